@@ -1,0 +1,54 @@
+# Every command makes the environment it needs; the two a newcomer wants are `make demo` and `make test`.
+PYTHON ?= python3
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+RUN := .venv/run-$(VERSION)
+DEV := .venv/dev-$(VERSION)
+LOW := .venv/low-$(VERSION)
+BENCH := .venv/bench-$(VERSION)
+PIP := -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test check tests lowest bench clean
+
+demo: $(RUN)/ready  ## install and train a small network on the embedded digits
+	$(RUN)/bin/millstream demo
+
+test: check tests  ## lint, type check and the whole test suite, with all extras
+
+check: $(DEV)/ready  ## lint and type check
+	$(DEV)/bin/ruff format --check .
+	$(DEV)/bin/ruff check .
+	$(DEV)/bin/pyright --pythonpath $(DEV)/bin/python
+
+tests: $(DEV)/ready  ## the test suite
+	$(DEV)/bin/python -m pytest --durations=10
+
+lowest: $(LOW)/ready  ## the test suite against the oldest dependencies pyproject.toml allows
+	$(LOW)/bin/python -m pytest
+
+bench: $(BENCH)/ready  ## benchmarks beside their peers
+	$(BENCH)/bin/python benchmarks/in_memory.py
+
+clean:
+	rm -rf .venv dist
+
+$(RUN)/ready: pyproject.toml
+	$(PYTHON) -m venv $(RUN)
+	$(RUN)/bin/python $(PIP) -e .
+	touch $@
+
+$(DEV)/ready: pyproject.toml
+	$(PYTHON) -m venv $(DEV)
+	$(DEV)/bin/python $(PIP) -e '.[dev]'
+	touch $@
+
+$(LOW)/ready: pyproject.toml
+	$(PYTHON) -m venv $(LOW)
+	$(LOW)/bin/python $(PIP) uv
+	$(LOW)/bin/uv pip install --quiet --resolution lowest-direct --python $(LOW)/bin/python -e . hypothesis==6.170.15 pytest==9.2.0 scipy
+	touch $@
+
+$(BENCH)/ready: pyproject.toml
+	$(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/python $(PIP) torch==2.13.0
+	$(BENCH)/bin/python $(PIP) -e '.[bench]'
+	touch $@

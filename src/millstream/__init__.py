@@ -1,0 +1,58 @@
+"""Millstream: data pipelines and training loops for JAX.
+
+A lazy table of contents: a name loads its room when it is first used, so that importing `millstream` costs nothing
+and a worker process can use the NumPy-only rooms without loading JAX.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from millstream import datasets as datasets
+    from millstream.host import InGraph as InGraph
+    from millstream.loader import BatchIterator as BatchIterator
+    from millstream.loader import DataLoader as DataLoader
+    from millstream.loader import LoaderState as LoaderState
+    from millstream.sources import ArraySampleSource as ArraySampleSource
+    from millstream.transforms import BatchTransform as BatchTransform
+    from millstream.transforms import DevicePutTransform as DevicePutTransform
+    from millstream.transforms import FlattenImageTransform as FlattenImageTransform
+    from millstream.transforms import MapTransform as MapTransform
+    from millstream.transforms import NormalizeImageTransform as NormalizeImageTransform
+    from millstream.transforms import RandomMapTransform as RandomMapTransform
+    from millstream.transforms import RenameTransform as RenameTransform
+    from millstream.transforms import Transform as Transform
+
+__version__ = "0.1.0.dev0"
+
+_CONTENTS = {
+    "host": ["InGraph"],
+    "loader": ["BatchIterator", "DataLoader", "LoaderState"],
+    "sources": ["ArraySampleSource"],
+    "transforms": [
+        "BatchTransform",
+        "DevicePutTransform",
+        "FlattenImageTransform",
+        "MapTransform",
+        "NormalizeImageTransform",
+        "RandomMapTransform",
+        "RenameTransform",
+        "Transform",
+    ],
+}
+_ROOMS = ("datasets",)
+_HOMES = {name: room for room, names in _CONTENTS.items() for name in names}
+
+__all__ = [*_ROOMS, *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"millstream.{name}")
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"millstream.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'millstream' has no attribute {name!r}. It has: {', '.join(sorted(__all__))}.")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -1,0 +1,50 @@
+"""Words for error messages: how a leaf, a tree or a stage is named to the user."""
+
+from collections.abc import Iterable
+from typing import Any
+
+
+def describe_leaf(leaf: Any) -> str:
+    """Shape and dtype of an array, or the type and value of anything else."""
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return f"shape {tuple(leaf.shape)}, {leaf.dtype}"
+    return describe_value(leaf)
+
+
+def describe_value(value: Any) -> str:
+    """A value as it is shown in an error: its repr, kept short, and its type."""
+    text = repr(value)
+    if len(text) > 80:
+        text = text[:77] + "..."
+    return f"{text} ({type(value).__name__})"
+
+
+def table(rows: Iterable[tuple[str, str]]) -> str:
+    """Indented `name: text` lines."""
+    return "\n".join(f"  {name}: {text}" for name, text in rows)
+
+
+def function_name(fn: Any) -> str:
+    """The name a function is known by: its own, that of a partial's function, or its class's."""
+    while hasattr(fn, "func"):
+        fn = fn.func
+    return getattr(fn, "__name__", type(fn).__name__)
+
+
+def require_int(who: str, name: str, value: Any, *, least: int) -> None:
+    """Refuse anything but an int (no bool) of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{who} needs {name} to be an int of at least {least}. Got {describe_value(value)}.")
+
+
+def require_callable(who: str, name: str, value: Any) -> None:
+    """Refuse anything that cannot be called or cannot be hashed (compiled programs are looked up by function)."""
+    if not callable(value):
+        raise TypeError(f"{who} needs {name} to be a function. Got {describe_value(value)}.")
+    try:
+        hash(value)
+    except TypeError:
+        raise TypeError(
+            f"{who} needs {name} to be hashable, because compiled programs are looked up by it. "
+            f"{type(value).__name__} is not; wrap it in a function: lambda *args: module(*args)."
+        ) from None

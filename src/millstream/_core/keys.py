@@ -1,0 +1,62 @@
+"""Key arithmetic: one documented cipher, the same in NumPy and in a traced program.
+
+Everything random in Millstream is Threefry-2x32 with 20 rounds (Salmon et al., "Parallel random numbers: as easy
+as 1, 2, 3", 2011), written here for any array namespace `xp` so that no JAX version, PRNG flag or `x64`
+setting can change a stream. A key is a pair of uint32 arrays. A name ("the order", a stage) makes a key of its own
+from the run's key; an epoch and a sample index make one from that:
+
+    run key --name--> stage key --epoch--> epoch key --sample index--> sample key
+
+The cipher is a bijection of its counter, so two epochs or two samples can never get the same key, and seed and
+epoch cannot alias.
+"""
+
+import hashlib
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+Array = Any  # a NumPy or a JAX array
+Key = tuple[Array, Array]
+
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+
+
+def threefry2x32(key: Key, counter: Key) -> Key:
+    """Encrypt a pair of uint32 arrays under a pair of uint32 arrays; everything broadcasts."""
+    schedule = (key[0], key[1], key[0] ^ key[1] ^ np.uint32(0x1BD11BDA))
+    left, right = counter[0] + schedule[0], counter[1] + schedule[1]
+    for block in range(5):
+        for rotation in _ROTATIONS[block % 2]:
+            left = left + right
+            right = (right << np.uint32(rotation)) | (right >> np.uint32(32 - rotation))
+            right = right ^ left
+        left = left + schedule[(block + 1) % 3]
+        right = right + schedule[(block + 2) % 3] + np.uint32(block + 1)
+    return left, right
+
+
+def name_words(name: str) -> tuple[np.uint32, np.uint32]:
+    """The two words that stand for a name: the first eight bytes of its SHA-256, little-endian."""
+    words = np.frombuffer(hashlib.sha256(name.encode()).digest()[:8], "<u4")
+    return words[0], words[1]
+
+
+@np.errstate(over="ignore")
+def named_key(words: Array, name: str) -> Key:
+    """The key that belongs to `name` in the run whose raw key data are `words` (uint32, last axis 2 or 4)."""
+    key = (words[..., 0], words[..., 1])
+    for i in range(2, words.shape[-1], 2):
+        key = threefry2x32(key, (words[..., i], words[..., i + 1]))
+    return threefry2x32(key, name_words(name))
+
+
+@np.errstate(over="ignore")
+def fold(xp: ModuleType, key: Key, number: Array) -> Key:
+    """The key for a number (an epoch, a step, a sample index) under `key`; 64-bit numbers keep all their bits."""
+    number = xp.asarray(number)
+    if number.dtype.itemsize == 8:
+        return threefry2x32(key, (number.astype(np.uint32), (number >> 32).astype(np.uint32)))
+    number = number.astype(np.uint32)
+    return threefry2x32(key, (number, xp.zeros_like(number)))

@@ -1,0 +1,141 @@
+"""The pipeline: an indexed source and its stages as one pure function of (key, step).
+
+The way of a batch: the plan turns the step into sample indices; one gather fetches them; stages before the batch are
+`vmap`ped over its rows, stages after it see it whole. Nothing is drawn one by one, so any step can be computed alone.
+"""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from millstream._core.contracts import IndexedSource, PyTree, Stream
+from millstream._core.errors import describe_value
+from millstream._core.keys import Array
+from millstream._core.plan import Plan
+from millstream._core.rows import blank, take
+from millstream._core.stages import apply_stage, element_key, stage_names
+from millstream._core.state import LoaderState, Origin, check_origin, key_words
+from millstream._core.streams import BatchedStream, MappedStream
+
+if TYPE_CHECKING:
+    from millstream._core.transform import Transform
+
+MAX_IN_GRAPH = (1 << 31) - 1
+
+
+def compose(source: Any, transform: "Transform") -> Stream:
+    """A source seen through one more stage."""
+    source = as_stream(source)
+    if isinstance(source, Pipeline):
+        return source.then(transform)
+    return BatchedStream(source, transform) if transform.batches else MappedStream(source, transform)
+
+
+def as_stream(source: Any) -> Stream:
+    """A pipeline over an indexed source, or the stream itself. Refuses anything else."""
+    if isinstance(source, type):
+        raise TypeError(
+            f"A pipeline starts with a source. Got the class {source.__name__}: write {source.__name__}(...)."
+        )
+    if isinstance(source, Stream):
+        return source
+    if isinstance(source, IndexedSource):
+        if len(source) > MAX_IN_GRAPH:
+            raise ValueError(
+                f"{type(source).__name__} has {len(source):,} samples; a compiled program can index at most "
+                f"{MAX_IN_GRAPH:,} rows. Split the data into several sources."
+            )
+        return Pipeline(source.arrays, Plan(len(source), source.ordering), (), source)
+    raise TypeError(
+        f"A pipeline starts with a source, such as ArraySampleSource(data). Got {describe_value(source)}. "
+        "A source has `spec`, `read`, `arrays`, `ordering` and a length, or is a stream with "
+        "`init_state`, `next`, `element_spec` and `steps_per_epoch`."
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+    """An indexed source with its stages; itself a stream, whose state is a key and a step."""
+
+    arrays: PyTree
+    plan: Plan
+    stages: tuple["Transform", ...]
+    source: IndexedSource | None = dataclasses.field(default=None, compare=False)
+
+    def then(self, transform: "Transform") -> "Pipeline":
+        """This pipeline with one more stage."""
+        plan = self.plan
+        if transform.batches:
+            plan = dataclasses.replace(plan, batchings=(*plan.batchings, transform.batching(plan.steps_per_epoch)))
+        return Pipeline(self.arrays, plan, (*self.stages, transform), self.source)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.plan.steps_per_epoch
+
+    @property
+    def origin(self) -> Origin:
+        """What this pipeline is, in words."""
+        leaves = jax.tree_util.tree_leaves_with_path(self.arrays)
+        sample = ", ".join(f"{jax.tree_util.keystr(path)} {a.dtype}{list(a.shape[1:])}" for path, a in leaves)
+        batches = ", ".join(f"{b.size} ({b.ending})" for b in self.plan.batchings)
+        return (
+            ("samples", f"{self.plan.samples:,}"),
+            ("ordering", self.plan.ordering),
+            ("batches of", batches or "none"),
+            ("sample", sample),
+            ("stages", ", ".join(stage_names(self.stages)) or "none"),
+        )
+
+    def init_state(self, key: Any, step: int = 0) -> LoaderState:
+        """The state of the run with this key before batch number `step`."""
+        words = key_words("init_state", key)
+        if isinstance(step, int) and not 0 <= step < self.plan.step_limit:
+            raise ValueError(f"init_state needs a step from 0 to {self.plan.step_limit - 1:,}. Got {step:,}.")
+        return LoaderState(words, jnp.asarray(step, np.uint32), self.origin)
+
+    def next(self, state: LoaderState, *, apart: bool = False) -> tuple[PyTree, jax.Array, LoaderState]:
+        """The batch of this state, its mask and the state after it."""
+        check_origin("next", state, self.origin)
+        value, mask = self.at(state.key, state.step, apart=apart)
+        return value, mask, dataclasses.replace(state, step=state.step + np.uint32(1))
+
+    def element_spec(self) -> PyTree:
+        """The shape and dtype of one batch, derived by tracing."""
+        words, step = jax.ShapeDtypeStruct((2,), np.uint32), jax.ShapeDtypeStruct((), np.uint32)
+        return jax.eval_shape(lambda *args: self.at(*args)[0], words, step)
+
+    def at(self, words: Array, step: Array, *, apart: bool = False) -> tuple[PyTree, jax.Array]:
+        """Batch number `step` of the run with this key, and its mask. Pure and traceable.
+
+        Args:
+            words: The run's raw key data, uint32.
+            step: The batch's number.
+            apart: Whether the program makes this batch and nothing else; the values are the same, their making differs.
+        """
+        indices, levels = self.plan.at(jnp, words, step)
+        value = take(self.arrays, indices, apart=apart)
+        rows, batchings = levels.pop(), iter(self.plan.batchings)
+        mask = rows.mask
+        for name, stage in zip(stage_names(self.stages), self.stages, strict=True):
+            if stage.batches:
+                if next(batchings).pads:
+                    value, mask = blank((value, mask), rows.mask, apart=apart)
+                rows, indices = levels.pop(), None
+                continue
+            element = rows.element if indices is None else indices
+            key = element_key(words, name, rows.epoch, element) if stage.keyed else None
+            value, mask = apply_stage(name, stage, rows.mask.ndim, value, mask, key)
+        return value, mask
+
+
+# The source object stays outside the traced tree: a compiled program depends on shapes and stages, not on who owns
+# the data, so loaders of equal shape share their programs.
+jax.tree_util.register_pytree_node(
+    Pipeline,
+    lambda p: ((p.arrays,), (p.plan, p.stages)),
+    lambda static, children: Pipeline(children[0], *static),
+)

@@ -1,0 +1,133 @@
+"""The plan: which samples are in batch number `step`. A pure function of the run's key and the step.
+
+A plan is nested: a step is an element of the outermost batching, whose rows are elements of the next one, down to
+the samples of an epoch. `Rows` are the coordinates of one such level, with one array axis per batching above it.
+"""
+
+import dataclasses
+from types import ModuleType
+from typing import Literal
+
+import numpy as np
+
+from millstream._core import order
+from millstream._core.keys import Array
+
+Ordering = Literal["shuffle", "sequential"]
+Ending = Literal["pad", "drop", "wrap"]
+
+STEP_LIMIT = 1 << 32  # a state counts its steps in 32 bits
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Where each row of one level comes from.
+
+    Attributes:
+        epoch: The epoch each row belongs to.
+        element: Its number within that epoch, 0 for padding.
+        mask: False for padding.
+    """
+
+    epoch: Array
+    element: Array
+    mask: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Batching:
+    """One level of batching: `size` of the `inner` elements of an epoch at a time."""
+
+    size: int
+    ending: Ending
+    inner: int
+
+    @property
+    def length(self) -> int:
+        """Batches per epoch."""
+        return self.inner // self.size if self.ending == "drop" else -(-self.inner // self.size)
+
+    @property
+    def pads(self) -> bool:
+        """Whether the last batch of an epoch has rows that are no samples."""
+        return self.ending == "pad" and self.inner % self.size != 0
+
+    @property
+    def step_limit(self) -> int:
+        """The first step whose rows would not fit 32-bit arithmetic."""
+        drift = self.size * self.length - self.inner
+        if self.ending != "wrap" or drift == 0:
+            return STEP_LIMIT
+        return min(STEP_LIMIT, (STEP_LIMIT - self.inner - 2 * self.size) // drift * self.length)
+
+    def rows(self, xp: ModuleType, batch: Rows) -> Rows:
+        """The rows of a batch, along a new last axis."""
+        inner = batch.element.dtype.type(self.inner)
+        epoch, element = batch.epoch[..., None], batch.element[..., None]
+        position = element * inner.dtype.type(self.size) + xp.arange(self.size, dtype=inner.dtype)
+        mask = batch.mask[..., None]
+        if self.ending == "wrap":
+            # Every epoch ends `drift` rows into the next one, so epoch e starts e * drift rows late.
+            position = position + epoch * inner.dtype.type(self.size * self.length - self.inner)
+            epoch, position = epoch + position // inner, position % inner
+        elif self.pads:
+            mask = mask & (position < inner)
+            position = xp.where(mask, position, inner.dtype.type(0))
+        return Rows(*xp.broadcast_arrays(epoch, position, mask))
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Samples, their ordering, and how they are batched (innermost first).
+
+    Example:
+        >>> plan = Plan(10, "shuffle", (Batching(4, "pad", 10),))
+        >>> indices, rows = plan.at(np, np.array([0, 7], np.uint32), 2)  # the third batch of the run with this key
+        >>> int(rows[-1].mask.sum())
+        2
+    """
+
+    samples: int
+    ordering: Ordering
+    batchings: tuple[Batching, ...] = ()
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.batchings[-1].length if self.batchings else self.samples
+
+    @property
+    def step_limit(self) -> int:
+        """Steps a state of this plan can count."""
+        # An outer batching multiplies steps; the innermost level is where numbers are largest.
+        limit, scale = STEP_LIMIT, 1
+        for batching in reversed(self.batchings):
+            limit = min(limit, batching.step_limit // scale)
+            scale *= batching.size
+        return limit
+
+    @np.errstate(over="ignore")
+    def at(self, xp: ModuleType, words: Array, step: Array) -> tuple[Array, list[Rows]]:
+        """The sample indices of a step, and the rows of every level from the step itself (first) to the samples.
+
+        Args:
+            xp: `numpy` or `jax.numpy`; both give the same numbers. NumPy also takes sizes past 2**32.
+            words: The run's raw key data, uint32.
+            step: One step, or an array of steps whose axes then lead every result.
+        """
+        wide = self.samples > (1 << 31)
+        step = xp.asarray(step).astype(np.uint64 if wide else np.uint32)
+        length = step.dtype.type(self.steps_per_epoch)
+        rows = [Rows(step // length, step % length, xp.ones(step.shape, bool))]
+        for batching in reversed(self.batchings):
+            rows.append(batching.rows(xp, rows[-1]))
+        samples = rows[-1]
+        if self.ordering == "sequential":
+            return samples.element, rows
+        # A batch lies in one epoch unless it wraps, and then its rows need a key each.
+        epoch = samples.epoch if any(b.ending == "wrap" for b in self.batchings) else _keep_axes(rows[0].epoch, samples)
+        key = order.epoch_key(xp, words, epoch)
+        return order.shuffled(xp, samples.element, self.samples, key), rows
+
+
+def _keep_axes(epoch: Array, rows: Rows) -> Array:
+    return epoch.reshape(epoch.shape + (1,) * (rows.element.ndim - epoch.ndim))

@@ -1,0 +1,54 @@
+"""Running one stage on one element or on many, wherever its values come from."""
+
+import collections
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from millstream._core.contracts import PyTree
+from millstream._core.errors import table
+from millstream._core.keys import Array, fold, named_key
+
+if TYPE_CHECKING:
+    from millstream._core.transform import Transform
+
+_VALUE_DEPENDENT = (jax.errors.ConcretizationTypeError, jax.errors.NonConcreteBooleanIndexError)
+
+
+def stage_names(stages: Sequence["Transform"]) -> list[str]:
+    """One name per stage; a name that comes again is numbered, so that every stage has its own keys."""
+    seen: collections.Counter[str] = collections.Counter()
+    names = []
+    for stage in stages:
+        seen[stage.name] += 1
+        names.append(stage.name if seen[stage.name] == 1 else f"{stage.name}#{seen[stage.name]}")
+    return names
+
+
+def element_key(words: Array, name: str, epoch: Array, element: Array) -> jax.Array:
+    """The typed keys of a stage's elements: functions of run key, stage name, epoch and element number alone."""
+    key = fold(jnp, fold(jnp, named_key(words, f"millstream stage 1 {name}"), epoch), element)
+    return jax.random.wrap_key_data(jnp.stack(jnp.broadcast_arrays(*key), axis=-1), impl="threefry2x32")
+
+
+def apply_stage(
+    name: str, stage: "Transform", axes: int, value: PyTree, mask: jax.Array, key: jax.Array | None
+) -> tuple[PyTree, jax.Array]:
+    """Run a stage `vmap`ped over the leading `axes`; a failure is told which stage it came from."""
+    apply: Callable[..., Any] = stage.apply
+    for _ in range(axes):
+        apply = jax.vmap(apply)
+    try:
+        return apply(value, mask, key)
+    except Exception as error:
+        leaves = jax.tree_util.tree_leaves_with_path(value)
+        given = table((f"value{jax.tree_util.keystr(path)}", f"{a.dtype}{list(a.shape[axes:])}") for path, a in leaves)
+        error.add_note(f"This came from the pipeline stage {name}, which was given\n{given}")
+        if isinstance(error, _VALUE_DEPENDENT):
+            error.add_note(
+                "Stages are compiled, so no shape and no Python branch may depend on values. "
+                "Keep the shape and select with jnp.where, or change the data before they enter the source."
+            )
+        raise

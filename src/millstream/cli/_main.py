@@ -1,0 +1,33 @@
+"""The command `millstream`."""
+
+import argparse
+from collections.abc import Sequence
+
+import millstream
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="millstream", description="Data pipelines and training loops for JAX.")
+    parser.add_argument("--version", action="version", version=f"millstream {millstream.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    demo = commands.add_parser(
+        "demo", help="train a small network on the embedded digits and check that the stream resumes exactly"
+    )
+    demo.add_argument("--epochs", type=_positive, default=40, help="epochs to train (default: 40)")
+    demo.add_argument("--seed", type=int, default=0, help="seed of the run's key (default: 0)")
+    options = parser.parse_args(arguments)
+    try:
+        from millstream.cli._demo import run  # JAX is loaded only now, so that --help answers at once
+
+        return run(epochs=options.epochs, seed=options.seed)
+    except KeyboardInterrupt:
+        print("\nstopped")
+        return 130
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value

@@ -1,0 +1,76 @@
+"""Compiled programs: a source taken apart into arrays, which are arguments, and all the rest, which is static.
+
+Two loaders whose static parts are equal share their programs, so building a second one compiles nothing.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from millstream._core.contracts import PyTree, Stream
+from millstream._core.pipeline import Pipeline
+
+BodyFn = Callable[[Any, Any, jax.Array], tuple[Any, Any]]
+
+
+class Program:
+    """The static part of a source, hashed once."""
+
+    def __init__(self, structure: Any, leaves: tuple[Any, ...]):
+        self._parts = (structure, leaves)
+        self._hash = hash(self._parts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Program) and self._parts == other._parts)
+
+    def source(self, arrays: list[Any]) -> Any:
+        """The source again, over these arrays."""
+        structure, leaves = self._parts
+        rest = iter(arrays)
+        return jax.tree.unflatten(structure, [next(rest) if leaf is _ARRAY else leaf for leaf in leaves])
+
+
+_ARRAY = object()  # stands for a leaf that is passed as an argument
+
+
+def split(source: Stream) -> tuple[Program, list[Any]]:
+    """A source as a program and its arrays."""
+    leaves, structure = jax.tree.flatten(source)
+    is_array = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
+    arrays = [leaf for leaf, array in zip(leaves, is_array, strict=True) if array]
+    statics = tuple(_ARRAY if array else leaf for leaf, array in zip(leaves, is_array, strict=True))
+    return Program(structure, statics), arrays
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def next_batch(program: Program, arrays: list[Any], state: PyTree) -> tuple[PyTree, PyTree, jax.Array]:
+    """One batch as a program of its own."""
+    source = program.source(arrays)
+    value, mask, state = source.next(state, apart=True) if isinstance(source, Pipeline) else source.next(state)
+    return value, state, mask
+
+
+def scan(
+    program: Program, arrays: list[Any], state: PyTree, carry: Any, body_fn: BodyFn, unroll: int | bool
+) -> tuple[PyTree, Any, Any]:
+    """One epoch's number of steps as one `lax.scan`."""
+    source = program.source(arrays)
+
+    def body(carried: tuple[PyTree, Any], _: None) -> tuple[tuple[PyTree, Any], Any]:
+        state, carry = carried
+        value, mask, state = source.next(state)
+        carry, output = body_fn(carry, value, mask)
+        return (state, carry), output
+
+    (state, carry), outputs = lax.scan(body, (state, carry), None, length=source.steps_per_epoch, unroll=unroll)
+    return state, carry, outputs
+
+
+compiled_scan = jax.jit(scan, static_argnums=(0, 4, 5))

@@ -1,0 +1,138 @@
+"""Samples in memory: a tree of arrays whose first axis counts them."""
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from millstream._core.contracts import PyTree
+from millstream._core.errors import describe_leaf, describe_value, table
+from millstream._core.plan import Ordering
+
+if TYPE_CHECKING:
+    import jax
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ArraySampleSource:
+    """The rows of a tree of arrays.
+
+    Writable NumPy arrays are copied once, so that changing them later cannot change a running stream; read-only and
+    JAX arrays are used as they are. Unless `jax_enable_x64` is set, 64-bit numbers become 32-bit ones, and integers
+    that do not fit are refused.
+
+    Example:
+        >>> source = ms.ArraySampleSource({"image": np.zeros((100, 8, 8), np.uint8), "label": np.arange(100)})
+        >>> len(source), source.spec()["image"].shape
+        (100, (8, 8))
+
+    Args:
+        data: A pytree of NumPy or JAX arrays with the same number of rows.
+        ordering: "shuffle" for a new order every epoch, or "sequential".
+    """
+
+    data: PyTree
+    ordering: Ordering = "shuffle"
+
+    def __post_init__(self) -> None:
+        if self.ordering not in ("shuffle", "sequential"):
+            raise ValueError(
+                f"ArraySampleSource needs ordering 'shuffle' or 'sequential'. Got {describe_value(self.ordering)}."
+            )
+        _check_rows(_named_leaves(self.data))
+        object.__setattr__(self, "data", _tree().map(_canonical, self.data))
+
+    def __len__(self) -> int:
+        return len(_tree().leaves(self.data)[0])
+
+    def spec(self) -> PyTree:
+        """The shape and dtype of one sample."""
+        import jax
+
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), self.data)
+
+    def read(self, indices: np.ndarray, out: PyTree | None = None) -> PyTree:
+        """The rows at `indices` as NumPy arrays, into `out` if it is given."""
+
+        def take(leaf: Any, out: np.ndarray | None = None) -> np.ndarray:
+            # With an `out`, NumPy's default mode "raise" goes through a buffer; the plan's indices are always in range.
+            return np.take(np.asarray(leaf), indices, axis=0, out=out, mode="raise" if out is None else "clip")
+
+        return _tree().map(take, self.data) if out is None else _tree().map(take, self.data, out)
+
+    @functools.cached_property
+    def arrays(self) -> PyTree:
+        """The data as JAX arrays, placed once."""
+        import jax
+
+        return jax.tree.map(_place, self.data)
+
+
+def _tree() -> Any:
+    import jax
+
+    return jax.tree
+
+
+def _named_leaves(data: PyTree) -> list[tuple[str, Any]]:
+    import jax
+
+    return [(f"data{jax.tree_util.keystr(path)}", leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(data)]
+
+
+def _check_rows(leaves: list[tuple[str, Any]]) -> None:
+    if not leaves:
+        raise ValueError("ArraySampleSource needs at least one array. Got an empty tree.")
+    for name, leaf in leaves:
+        if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape"):
+            raise TypeError(
+                f"ArraySampleSource needs arrays. Got {name}: {describe_value(leaf)}. "
+                "Lists and tuples are trees here; turn them into arrays with np.asarray."
+            )
+        if (
+            (isinstance(leaf, np.ndarray) and leaf.dtype.kind not in "biufcV")
+            or leaf.dtype == object
+            or leaf.dtype.names
+        ):
+            raise TypeError(
+                f"ArraySampleSource needs numbers or bools. Got {name}: {describe_leaf(leaf)}. "
+                "Encode text, dates and objects as numbers, one array per field."
+            )
+    if (
+        any(leaf.ndim == 0 for _, leaf in leaves)
+        or len({leaf.shape[0] for _, leaf in leaves}) > 1
+        or leaves[0][1].shape[0] == 0
+    ):
+        raise ValueError(
+            "ArraySampleSource needs leaves with the same, non-zero number of rows. Got:\n"
+            f"{table((name, describe_leaf(leaf)) for name, leaf in leaves)}\n"
+            "Slice or pad them to one length before building the source."
+        )
+
+
+def _canonical(leaf: Any) -> Any:
+    """The array in the dtype JAX will give it, on every runtime."""
+    import jax
+
+    if isinstance(leaf, jax.Array):
+        return leaf
+    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+    if dtype != leaf.dtype and leaf.dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        low, high = leaf.min(initial=0), leaf.max(initial=0)
+        if low < limits.min or high > limits.max:
+            raise ValueError(
+                f"ArraySampleSource: JAX keeps {leaf.dtype} as {dtype}, but the values run from {low} to {high}. "
+                "Renumber them, or set jax.config.update('jax_enable_x64', True)."
+            )
+    return leaf if dtype == leaf.dtype else leaf.astype(dtype)
+
+
+def _place(leaf: Any) -> "jax.Array":
+    import jax
+    import jax.numpy as jnp
+
+    if isinstance(leaf, np.ndarray) and leaf.flags.writeable:
+        return jnp.array(leaf)  # device_put would share the user's memory
+    return jax.device_put(leaf)

@@ -1,0 +1,55 @@
+"""Keys of a mapping."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+
+from millstream._core.contracts import PyTree
+from millstream._core.errors import describe_value
+from millstream._core.transform import Transform
+
+
+@dataclasses.dataclass(frozen=True)
+class RenameTransform(Transform):
+    """Rename keys of a mapping; the others stay.
+
+    Example:
+        >>> stage = ms.RenameTransform({"image": "pixels"})
+    """
+
+    renames: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.renames, Mapping):
+            raise TypeError(
+                f'RenameTransform needs a mapping, such as {{"old": "new"}}. Got {describe_value(self.renames)}.'
+            )
+        object.__setattr__(self, "renames", _FrozenDict(self.renames))
+
+    def apply(self, value: PyTree, mask: jax.Array, key: jax.Array | None) -> tuple[PyTree, jax.Array]:
+        require_keys("RenameTransform", value, self.renames)
+        names = [self.renames.get(name, name) for name in value]
+        twice = sorted({repr(name) for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(
+                f"RenameTransform would give two values the key {', '.join(twice)}. Rename or drop one of them first."
+            )
+        return dict(zip(names, value.values(), strict=True)), mask
+
+
+class _FrozenDict(dict[str, str]):
+    """A stage is looked up by its fields, so they are hashable."""
+
+    def __hash__(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return hash(frozenset(self.items()))
+
+
+def require_keys(who: str, value: Any, keys: Iterable[str]) -> None:
+    """Refuse a value that is no mapping or lacks one of the keys."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{who} needs samples that are dicts. Got {type(value).__name__}.")
+    missing = [repr(key) for key in keys if key not in value]
+    if missing:
+        raise KeyError(f"{who} finds no key {', '.join(missing)} in the sample. It has {', '.join(map(repr, value))}.")
