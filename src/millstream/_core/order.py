@@ -65,10 +65,9 @@ def _rounds(n: int) -> int:
 
 
 def _round_keys(xp: ModuleType, key: Key, rounds: int) -> Array:
-    counter = xp.arange(rounds // 2, dtype=np.uint32)
-    return xp.concatenate(
-        threefry2x32((key[0][..., None], key[1][..., None]), (counter, xp.zeros_like(counter))), axis=-1
-    )
+    counter = xp.arange(rounds // 2, dtype=np.uint32).reshape((1,) * key[0].ndim + (-1,))
+    words = threefry2x32((key[0][..., None], key[1][..., None]), (counter, xp.zeros_like(counter)))
+    return xp.concatenate(words, axis=-1)
 
 
 def _scramble(word: Array) -> Array:

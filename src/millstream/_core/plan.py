@@ -64,7 +64,8 @@ class Batching:
         """The rows of a batch, along a new last axis."""
         inner = batch.element.dtype.type(self.inner)
         epoch, element = batch.epoch[..., None], batch.element[..., None]
-        position = element * inner.dtype.type(self.size) + xp.arange(self.size, dtype=inner.dtype)
+        row = xp.arange(self.size, dtype=inner.dtype).reshape((1,) * batch.element.ndim + (-1,))
+        position = element * inner.dtype.type(self.size) + row
         mask = batch.mask[..., None]
         if self.ending == "wrap":
             # Every epoch ends `drift` rows into the next one, so epoch e starts e * drift rows late.

@@ -27,11 +27,12 @@ def run(epochs: int, seed: int) -> int:
     started = time.perf_counter()
     state, model, losses = jax.block_until_ready(train.scan_epoch(state, model, train_step))
     compiled = time.perf_counter()
-    _show_progress(1, epochs, losses, samples / (compiled - started))
+    rate = samples / (compiled - started)
+    _show_progress(1, epochs, losses, rate)
     for epoch in range(2, epochs + 1):
         state, model, losses = jax.block_until_ready(train.scan_epoch(state, model, train_step))
-        _show_progress(epoch, epochs, losses, (epoch - 1) * samples / (time.perf_counter() - compiled))
-    rate = (epochs - 1) * samples / (time.perf_counter() - compiled)
+        rate = (epoch - 1) * samples / (time.perf_counter() - compiled)
+        _show_progress(epoch, epochs, losses, rate)
 
     _, (_, right, count), _ = test.scan_epoch(test.init_state(key), (model[0], jnp.int32(0), jnp.int32(0)), score)
     accuracy = int(right) / int(count)

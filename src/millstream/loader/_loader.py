@@ -84,8 +84,7 @@ class DataLoader:
         self._check_state("next_batch", state)
         if _is_traced(state):
             self._warn_of_constants()
-            value, mask, state = self._source.next(state)
-            return value, state, mask
+            return next_batch(self._program, self._arrays, state, False)
         return self._draw(state)
 
     def iterate(self, state: PyTree, *, steps: int | None = None) -> BatchIterator:
@@ -137,7 +136,7 @@ class DataLoader:
         return compiled_scan(self._program, self._arrays, state, carry, body_fn, unroll)
 
     def _draw(self, state: PyTree) -> tuple[PyTree, PyTree, jax.Array]:
-        value, state, mask = next_batch(self._program, self._arrays, state)
+        value, state, mask = next_batch(self._program, self._arrays, state, True)
         if self._placement is not None:
             value, mask = jax.tree.map(self._place, (value, mask))
         return value, state, mask

@@ -49,11 +49,11 @@ def split(source: Stream) -> tuple[Program, list[Any]]:
     return Program(structure, statics), arrays
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def next_batch(program: Program, arrays: list[Any], state: PyTree) -> tuple[PyTree, PyTree, jax.Array]:
-    """One batch as a program of its own."""
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def next_batch(program: Program, arrays: list[Any], state: PyTree, apart: bool) -> tuple[PyTree, PyTree, jax.Array]:
+    """One batch, as a program of its own (`apart`) or as part of one that is being traced."""
     source = program.source(arrays)
-    value, mask, state = source.next(state, apart=True) if isinstance(source, Pipeline) else source.next(state)
+    value, mask, state = source.next(state, apart=apart) if isinstance(source, Pipeline) else source.next(state)
     return value, state, mask
 
 

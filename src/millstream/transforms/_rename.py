@@ -49,7 +49,8 @@ class _FrozenDict(dict[str, str]):
 def require_keys(who: str, value: Any, keys: Iterable[str]) -> None:
     """Refuse a value that is no mapping or lacks one of the keys."""
     if not isinstance(value, Mapping):
-        raise TypeError(f"{who} needs samples that are dicts. Got {type(value).__name__}.")
+        found = "a bare array" if hasattr(value, "dtype") else f"a {type(value).__name__}"
+        raise TypeError(f"{who} needs samples that are dicts. Got {found}.")
     missing = [repr(key) for key in keys if key not in value]
     if missing:
         raise KeyError(f"{who} finds no key {', '.join(missing)} in the sample. It has {', '.join(map(repr, value))}.")

@@ -1,0 +1,82 @@
+"""Every stage in a small pipeline: the one list that the contract suite runs through. A new stage is a new line."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import millstream as ms
+
+SAMPLES = 11
+
+
+def data() -> dict[str, np.ndarray]:
+    """Eleven tiny images whose label is their row number."""
+    pixels = np.random.default_rng(0).integers(0, 256, (SAMPLES, 2, 3, 1), dtype=np.uint8)
+    return {"image": pixels, "label": np.arange(SAMPLES, dtype=np.int32)}
+
+
+def source(ordering: Any = "shuffle") -> ms.ArraySampleSource:
+    return ms.ArraySampleSource(data(), ordering=ordering)
+
+
+def halve(value: Any, mask: jax.Array) -> Any:
+    return {"half": value["image"].astype(jnp.float32) / 2, "label": value["label"]}
+
+
+def jitter(value: Any, mask: jax.Array, key: jax.Array) -> Any:
+    return {**value, "noise": jax.random.normal(key, (2,))}
+
+
+class Echo:
+    """A user's own stream: every value of the inner one, with a running count."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.steps_per_epoch = inner.steps_per_epoch
+
+    def init_state(self, key: Any) -> Any:
+        return {"inner": self.inner.init_state(key), "count": jnp.int32(0)}
+
+    def next(self, state: Any) -> Any:
+        value, mask, inner = self.inner.next(state["inner"])
+        return {**value, "count": state["count"]}, mask, {"inner": inner, "count": state["count"] + 1}
+
+    def element_spec(self) -> Any:
+        return {**self.inner.element_spec(), "count": jax.ShapeDtypeStruct((), jnp.int32)}
+
+
+BATCH = ms.BatchTransform(4)
+
+PIPELINES: dict[str, Callable[[], Any]] = {
+    "samples": lambda: [source()],
+    "sequential": lambda: [source("sequential"), BATCH],
+    "pad": lambda: [source(), BATCH],
+    "drop": lambda: [source(), ms.BatchTransform(4, drop_last=True)],
+    "wrap": lambda: [source(), ms.BatchTransform(4, pad_last_batch=False)],
+    "one batch": lambda: [source(), ms.BatchTransform(SAMPLES)],
+    "larger than the data": lambda: [source(), ms.BatchTransform(16)],
+    "batch of batches": lambda: [source(), BATCH, ms.BatchTransform(2)],
+    "composed": lambda: ms.BatchTransform(4)(source()),
+    "map before": lambda: [source(), ms.MapTransform(halve), BATCH],
+    "map after": lambda: [source(), BATCH, ms.MapTransform(halve)],
+    "map between": lambda: [source(), BATCH, ms.MapTransform(halve), ms.BatchTransform(2)],
+    "random map before": lambda: [source(), ms.RandomMapTransform(jitter), BATCH],
+    "random map after": lambda: [source(), BATCH, ms.RandomMapTransform(jitter)],
+    "random map, wrapped": lambda: [
+        source(),
+        ms.RandomMapTransform(jitter),
+        ms.BatchTransform(4, pad_last_batch=False),
+    ],
+    "normalize": lambda: [source(), BATCH, ms.NormalizeImageTransform(offset=-0.5)],
+    "flatten before": lambda: [source(), ms.FlattenImageTransform(), BATCH],
+    "flatten after": lambda: [source(), BATCH, ms.FlattenImageTransform()],
+    "rename": lambda: [source(), ms.RenameTransform({"image": "pixels"}), BATCH],
+    "device put": lambda: [source(), BATCH, ms.DevicePutTransform("cpu")],
+    "stream": lambda: [source(), lambda inner: Echo(inner), BATCH],
+    "stream, dropped": lambda: [source(), lambda inner: Echo(inner), ms.BatchTransform(4, drop_last=True)],
+    "stream, wrapped": lambda: [source(), lambda inner: Echo(inner), ms.BatchTransform(4, pad_last_batch=False)],
+    "stream of batches": lambda: [source(), BATCH, lambda inner: Echo(inner), ms.RandomMapTransform(jitter)],
+}

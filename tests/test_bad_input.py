@@ -1,0 +1,294 @@
+"""Bad input is refused when a thing is built, in words that name it."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from pipelines import BATCH, Echo, data, source
+
+import millstream as ms
+
+
+def refuses(kind, *words):
+    """Expect an error of this kind that says all of these words, notes included."""
+
+    class Check:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, found, error, trace):
+            assert found is not None, "nothing was refused"
+            assert issubclass(found, kind), error
+            text = "\n".join([str(error), *getattr(error, "__notes__", [])])
+            missing = [word for word in words if word not in text]
+            assert not missing, f"{missing} not in:\n{text}"
+            return True
+
+    return Check()
+
+
+def test_an_empty_tree():
+    with refuses(ValueError, "ArraySampleSource needs at least one array", "empty tree"):
+        ms.ArraySampleSource({})
+
+
+def test_zero_rows():
+    with refuses(ValueError, "same, non-zero number of rows", "data['x']: shape (0, 3), float32"):
+        ms.ArraySampleSource({"x": np.zeros((0, 3), np.float32)})
+
+
+def test_ragged_rows_name_each_leaf():
+    ragged = {"image": np.zeros((60, 2), np.uint8), "label": [np.zeros(59, np.int32), np.zeros(60, np.int32)]}
+    with refuses(
+        ValueError,
+        "data['image']: shape (60, 2), uint8",
+        "data['label'][0]: shape (59,), int32",
+        "data['label'][1]: shape (60,), int32",
+        "Slice or pad them to one length",
+    ):
+        ms.ArraySampleSource(ragged)
+
+
+def test_a_leaf_without_rows():
+    with refuses(ValueError, "same, non-zero number of rows", "data['y']: shape (), int32"):
+        ms.ArraySampleSource({"x": np.zeros(3, np.int32), "y": np.array(1, np.int32)})
+
+
+def test_lists_in_place_of_arrays():
+    with refuses(TypeError, "ArraySampleSource needs arrays", "data['x'][0]: 1 (int)", "np.asarray"):
+        ms.ArraySampleSource({"x": [1, 2, 3]})
+
+
+@pytest.mark.parametrize(
+    "values", [np.array([{}, {}]), np.array(["a", "b"]), np.array(["2026-01-01"], "datetime64[D]")]
+)
+def test_dtypes_that_are_no_numbers(values):
+    with refuses(TypeError, "needs numbers or bools", "data['x']", str(values.dtype), "Encode text, dates and objects"):
+        ms.ArraySampleSource({"x": values})
+
+
+def test_integers_that_jax_would_wrap():
+    with refuses(ValueError, "int64 as int32", "3000000000", "jax_enable_x64"):
+        ms.ArraySampleSource({"id": np.array([1, 3_000_000_000])})
+
+
+def test_integers_that_fit_are_narrowed():
+    assert ms.ArraySampleSource({"id": np.array([1, 2])}).spec()["id"].dtype == np.int32
+
+
+def test_an_unknown_ordering():
+    with refuses(ValueError, "'shuffle' or 'sequential'", "'random' (str)"):
+        ms.ArraySampleSource(data(), ordering="random")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.0, True, "4", None])
+def test_a_batch_size_that_is_no_positive_int(size):
+    with refuses(ValueError, "BatchTransform needs batch_size to be an int of at least 1", repr(size)):
+        ms.BatchTransform(size)
+
+
+def test_a_flag_that_is_no_bool():
+    with refuses(TypeError, "BatchTransform needs drop_last to be a bool", "'yes' (str)"):
+        ms.BatchTransform(4, drop_last="yes")  # pyright: ignore[reportArgumentType]
+
+
+def test_dropping_everything():
+    with refuses(ValueError, "would drop everything", "only 11 elements", "at most 11"):
+        ms.DataLoader([source(), ms.BatchTransform(12, drop_last=True)])
+
+
+def test_no_stages():
+    with refuses(ValueError, "Got an empty list"):
+        ms.DataLoader([])
+
+
+def test_a_first_stage_that_is_no_source():
+    with refuses(TypeError, "A pipeline starts with a source, such as ArraySampleSource(data)", "(dict)"):
+        ms.DataLoader([data(), BATCH])
+    with refuses(TypeError, "A pipeline starts with a source", "BatchTransform"):
+        ms.DataLoader([BATCH, source()])
+    with refuses(TypeError, "Got the class ArraySampleSource"):
+        ms.DataLoader([ms.ArraySampleSource, BATCH])
+
+
+def test_a_stage_that_is_no_transform():
+    with refuses(TypeError, "stage 2 is no transform. Got 4 (int)", "BatchTransform(128)"):
+        ms.DataLoader([source(), 4])
+    with refuses(TypeError, "stage 3 is the class NormalizeImageTransform", "NormalizeImageTransform(...)"):
+        ms.DataLoader([source(), BATCH, ms.NormalizeImageTransform])
+    with refuses(TypeError, "stage 2 is a source (ArraySampleSource)"):
+        ms.DataLoader([source(), source()])
+
+
+def test_a_function_in_place_of_a_map():
+    with refuses(TypeError, "stage 3 must return a source", "MapTransform(fn)"):
+        ms.DataLoader([source(), BATCH, lambda batch: None])
+
+
+def test_a_map_that_is_no_function():
+    with refuses(TypeError, "MapTransform needs fn to be a function", "3 (int)"):
+        ms.MapTransform(3)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_map_that_cannot_be_hashed():
+    class Module:
+        __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+        def __call__(self, value, mask):
+            return value
+
+    with refuses(TypeError, "needs fn to be hashable", "Module is not", "wrap it in a function"):
+        ms.MapTransform(Module())
+
+
+def test_a_map_whose_shape_depends_on_values():
+    def keep_bright(value, mask):
+        return value["image"][value["image"] > 7]
+
+    with refuses(
+        jax.errors.NonConcreteBooleanIndexError,
+        "MapTransform(keep_bright)",
+        "value['image']: uint8[2, 3, 1]",
+        "jnp.where",
+    ):
+        ms.DataLoader([source(), ms.MapTransform(keep_bright), BATCH])
+
+
+def test_a_branch_on_values():
+    def choose(value, mask):
+        return value if value["label"] > 3 else {}
+
+    with refuses(jax.errors.ConcretizationTypeError, "MapTransform(choose)", "no Python branch may depend on values"):
+        ms.DataLoader([source(), ms.MapTransform(choose), BATCH])
+
+
+def test_the_users_own_error_keeps_its_type():
+    class Mine(Exception):
+        pass
+
+    def fail(value, mask, key):
+        raise Mine("as it was")
+
+    with refuses(Mine, "as it was", "RandomMapTransform(fail)", "value['label']: int32[]"):
+        ms.DataLoader([source(), ms.RandomMapTransform(fail), BATCH])
+
+
+def test_keys_that_are_not_there():
+    with refuses(KeyError, "NormalizeImageTransform finds no key 'photo'", "It has 'image', 'label'"):
+        ms.DataLoader([source(), BATCH, ms.NormalizeImageTransform("photo")])
+    with refuses(KeyError, "RenameTransform finds no key 'photo'"):
+        ms.DataLoader([source(), ms.RenameTransform({"photo": "image"})])
+
+
+def test_two_values_with_one_key():
+    with refuses(ValueError, "two values the key 'label'"):
+        ms.DataLoader([source(), ms.RenameTransform({"image": "label"})])
+
+
+def test_samples_that_are_no_dicts():
+    with refuses(TypeError, "FlattenImageTransform needs samples that are dicts. Got a bare array."):
+        ms.DataLoader([ms.ArraySampleSource(np.zeros((3, 2))), ms.FlattenImageTransform()])
+
+
+def test_bad_arguments_of_small_stages():
+    with refuses(TypeError, "RenameTransform needs a mapping"):
+        ms.RenameTransform(["a"])  # pyright: ignore[reportArgumentType]
+    with refuses(TypeError, "floating-point dtype"):
+        ms.NormalizeImageTransform(dtype=jnp.int32)
+    with refuses(ValueError, "scale other than 0"):
+        ms.NormalizeImageTransform(scale=0)
+    with refuses(TypeError, "DevicePutTransform needs a jax.Device", "5 (int)"):
+        ms.DevicePutTransform(5)
+
+
+@pytest.mark.parametrize("name", ["tpu9", "cpu:99", "cpu:x", "gpu:1"])
+def test_a_device_that_is_not_there(name):
+    with refuses(ValueError, f"knows no device {name!r}", "This process has cpu:0"):
+        ms.DataLoader([source(), BATCH, ms.DevicePutTransform(name)])
+
+
+def test_bad_arguments_of_the_loader():
+    with refuses(TypeError, "executor such as InGraph()", "'threads' (str)"):
+        ms.DataLoader([source(), BATCH], executor="threads")  # pyright: ignore[reportArgumentType]
+    with refuses(ValueError, "prefetch to be an int of at least 0", "-1 (int)"):
+        ms.DataLoader([source(), BATCH], prefetch=-1)
+
+
+def test_a_state_of_another_pipeline_names_what_differs(key):
+    small, large = ms.DataLoader([source(), BATCH]), ms.DataLoader([source("sequential"), ms.BatchTransform(5)])
+    state = small.init_state(key)
+    told = (
+        "state of another pipeline",
+        "batches of: 4 (pad) in the state, 5 (pad) here",
+        "ordering: shuffle in the state",
+    )
+    with refuses(ValueError, "next_batch", *told, "init_state(state.key, step=int(state.step))"):
+        large.next_batch(state)
+    with refuses(ValueError, "iterate", *told):
+        large.iterate(state)
+    with refuses(ValueError, "scan_epoch", *told):
+        large.scan_epoch(state, None, lambda carry, batch, mask: (carry, None))
+    with refuses(TypeError, "next_batch needs a state from loader.init_state(key)", "0 (int)"):
+        large.next_batch(0)
+
+
+def test_a_state_of_another_stream(key):
+    stream = ms.DataLoader([source(), lambda inner: Echo(inner)])
+    with refuses(ValueError, "next_batch got a state of another pipeline"):
+        stream.next_batch(ms.DataLoader([source()]).init_state(key))
+
+
+@pytest.mark.parametrize("wrong", [0, None, np.zeros(2, np.int32), np.zeros(3, np.uint32), jnp.zeros((), jnp.uint32)])
+def test_a_key_that_is_no_key(wrong):
+    with refuses(TypeError, "init_state needs a key such as jax.random.key(0)"):
+        ms.DataLoader([source(), BATCH]).init_state(wrong)
+
+
+def test_several_keys_for_one_state(key):
+    with refuses(ValueError, "needs one key", "(3,) keys", "jax.vmap(loader.init_state)(keys)"):
+        ms.DataLoader([source(), BATCH]).init_state(jax.random.split(key, 3))
+
+
+def test_steps_out_of_range(key):
+    loader = ms.DataLoader([source(), BATCH])
+    with refuses(ValueError, "steps to be an int of at least 0", "-1 (int)"):
+        loader.iterate(loader.init_state(key), steps=-1)
+    with refuses(ValueError, "init_state needs a step from 0 to 4,294,967,295. Got -1."):
+        loader.init_state(key, step=-1)
+    with refuses(ValueError, "iterate can reach step 4,294,967,296, not 4,294,967,299"):
+        loader.iterate(loader.init_state(key, step=2**32 - 1), steps=4)
+    with refuses(ValueError, "can start only indexed sources at step 3"):
+        ms.DataLoader([source(), lambda inner: Echo(inner)]).init_state(key, step=3)
+
+
+def test_a_body_that_is_no_function(key):
+    loader = ms.DataLoader([source(), BATCH])
+    with refuses(TypeError, "scan_epoch needs body_fn to be a function"):
+        loader.scan_epoch(loader.init_state(key), None, None)  # pyright: ignore[reportArgumentType]
+
+
+def test_more_rows_than_a_program_can_index():
+    class Huge:
+        ordering = "sequential"
+        arrays = None
+
+        def __len__(self):
+            return 2**31
+
+        def spec(self): ...
+        def read(self, indices, out=None): ...
+
+    with refuses(ValueError, "Huge has 2,147,483,648 samples", "at most 2,147,483,647 rows"):
+        ms.DataLoader([Huge(), BATCH])
+
+
+def test_an_unknown_split():
+    with refuses(ValueError, "DigitsDataset needs split 'train' or 'test'", "'valid' (str)"):
+        ms.datasets.DigitsDataset("valid")  # pyright: ignore[reportArgumentType]
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(AttributeError, match=re.escape("no attribute 'DataLoadr'. It has: ArraySampleSource, ")):
+        ms.DataLoadr  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,0 +1,58 @@
+"""The command `millstream`, as a person runs it."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import millstream as ms
+
+COMMAND = [sys.executable, "-m", "millstream"]
+
+
+def run(*arguments):
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=120)
+
+
+def test_the_demo_trains_and_resumes():
+    done = run("demo")
+    assert (done.returncode, done.stderr) == (0, "")
+    accuracy = re.search(r"test accuracy +([\d.]+)%", done.stdout)
+    assert accuracy and float(accuracy[1]) > 95
+    assert re.search(r"speed +[\d,]+ samples per second", done.stdout)
+    assert "identical: 34 batches after a stop in mid-epoch" in done.stdout
+
+
+def test_one_epoch_is_enough_to_run():
+    assert run("demo", "--epochs", "1").returncode == 0
+
+
+def test_ctrl_c_ends_the_demo_quietly():
+    process = subprocess.Popen(
+        [*COMMAND, "demo", "--epochs", "1000000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    while not process.stdout.readline().startswith("epoch"):
+        pass
+    time.sleep(0.2)
+    os.kill(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "")
+    assert out.endswith("stopped\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"), [(["demo", "--epochs", "0"], "must be at least 1, got 0"), ([], "required: command")]
+)
+def test_wrong_arguments_are_named(arguments, text):
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert text in done.stderr
+
+
+def test_the_version_is_the_packages():
+    assert run("--version").stdout == f"millstream {ms.__version__}\n"

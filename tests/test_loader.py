@@ -1,0 +1,286 @@
+"""What the loader does beyond the contract of every pipeline."""
+
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import assert_trees_equal
+from pipelines import BATCH, SAMPLES, data, halve, jitter, source
+
+import millstream as ms
+
+
+@pytest.fixture(scope="module")
+def loader():
+    return ms.DataLoader([source(), BATCH])
+
+
+def labels(batches):
+    return [int(label) for batch, mask in batches for label, real in zip(batch["label"], mask, strict=True) if real]
+
+
+def run_alone(script, **environment):
+    """Run a script in an interpreter of its own; it must end well and print nothing on stderr."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, env={"PATH": "", **environment}
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_two_iterators_of_one_loader_are_independent(loader, key):
+    state = loader.init_state(key)
+    alone = labels(loader.iterate(state))
+    first, second = loader.iterate(state), loader.iterate(state)
+    pairs = list(zip(first, second, strict=True))
+    assert labels(pair[0] for pair in pairs) == labels(pair[1] for pair in pairs) == alone
+
+
+def test_iterating_from_the_middle_ends_with_the_epoch(loader, key):
+    begun = loader.iterate(loader.init_state(key), steps=1)
+    start = labels(begun)
+    rest = loader.iterate(begun.state)
+    assert len(rest) == loader.steps_per_epoch - 1
+    assert sorted(start + labels(rest)) == list(range(SAMPLES))
+
+
+def test_epochs_differ_and_keys_differ(loader, key):
+    orders = []
+    for run in (key, jax.random.key(8)):
+        batches = loader.iterate(loader.init_state(run), steps=3 * loader.steps_per_epoch)
+        seen = labels(batches)
+        orders += [tuple(seen[i : i + SAMPLES]) for i in range(0, 3 * SAMPLES, SAMPLES)]
+    assert len(set(orders)) == 6
+
+
+def test_any_step_can_be_reached_at_once(loader, key):
+    steps = 2 * loader.steps_per_epoch + 2
+    *_, last = loader.iterate(loader.init_state(key), steps=steps)
+    batch, state, mask = loader.next_batch(loader.init_state(key, step=steps - 1))
+    assert_trees_equal((batch, mask), last)
+    assert int(state.step) == steps
+
+
+def test_a_closed_iterator_ends_and_keeps_its_state(loader, key):
+    with loader.iterate(loader.init_state(key)) as batches:
+        next(batches)
+    batches.close()
+    assert list(batches) == []
+    assert int(batches.state.step) == 1
+
+
+def test_no_steps_is_a_legal_number_of_steps(loader, key):
+    assert list(loader.iterate(loader.init_state(key), steps=0)) == []
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 5])
+def test_prefetching_changes_nothing_but_the_time(prefetch, loader, key):
+    state = loader.init_state(key)
+    other = ms.DataLoader([source(), BATCH], prefetch=prefetch)
+    for mine, theirs in zip(loader.iterate(state, steps=7), other.iterate(state, steps=7), strict=True):
+        assert_trees_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("make", [jax.random.PRNGKey, jax.random.key, lambda seed: jax.random.key(seed, impl="rbg")])
+def test_every_kind_of_key_starts_a_run(make, loader):
+    one, other = (labels(loader.iterate(loader.init_state(make(seed)))) for seed in (0, 1))
+    assert one != other and sorted(one) == sorted(other)
+
+
+def test_legacy_and_typed_keys_of_one_seed_are_the_same_run(loader):
+    assert_trees_equal(loader.init_state(jax.random.PRNGKey(3)), loader.init_state(jax.random.key(3)))
+
+
+def test_changing_the_users_array_does_not_change_the_stream(key):
+    mine = data()
+    loader = ms.DataLoader([ms.ArraySampleSource(mine), BATCH])
+    before = loader.next_batch(loader.init_state(key))[0]
+    mine["image"][:] = 0
+    mine["label"][:] = 0
+    assert_trees_equal(loader.next_batch(loader.init_state(key))[0], before)
+
+
+def test_reading_on_the_host_gives_the_rows_that_are_gathered_in_the_graph():
+    array = source()
+    indices = np.array([3, 0, 10])
+    rows = array.read(indices)
+    assert_trees_equal(rows, jax.tree.map(lambda leaf: leaf[indices], data()))
+    out = jax.tree.map(np.zeros_like, rows)
+    array.read(indices, out)
+    assert_trees_equal(out, rows)
+
+
+def test_trees_of_any_shape_are_samples(key):
+    tree = (np.arange(6, dtype=np.float32), [{"a": np.arange(12, dtype=np.int8).reshape(6, 2)}, jnp.arange(6) > 2])
+    loader = ms.DataLoader([ms.ArraySampleSource(tree, ordering="sequential"), ms.BatchTransform(3)])
+    batch, _, _ = loader.next_batch(loader.init_state(key))
+    assert_trees_equal(batch, jax.tree.map(lambda leaf: jnp.asarray(leaf[:3]), tree))
+
+
+def test_gradients_flow_around_a_batch(loader, key):
+    def loss(weight, state):
+        batch, _, mask = loader.next_batch(state)
+        return jnp.sum(jnp.where(mask, weight * batch["label"].astype(jnp.float32), 0.0))
+
+    state = loader.init_state(key)
+    expected = float(sum(labels(loader.iterate(state, steps=1))))
+    assert float(jax.jit(jax.grad(loss))(1.0, state)) == expected
+
+
+def noises(loader, key, steps):
+    """The noise each (epoch, sample) got."""
+    found = {}
+    for step, (batch, mask) in enumerate(loader.iterate(loader.init_state(key), steps=steps)):
+        for label, noise, real in zip(batch["label"], batch["noise"], mask, strict=True):
+            if real:
+                found[step // loader.steps_per_epoch, int(label)] = tuple(noise.tolist())
+    return found
+
+
+def test_augmentation_depends_on_sample_and_epoch_only(key):
+    small = noises(ms.DataLoader([source(), ms.RandomMapTransform(jitter), BATCH]), key, 6)
+    large = noises(ms.DataLoader([source("sequential"), ms.RandomMapTransform(jitter), ms.BatchTransform(6)]), key, 4)
+    assert small == large
+    assert len(set(small.values())) == 2 * SAMPLES
+
+
+def test_another_stage_does_not_disturb_augmentation(key):
+    def keep(value, mask):
+        return value
+
+    def other(value, mask, key):
+        return {**value, "more": jax.random.normal(key, (2,))}
+
+    plain = ms.DataLoader([source(), ms.RandomMapTransform(jitter), BATCH])
+    fuller = ms.DataLoader(
+        [source(), ms.MapTransform(keep), ms.RandomMapTransform(other), ms.RandomMapTransform(jitter), BATCH]
+    )
+    assert noises(plain, key, 3) == noises(fuller, key, 3)
+
+
+def test_stages_of_one_name_get_keys_of_their_own(key):
+    def again(value, mask, key):
+        return {**value, "first": value["noise"], "noise": jax.random.normal(key, (2,))}
+
+    again.__name__ = "jitter"
+    batch = next(
+        ms.DataLoader([source(), ms.RandomMapTransform(jitter), ms.RandomMapTransform(again), BATCH]).iterate(
+            ms.DataLoader([source(), ms.RandomMapTransform(jitter), ms.RandomMapTransform(again), BATCH]).init_state(
+                key
+            )
+        )
+    )[0]
+    assert not np.array_equal(batch["first"], batch["noise"])
+
+
+def test_a_label_keeps_the_augmentation_when_the_function_is_renamed(key):
+    def renamed(value, mask, key):
+        return jitter(value, mask, key)
+
+    one = ms.DataLoader([source(), ms.RandomMapTransform(jitter, label="noise"), BATCH])
+    two = ms.DataLoader([source(), ms.RandomMapTransform(renamed, label="noise"), BATCH])
+    assert noises(one, key, 3) == noises(two, key, 3)
+
+
+def test_a_map_may_change_keys_and_dtypes_before_the_batch(key):
+    loader = ms.DataLoader([source(), ms.MapTransform(halve), BATCH])
+    assert {name: (leaf.shape, leaf.dtype) for name, leaf in loader.element_spec().items()} == {
+        "half": ((4, 2, 3, 1), np.float32),
+        "label": ((4,), np.int32),
+    }
+    batch, _, _ = loader.next_batch(loader.init_state(key))
+    np.testing.assert_array_equal(batch["half"], data()["image"][np.asarray(batch["label"])].astype(np.float32) / 2)
+
+
+def test_normalizing_and_flattening_do_what_they_say(key):
+    stages = [ms.NormalizeImageTransform(scale=2 / 255, offset=-1.0), ms.FlattenImageTransform()]
+    for pipeline in ([source(), BATCH, *stages], [source(), *stages, BATCH]):
+        loader = ms.DataLoader(pipeline)
+        batch, _, _ = loader.next_batch(loader.init_state(key))
+        expected = data()["image"][np.asarray(batch["label"])].reshape(4, 6) * (2 / 255) - 1
+        np.testing.assert_allclose(batch["image"], expected, atol=1e-6)
+
+
+def test_half_precision_images(key):
+    loader = ms.DataLoader([source(), BATCH, ms.NormalizeImageTransform(dtype=jnp.bfloat16)])
+    assert loader.element_spec()["image"].dtype == jnp.bfloat16
+    assert loader.next_batch(loader.init_state(key))[0]["image"].dtype == jnp.bfloat16
+
+
+def test_a_loader_is_a_pytree_that_still_works(loader, key):
+    twin = jax.tree.map(lambda leaf: leaf, loader)
+    assert twin.element_spec() == loader.element_spec()
+    state = loader.init_state(key)
+    assert_trees_equal(twin.next_batch(state), loader.next_batch(state))
+
+
+def test_large_data_as_a_constant_are_warned_of(key):
+    loader = ms.DataLoader([ms.ArraySampleSource(np.zeros((2**20, 80), np.uint8)), BATCH])
+    state = loader.init_state(key)
+    with pytest.warns(UserWarning, match=r"80 MiB of data become a constant .* Pass the loader to it as an argument"):
+        jax.eval_shape(lambda state: loader.next_batch(state), state)
+    jax.eval_shape(lambda loader, state: loader.next_batch(state), loader, state)  # as an argument: no warning
+
+
+def test_a_body_defined_anew_for_every_epoch_is_warned_of(loader, key):
+    state = loader.init_state(key)
+    with pytest.warns(UserWarning, match="the function body as a new object for the third time"):
+        for _ in range(3):
+
+            def body(carry, batch, mask):
+                return carry, None
+
+            state, _, _ = loader.scan_epoch(state, None, body)
+
+
+def test_outputs_and_carry_of_a_scan_under_jit(loader, key):
+    def epoch(loader, state, total):
+        def body(total, batch, mask):
+            real = jnp.sum(jnp.where(mask, batch["label"], 0))
+            return total + real, real
+
+        return loader.scan_epoch(state, total, body, unroll=2)
+
+    state, total, outputs = jax.jit(epoch)(loader, loader.init_state(key), jnp.int32(0))
+    assert int(total) == SAMPLES * (SAMPLES - 1) // 2 == int(outputs.sum())
+    assert outputs.shape == (loader.steps_per_epoch,)
+    assert int(state.step) == loader.steps_per_epoch
+
+
+def test_batches_reach_the_device_or_sharding_named():
+    run_alone(
+        """
+        import jax, numpy as np, millstream as ms
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec
+        mesh = jax.make_mesh((8, 1), ("data", "model"))
+        spread = NamedSharding(mesh, PartitionSpec("data", "model"))
+        source = ms.ArraySampleSource({"x": np.arange(48.0).reshape(24, 2), "y": np.arange(24)})
+        plain = ms.DataLoader([source, ms.BatchTransform(16)])
+        for target in (None, "cpu:3", jax.devices()[5], spread):
+            loader = ms.DataLoader([source, ms.BatchTransform(16), ms.DevicePutTransform(target)])
+            state = loader.init_state(jax.random.key(0))
+            for (batch, mask), (expected, _) in zip(loader.iterate(state), plain.iterate(plain.init_state(jax.random.key(0)))):
+                for leaf in (batch["x"], batch["y"], mask):
+                    if target is spread:
+                        assert len(leaf.devices()) == 8 and leaf.sharding.spec[0] == "data"
+                    else:
+                        assert leaf.devices() == {jax.devices()[{None: 0, "cpu:3": 3}.get(target, 5)]}
+                assert np.array_equal(batch["x"], expected["x"]) and np.array_equal(batch["y"], expected["y"])
+        """,
+        XLA_FLAGS="--xla_force_host_platform_device_count=8",
+    )
+
+
+def test_flags_of_jax_do_not_change_the_stream(key):
+    script = """
+        import jax, numpy as np, millstream as ms
+        loader = ms.DataLoader([ms.ArraySampleSource(np.arange(50, dtype=np.int32)), ms.BatchTransform(8)])
+        state = loader.init_state(np.array([1, 2], np.uint32), step=5)
+        print([batch.tolist() for batch, _ in loader.iterate(state, steps=5)])
+        """
+    plain = run_alone(script)
+    assert plain == run_alone(script, JAX_ENABLE_X64="1", JAX_DEFAULT_PRNG_IMPL="rbg", JAX_THREEFRY_PARTITIONABLE="0")

@@ -1,0 +1,92 @@
+"""The package as a whole: who may import whom, what is public, what importing costs."""
+
+import ast
+import importlib
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import millstream as ms
+
+ROOT = pathlib.Path(ms.__file__).parent
+
+# A room may import the rooms of the rows above its own, and nothing else of the package.
+LAYERS = [
+    {"_core"},
+    {"sources", "transforms", "host", "sharding", "loops"},
+    {"loader", "checkpoints"},
+    {"datasets", "rl", "states", "integrations"},
+    {"dialects"},
+    {"cli", "__main__", "__init__"},
+]
+ALLOWED = {room: set().union(*LAYERS[:number], {room}) for number, layer in enumerate(LAYERS) for room in layer}
+
+
+def modules():
+    return sorted(ROOT.rglob("*.py"))
+
+
+def imported_names(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively; write the whole path"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_one_way(path):
+    room = path.relative_to(ROOT).parts[0].removesuffix(".py")
+    for name in imported_names(path):
+        parts = name.split(".")
+        if parts[0] != "millstream" or len(parts) == 1 or not (ROOT / parts[1]).is_dir():
+            continue
+        if room in ("cli", "__main__", "__init__"):
+            continue
+        assert parts[1] in ALLOWED[room], f"{room} must not import {name}"
+
+
+def test_rooms_without_traced_code_do_not_load_jax():
+    command = (
+        "import sys, millstream, millstream._core, millstream.host, millstream.sources, millstream._core.plan; "
+        "import millstream._core.contracts, millstream._core.errors; assert 'jax' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", command], check=True)
+
+
+def test_public_names_are_these_and_all_say_what_they_are():
+    assert sorted(ms.__all__) == [
+        "ArraySampleSource",
+        "BatchIterator",
+        "BatchTransform",
+        "DataLoader",
+        "DevicePutTransform",
+        "FlattenImageTransform",
+        "InGraph",
+        "LoaderState",
+        "MapTransform",
+        "NormalizeImageTransform",
+        "RandomMapTransform",
+        "RenameTransform",
+        "Transform",
+        "datasets",
+    ]
+    for name in ms.__all__:
+        assert getattr(ms, name).__doc__, f"{name} has no docstring"
+    assert set(ms.__all__) < set(dir(ms))
+
+
+def test_type_checkers_see_the_same_names_as_the_interpreter():
+    tree = ast.parse((ROOT / "__init__.py").read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        alias.asname: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert set(seen) == set(ms.__all__)
+    for name, module in seen.items():
+        assert getattr(importlib.import_module(module or ""), name) is getattr(ms, name)
+    assert (ROOT / "py.typed").exists()
