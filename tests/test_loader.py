@@ -263,7 +263,8 @@ def test_batches_reach_the_device_or_sharding_named():
         for target in (None, "cpu:3", jax.devices()[5], spread):
             loader = ms.DataLoader([source, ms.BatchTransform(16), ms.DevicePutTransform(target)])
             state = loader.init_state(jax.random.key(0))
-            for (batch, mask), (expected, _) in zip(loader.iterate(state), plain.iterate(plain.init_state(jax.random.key(0)))):
+            straight = plain.iterate(plain.init_state(jax.random.key(0)))
+            for (batch, mask), (expected, _) in zip(loader.iterate(state), straight):
                 for leaf in (batch["x"], batch["y"], mask):
                     if target is spread:
                         assert len(leaf.devices()) == 8 and leaf.sharding.spec[0] == "data"

@@ -1,6 +1,7 @@
 """The order is a bijection, the same in NumPy and JAX, and looks random."""
 
 import hashlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,10 @@ def permutations(n, *, seed=0, epochs=1):
     left, right = order.epoch_key(np, words, np.arange(epochs, dtype=np.uint32))
     positions = np.arange(n, dtype=np.uint32)
     return order.shuffled(np, positions[None], n, (left[:, None], right[:, None]))
+
+
+def p_value(result: Any) -> float:
+    return float(result.pvalue)
 
 
 def assert_bijective(n, permutation):
@@ -52,7 +57,7 @@ def test_numpy_and_jax_give_the_same_order(n):
         )
 
 
-@given(n=st.integers(2**31, 2**62), seed=st.integers(0, 2**32 - 1))
+@given(n=st.integers(2**31, order.MAX_SAMPLES), seed=st.integers(0, 2**32 - 1))
 def test_sizes_past_32_bits_stay_in_range_and_never_repeat(n, seed):
     key = order.epoch_key(np, np.array([1, seed], np.uint32), np.uint64(0))
     positions = np.concatenate([np.arange(500, dtype=np.uint64), n - 1 - np.arange(500, dtype=np.uint64)])
@@ -81,7 +86,7 @@ def test_all_orders_of_a_few_samples_are_equally_likely(n):
     codes = permutations(n, epochs=24_000) @ (n ** np.arange(n)).astype(np.uint32)
     _, counts = np.unique(codes, return_counts=True)
     assert len(counts) == [2, 6, 24, 120][n - 2]
-    assert stats.chisquare(counts).pvalue > 1e-3
+    assert p_value(stats.chisquare(counts)) > 1e-3
 
 
 @pytest.mark.parametrize("n", [6, 10, 31, 64, 1000, 1024, 1500])
@@ -108,7 +113,7 @@ def test_class_balance_of_batches_is_that_of_a_random_permutation(n):
     ours = np.array([spread(p) for p in permutations(n, epochs=10)])
     truly = np.array([spread(random.permutation(n)) for _ in range(10)])
     assert abs(ours.mean() - 1) < 0.05
-    assert stats.ttest_ind(ours, truly)[1] > 1e-3
+    assert p_value(stats.ttest_ind(ours, truly)) > 1e-3
 
 
 @pytest.mark.parametrize("n", [1000, 10_000, 50_000, 60_000, 65_536, 65_537, 131_072])
@@ -118,9 +123,9 @@ def test_neighbours_in_the_order_are_unrelated(n):
         order_ = permutations(n, seed=seed)[0].astype(np.int64)
         first, second = order_[:-1] * 16 // n, order_[1:] * 16 // n
         table = np.bincount(first * 16 + second, minlength=256).reshape(16, 16)
-        assert stats.chi2_contingency(table)[1] > 1e-3
+        assert p_value(stats.chi2_contingency(table)) > 1e-3
         differences = np.bincount((order_[1:] - order_[:-1]) % n * 64 // n, minlength=64)
-        assert stats.chisquare(differences).pvalue > 1e-3
+        assert p_value(stats.chisquare(differences)) > 1e-3
         assert abs(np.corrcoef(order_[:-1], order_[1:])[0, 1]) < 4 / np.sqrt(n)
 
 
@@ -134,18 +139,18 @@ GOLDEN = [
     (10, [0, 0], 0, [6, 2, 7, 4, 1], "5e1f8f93f635437a"),
     (10, [0, 1], 0, [7, 2, 4, 1, 3], "a4f06bcaeee5460e"),
     (10, [1, 2, 3, 4], 5, [1, 8, 9, 0, 7], "716739f8ede42308"),
-    (1000, [0, 0], 0, [617, 40, 91, 722, 685], "7c6b98849c842add"),
-    (1000, [0, 1], 0, [743, 646, 81, 544, 985], "b3f47158ed13fe4d"),
-    (1000, [1, 2, 3, 4], 5, [720, 541, 79, 207, 816], "928110deda3483bc"),
+    (1000, [0, 0], 0, [392, 876, 246, 974, 204], "f33b6b521fac95b5"),
+    (1000, [0, 1], 0, [698, 360, 407, 434, 685], "2cc628bedc6b6320"),
+    (1000, [1, 2, 3, 4], 5, [272, 613, 900, 626, 432], "4a26e53b8711ca92"),
     (1024, [0, 0], 0, [477, 793, 196, 935, 260], "931351a9dc97f4c4"),
     (1024, [0, 1], 0, [382, 782, 605, 543, 597], "ca36ce8a2db7ec01"),
     (1024, [1, 2, 3, 4], 5, [696, 427, 493, 401, 237], "6194ae596c29569a"),
-    (60000, [0, 0], 0, [51277, 21398, 9939, 17073, 46796], "15435c559c3d733b"),
-    (60000, [0, 1], 0, [49278, 1404, 29011, 25113, 44974], "5884c309bec8e586"),
-    (60000, [1, 2, 3, 4], 5, [54095, 57887, 34254, 6354, 33659], "c3d5864e61258853"),
-    (65537, [0, 0], 0, [34592, 13808, 37865, 9395, 63801], "759c1bff4d7aeb40"),
-    (65537, [0, 1], 0, [39420, 41839, 27503, 16021, 42908], "27213522f4494fe7"),
-    (65537, [1, 2, 3, 4], 5, [10572, 18323, 18178, 39084, 10280], "42fe18e573460f34"),
+    (60000, [0, 0], 0, [28944, 57724, 35828, 35307, 36568], "81e015a4e511dc1c"),
+    (60000, [0, 1], 0, [23483, 34967, 19862, 9091, 51493], "20fbfd719e88f66d"),
+    (60000, [1, 2, 3, 4], 5, [56019, 161, 19058, 48785, 54158], "4349ca301b38fb68"),
+    (65537, [0, 0], 0, [7537, 40726, 24377, 1346, 61880], "d75fa4ca0fd7a40a"),
+    (65537, [0, 1], 0, [10514, 47839, 27989, 16023, 38281], "bdd2d2f9e431d627"),
+    (65537, [1, 2, 3, 4], 5, [9220, 27830, 54140, 62140, 8992], "552cc64275978db4"),
     (
         1000000000000,
         [0, 0],

@@ -83,10 +83,9 @@ def test_public_names_are_these_and_all_say_what_they_are():
 def test_type_checkers_see_the_same_names_as_the_interpreter():
     tree = ast.parse((ROOT / "__init__.py").read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))
-    seen = {
-        alias.asname: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
-    }
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    seen = {alias.asname or "": node.module or "" for node in imports for alias in node.names}
     assert set(seen) == set(ms.__all__)
     for name, module in seen.items():
-        assert getattr(importlib.import_module(module or ""), name) is getattr(ms, name)
+        assert getattr(importlib.import_module(module), name) is getattr(ms, name)
     assert (ROOT / "py.typed").exists()

@@ -165,8 +165,8 @@ class DataLoader:
         size = sum(array.nbytes for array in self._arrays if not isinstance(array, Tracer))
         if size >= _LARGE_CONSTANT:
             warnings.warn(
-                f"DataLoader: {size / 2**20:.0f} MiB of data become a constant of your compiled function, which makes it "
-                "slow to compile and holds the data twice. Pass the loader to it as an argument: "
+                f"DataLoader: {size / 2**20:.0f} MiB of data become a constant of your compiled function, which makes "
+                "it slow to compile and holds the data twice. Pass the loader to it as an argument: "
                 "jax.jit(train_epoch)(loader, state).",
                 stacklevel=3,
             )

@@ -39,8 +39,8 @@ class NormalizeImageTransform(Transform):
 
     def apply(self, value: PyTree, mask: jax.Array, key: jax.Array | None) -> tuple[PyTree, jax.Array]:
         require_keys("NormalizeImageTransform", value, [self.image_key])
-        # Added before it is multiplied: XLA contracts `x * a + b` to one rounding in some programs and not in others, and
-        # the same batch would differ in its last bit between them. For the same reason half precision comes last.
+        # Added before it is multiplied: XLA contracts `x * a + b` to one rounding in some programs and not in others,
+        # and the same batch would differ in its last bit between them. For the same reason half precision comes last.
         wide = self.dtype if jnp.dtype(self.dtype).itemsize > 4 else jnp.float32
         image = value[self.image_key].astype(wide)
         if self.offset != 0:

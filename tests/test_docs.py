@@ -1,0 +1,63 @@
+"""Every code block of the documents runs, and so does every example in a docstring."""
+
+import dataclasses
+import doctest
+import importlib
+import pathlib
+import pkgutil
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import millstream as ms
+
+ROOT = pathlib.Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+MODULES = [
+    module.name
+    for module in pkgutil.walk_packages(ms.__path__, "millstream.")
+    if module.name not in ("millstream.__main__",)
+]
+
+
+@pytest.fixture
+def usual_promotion():
+    """Documents are written for users, who rarely set strict promotion."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_the_code_blocks_of_a_document_run(document, usual_promotion):
+    namespace: dict[str, object] = {"__name__": document.stem}
+    for block in re.findall(r"^```python\n(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL):
+        exec(compile(block, str(document), "exec"), namespace)
+
+
+def test_links_between_documents_lead_somewhere():
+    for document in DOCUMENTS:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_in_docstrings_run(name, usual_promotion):
+    stages = [ms.ArraySampleSource({"x": np.arange(10.0)}), ms.BatchTransform(4)]
+    loader = ms.DataLoader(stages)
+    known = {"ms": ms, "jax": jax, "jnp": jnp, "np": np, "dataclasses": dataclasses, "stages": stages, "loader": loader}
+    known["state"] = loader.init_state(jax.random.key(0))
+    finder, runner = doctest.DocTestFinder(exclude_empty=True), doctest.DocTestRunner()
+    module = importlib.import_module(name)
+    for test in finder.find(module, name, extraglobs=known):
+        runner.run(test)
+    assert runner.summarize(verbose=False).failed == 0
+
+
+def test_public_classes_have_an_example():
+    for name in ms.__all__:
+        member = getattr(ms, name)
+        if isinstance(member, type) and name != "LoaderState":
+            assert ">>>" in (member.__doc__ or ""), f"{name} has no example"
