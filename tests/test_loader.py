@@ -73,6 +73,18 @@ def test_a_closed_iterator_ends_and_keeps_its_state(loader, key):
     assert int(batches.state.step) == 1
 
 
+def test_a_composed_source_steps_by_itself_without_compiling_again(loader, key, count_compilations):
+    source_ = ms.BatchTransform(4)(source())
+    state = source_.init_state(key)
+    expected, _, _ = loader.next_batch(loader.init_state(key))
+    batch, _, state = source_.next(state)
+    assert_trees_equal(batch, expected)
+    with count_compilations() as count:
+        for _ in range(5):
+            batch, _, state = source_.next(state)
+    assert count == [0] and int(state.step) == 6
+
+
 def test_no_steps_is_a_legal_number_of_steps(loader, key):
     assert list(loader.iterate(loader.init_state(key), steps=0)) == []
 

@@ -17,7 +17,7 @@ from millstream._core.keys import Array
 from millstream._core.plan import Plan
 from millstream._core.rows import blank, take
 from millstream._core.stages import apply_stage, element_key, stage_names
-from millstream._core.state import LoaderState, Origin, check_origin, key_words
+from millstream._core.state import LoaderState, Origin, check_origin, is_traced, key_words
 from millstream._core.streams import BatchedStream, MappedStream
 
 if TYPE_CHECKING:
@@ -100,6 +100,8 @@ class Pipeline:
     def next(self, state: LoaderState, *, apart: bool = False) -> tuple[PyTree, jax.Array, LoaderState]:
         """The batch of this state, its mask and the state after it."""
         check_origin("next", state, self.origin)
+        if not is_traced((state, self.arrays)):
+            return _compiled_next(self, state)
         value, mask = self.at(state.key, state.step, apart=apart)
         return value, mask, dataclasses.replace(state, step=state.step + np.uint32(1))
 
@@ -139,3 +141,8 @@ jax.tree_util.register_pytree_node(
     lambda p: ((p.arrays,), (p.plan, p.stages)),
     lambda static, children: Pipeline(children[0], *static),
 )
+
+
+@jax.jit
+def _compiled_next(pipeline: Pipeline, state: LoaderState) -> tuple[PyTree, jax.Array, LoaderState]:
+    return pipeline.next(state, apart=True)

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from millstream._core.errors import describe_leaf, describe_value
 
@@ -26,6 +27,11 @@ class LoaderState:
     key: jax.Array
     step: jax.Array
     origin: Origin = dataclasses.field(metadata={"static": True})
+
+
+def is_traced(tree: Any) -> bool:
+    """Whether a value belongs to a program that is being traced."""
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
 
 
 def key_words(who: str, key: Any) -> jax.Array:

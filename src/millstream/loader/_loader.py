@@ -4,12 +4,11 @@ import warnings
 from typing import Any
 
 import jax
-from jax.core import Tracer
 
 from millstream._core.contracts import PyTree
 from millstream._core.errors import describe_value, function_name, require_int
 from millstream._core.pipeline import Pipeline
-from millstream._core.state import check_origin
+from millstream._core.state import check_origin, is_traced
 from millstream.host import InGraph
 from millstream.loader._build import build, stages
 from millstream.loader._iterator import BatchIterator
@@ -82,7 +81,7 @@ class DataLoader:
     def next_batch(self, state: PyTree) -> tuple[PyTree, PyTree, jax.Array]:
         """The next batch, the state after it, and the mask of real rows. Pure: works under jit, vmap, grad and scan."""
         self._check_state("next_batch", state)
-        if _is_traced(state):
+        if is_traced(state):
             self._warn_of_constants()
             return next_batch(self._program, self._arrays, state, False)
         return self._draw(state)
@@ -129,7 +128,7 @@ class DataLoader:
         self._check_state("scan_epoch", state)
         if not callable(body_fn):
             raise TypeError(f"scan_epoch needs body_fn to be a function. Got {describe_value(body_fn)}.")
-        if _is_traced((state, carry)):
+        if is_traced((state, carry)):
             self._warn_of_constants()
             return scan(self._program, self._arrays, state, carry, body_fn, unroll)
         self._warn_of_fresh_functions(body_fn)
@@ -162,7 +161,7 @@ class DataLoader:
         return jax.eval_shape(self._source.init_state, jax.random.key(0))
 
     def _warn_of_constants(self) -> None:
-        size = sum(array.nbytes for array in self._arrays if not isinstance(array, Tracer))
+        size = sum(array.nbytes for array in self._arrays if not is_traced(array))
         if size >= _LARGE_CONSTANT:
             warnings.warn(
                 f"DataLoader: {size / 2**20:.0f} MiB of data become a constant of your compiled function, which makes "
@@ -180,10 +179,6 @@ class DataLoader:
                 "and compiles it again each time. Define it once, outside of the loop over epochs.",
                 stacklevel=3,
             )
-
-
-def _is_traced(tree: PyTree) -> bool:
-    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
 
 
 def _flatten(loader: DataLoader) -> tuple[tuple[list[Any]], tuple[Any, ...]]:
