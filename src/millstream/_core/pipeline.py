@@ -56,14 +56,14 @@ def as_stream(source: Any) -> Stream:
     )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Pipeline:
     """An indexed source with its stages; itself a stream, whose state is a key and a step."""
 
     arrays: PyTree
     plan: Plan
     stages: tuple["Transform", ...]
-    source: IndexedSource | None = dataclasses.field(default=None, compare=False)
+    source: IndexedSource | None = None
 
     def then(self, transform: "Transform") -> "Pipeline":
         """This pipeline with one more stage."""
