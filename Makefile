@@ -27,6 +27,7 @@ lowest: $(LOW)/ready  ## the test suite against the oldest dependencies pyprojec
 
 bench: $(BENCH)/ready  ## benchmarks beside their peers
 	$(BENCH)/bin/python benchmarks/in_memory.py
+	$(BENCH)/bin/python benchmarks/disk.py
 
 clean:
 	rm -rf .venv dist

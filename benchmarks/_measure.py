@@ -6,6 +6,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 Seconds = dict[str, list[float]]
 
@@ -59,3 +60,14 @@ def verdict(text: str, value: float, *, at_least: float | None = None, at_most: 
     good = (at_least is None or value >= at_least) and (at_most is None or value <= at_most)
     bar = f"at least {at_least:g}" if at_least is not None else f"at most {at_most:g}"
     print(f"  {'ok  ' if good else 'MISS'} {text}: {value:.3g} ({bar})")
+
+
+def available(makers: Mapping[str, Callable[[Any], Callable[[], None]]], data: Any) -> dict[str, Callable[[], None]]:
+    """The cases whose package is installed, made for the data; the others are named."""
+    ready = {}
+    for name, make in makers.items():
+        try:
+            ready[name] = make(data)
+        except ImportError as error:
+            print(f"skipped {name}: {error}")
+    return ready

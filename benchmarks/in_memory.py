@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from _measure import interleaved, print_machine, print_table, ratio, verdict
+from _measure import available, interleaved, print_machine, print_table, ratio, verdict
 
 import millstream as ms
 
@@ -149,17 +149,6 @@ def cyreal_scan(arrays: dict[str, np.ndarray]) -> Callable[[], None]:
     start = loader.init_state(KEY)
     epoch = jax.jit(lambda state: loader.scan_epoch(state, jnp.int32(0), sum_batch))
     return lambda: jax.block_until_ready(epoch(start)) and None
-
-
-def available(cases: dict[str, Callable[..., Any]], arrays: dict[str, np.ndarray]) -> dict[str, Callable[[], None]]:
-    """The cases whose package is installed; the others are named."""
-    ready = {}
-    for name, make in cases.items():
-        try:
-            ready[name] = make(arrays)
-        except ImportError as error:
-            print(f"skipped {name}: {error}")
-    return ready
 
 
 def iteration(arrays: dict[str, np.ndarray]) -> None:

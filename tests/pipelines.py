@@ -30,6 +30,18 @@ def jitter(value: Any, mask: jax.Array, key: jax.Array) -> Any:
     return {**value, "noise": jax.random.normal(key, (2,))}
 
 
+def sample(index: int) -> dict[str, np.ndarray]:
+    return {name: array[index] for name, array in data().items()}
+
+
+def doubled(value: Any) -> Any:
+    return {"double": value["image"].astype(np.int16) * 2, "label": value["label"]}
+
+
+def brighter(value: Any, mask: np.ndarray) -> Any:
+    return {**value, "image": np.where(mask[:, None, None, None], value["image"] // 2 + 100, 0).astype(np.uint8)}
+
+
 class Echo:
     """A user's own stream: every value of the inner one, with a running count."""
 
@@ -75,6 +87,16 @@ PIPELINES: dict[str, Callable[[], Any]] = {
     "flatten after": lambda: [source(), BATCH, ms.FlattenImageTransform()],
     "rename": lambda: [source(), ms.RenameTransform({"image": "pixels"}), BATCH],
     "device put": lambda: [source(), BATCH, ms.DevicePutTransform("cpu")],
+    "host arrays": lambda: [ms.HostArraySource(data(), prefetch_size=8), BATCH, ms.NormalizeImageTransform()],
+    "host function": lambda: [
+        ms.DiskSampleSource(SAMPLES, sample, prefetch_size=6),
+        ms.RandomMapTransform(jitter),
+        BATCH,
+    ],
+    "host dataset": lambda: [ms.DatasetSource([sample(i) for i in range(SAMPLES)], "sequential"), BATCH],
+    "host map": lambda: [source(), ms.HostMapTransform(doubled), ms.BatchTransform(4, pad_last_batch=False)],
+    "host, batch of batches": lambda: [ms.HostArraySource(data()), BATCH, ms.BatchTransform(2)],
+    "host callback": lambda: [source(), BATCH, ms.HostCallbackTransform(brighter)],
     "stream": lambda: [source(), lambda inner: Echo(inner), BATCH],
     "stream, dropped": lambda: [source(), lambda inner: Echo(inner), ms.BatchTransform(4, drop_last=True)],
     "stream, wrapped": lambda: [source(), lambda inner: Echo(inner), ms.BatchTransform(4, pad_last_batch=False)],

@@ -14,9 +14,14 @@ if TYPE_CHECKING:
     from millstream.loader import DataLoader as DataLoader
     from millstream.loader import LoaderState as LoaderState
     from millstream.sources import ArraySampleSource as ArraySampleSource
+    from millstream.sources import DatasetSource as DatasetSource
+    from millstream.sources import DiskSampleSource as DiskSampleSource
+    from millstream.sources import HostArraySource as HostArraySource
     from millstream.transforms import BatchTransform as BatchTransform
     from millstream.transforms import DevicePutTransform as DevicePutTransform
     from millstream.transforms import FlattenImageTransform as FlattenImageTransform
+    from millstream.transforms import HostCallbackTransform as HostCallbackTransform
+    from millstream.transforms import HostMapTransform as HostMapTransform
     from millstream.transforms import MapTransform as MapTransform
     from millstream.transforms import NormalizeImageTransform as NormalizeImageTransform
     from millstream.transforms import RandomMapTransform as RandomMapTransform
@@ -28,11 +33,13 @@ __version__ = "0.1.0.dev0"
 _CONTENTS = {
     "host": ["InGraph"],
     "loader": ["BatchIterator", "DataLoader", "LoaderState"],
-    "sources": ["ArraySampleSource"],
+    "sources": ["ArraySampleSource", "DatasetSource", "DiskSampleSource", "HostArraySource"],
     "transforms": [
         "BatchTransform",
         "DevicePutTransform",
         "FlattenImageTransform",
+        "HostCallbackTransform",
+        "HostMapTransform",
         "MapTransform",
         "NormalizeImageTransform",
         "RandomMapTransform",

@@ -31,8 +31,8 @@ class IndexedSource(Protocol):
         ...
 
     @property
-    def arrays(self) -> PyTree:
-        """The samples as JAX arrays, for gathering inside a compiled program."""
+    def arrays(self) -> PyTree | None:
+        """The samples as JAX arrays, for gathering inside a compiled program; None if they are read on the host."""
         ...
 
 

@@ -9,6 +9,7 @@ The order is version 1: golden vectors in the tests pin it, and any change to it
 
 import functools
 import math
+from collections.abc import Callable
 from types import ModuleType
 
 import numpy as np
@@ -17,6 +18,7 @@ from millstream._core.keys import Array, Key, fold, named_key, threefry2x32
 
 VERSION = 1
 MAX_SAMPLES = 1 << 60
+Network = Callable[[Array, Array], Array]
 _NAME = f"millstream order {VERSION}"
 
 
@@ -47,15 +49,34 @@ def shuffled(xp: ModuleType, positions: Array, n: int, key: Key) -> Array:
                 right = _add_modulo(xp, right, _scramble(left ^ round_keys[..., i]), columns)
         return left.astype(positions.dtype) * width + right.astype(positions.dtype)
 
-    def walk(state):
-        positions, walking, round_keys = state
-        positions = xp.where(walking, network(positions, round_keys), positions)
-        return positions, positions >= positions.dtype.type(n), round_keys
-
     round_keys = _round_keys(xp, key, _rounds(n))
     shape = xp.broadcast_shapes(positions.shape, key[0].shape)
-    start = xp.broadcast_to(positions, shape), xp.ones(shape, bool), round_keys
-    return _while(xp, lambda state: state[1].any(), walk, start)[0]
+    start = xp.broadcast_to(positions, shape)
+    return (_walk_in_numpy if xp is np else _walk_in_graph)(network, start, round_keys, n)
+
+
+def _walk_in_numpy(network: Network, positions: Array, round_keys: Array, n: int) -> Array:
+    positions = network(positions, round_keys)
+    outside = positions >= n
+    while outside.any():
+        keys = np.broadcast_to(round_keys, (*positions.shape, round_keys.shape[-1]))[outside]
+        positions[outside] = network(positions[outside], keys)
+        outside = positions >= n
+    return positions
+
+
+def _walk_in_graph(network: Network, positions: Array, round_keys: Array, n: int) -> Array:
+    import jax.numpy as jnp
+    from jax import lax
+
+    def walk(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        positions, walking, round_keys = state
+        positions = jnp.where(walking, network(positions, round_keys), positions)
+        return positions, positions >= positions.dtype.type(n), round_keys
+
+    # The loop also keeps XLA from computing the round keys again in every lane: they are carried, not fused.
+    start = positions, jnp.ones(positions.shape, bool), round_keys
+    return lax.while_loop(lambda state: state[1].any(), walk, start)[0]
 
 
 @functools.cache
@@ -87,15 +108,6 @@ def _scramble(word: Array) -> Array:
 
 
 def _add_modulo(xp: ModuleType, value: Array, word: Array, modulus: int) -> Array:
-    total = value + word % np.uint32(modulus)
-    return xp.where(total >= np.uint32(modulus), total - np.uint32(modulus), total)
-
-
-def _while(xp: ModuleType, condition, body, value):
-    if xp is np:
-        while condition(value):
-            value = body(value)
-        return value
-    from jax import lax
-
-    return lax.while_loop(condition, body, value)
+    m = np.uint32(modulus)
+    total = value + (word - word // m * m)  # NumPy divides by a number four times as fast as it takes the remainder
+    return xp.minimum(total, total - m)  # below m, the difference wraps around and is the larger

@@ -13,8 +13,10 @@ import numpy as np
 
 from millstream._core.contracts import IndexedSource, PyTree, Stream
 from millstream._core.errors import describe_value
+from millstream._core.host_source import HostSource
 from millstream._core.keys import Array
 from millstream._core.plan import Plan
+from millstream._core.read_in_graph import read_in_graph
 from millstream._core.rows import blank, take
 from millstream._core.stages import apply_stage, element_key, stage_names
 from millstream._core.state import LoaderState, Origin, check_origin, is_traced, key_words
@@ -60,10 +62,10 @@ def as_stream(source: Any) -> Stream:
 class Pipeline:
     """An indexed source with its stages; itself a stream, whose state is a key and a step."""
 
-    arrays: PyTree
+    arrays: PyTree | None
     plan: Plan
     stages: tuple["Transform", ...]
-    source: IndexedSource | None = None
+    source: IndexedSource | None = None  # always there if the samples are read on the host
 
     def then(self, transform: "Transform") -> "Pipeline":
         """This pipeline with one more stage."""
@@ -79,8 +81,8 @@ class Pipeline:
     @property
     def origin(self) -> Origin:
         """What this pipeline is, in words."""
-        leaves = jax.tree_util.tree_leaves_with_path(self.arrays)
-        sample = ", ".join(f"{jax.tree_util.keystr(path)} {a.dtype}{list(a.shape[1:])}" for path, a in leaves)
+        leaves = jax.tree_util.tree_leaves_with_path(self.sample_spec())
+        sample = ", ".join(f"{jax.tree_util.keystr(path)} {a.dtype}{list(a.shape)}" for path, a in leaves)
         batches = ", ".join(f"{b.size} ({b.ending})" for b in self.plan.batchings)
         return (
             ("samples", f"{self.plan.samples:,}"),
@@ -90,6 +92,17 @@ class Pipeline:
             ("stages", ", ".join(stage_names(self.stages)) or "none"),
         )
 
+    @property
+    def host_source(self) -> HostSource | None:
+        """The source, if its samples are read on the host."""
+        return self.source if isinstance(self.source, HostSource) else None
+
+    def sample_spec(self) -> PyTree:
+        """The shape and dtype of one sample as the source gives it."""
+        if self.host_source is not None:
+            return self.host_source.spec()
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), self.arrays)
+
     def init_state(self, key: Any, step: int = 0) -> LoaderState:
         """The state of the run with this key before batch number `step`."""
         words = key_words("init_state", key)
@@ -97,12 +110,14 @@ class Pipeline:
             raise ValueError(f"init_state needs a step from 0 to {self.plan.step_limit - 1:,}. Got {step:,}.")
         return LoaderState(words, jnp.asarray(step, np.uint32), self.origin)
 
-    def next(self, state: LoaderState, *, apart: bool = False) -> tuple[PyTree, jax.Array, LoaderState]:
+    def next(
+        self, state: LoaderState, *, apart: bool = False, rows: list[Any] | None = None
+    ) -> tuple[PyTree, jax.Array, LoaderState]:
         """The batch of this state, its mask and the state after it."""
         check_origin("next", state, self.origin)
         if not is_traced((state, self.arrays)):
             return _compiled_next(self, state)
-        value, mask = self.at(state.key, state.step, apart=apart)
+        value, mask = self.at(state.key, state.step, apart=apart, rows=rows)
         return value, mask, dataclasses.replace(state, step=state.step + np.uint32(1))
 
     def element_spec(self) -> PyTree:
@@ -110,35 +125,42 @@ class Pipeline:
         words, step = jax.ShapeDtypeStruct((2,), np.uint32), jax.ShapeDtypeStruct((), np.uint32)
         return jax.eval_shape(lambda *args: self.at(*args)[0], words, step)
 
-    def at(self, words: Array, step: Array, *, apart: bool = False) -> tuple[PyTree, jax.Array]:
+    def at(
+        self, words: Array, step: Array, *, apart: bool = False, rows: list[Any] | None = None
+    ) -> tuple[PyTree, jax.Array]:
         """Batch number `step` of the run with this key, and its mask. Pure and traceable.
 
         Args:
             words: The run's raw key data, uint32.
             step: The batch's number.
             apart: Whether the program makes this batch and nothing else; the values are the same, their making differs.
+            rows: The leaves of the batch's samples, if they have been read already.
         """
         indices, levels = self.plan.at(jnp, words, step)
-        value = take(self.arrays, indices, apart=apart)
-        rows, batchings = levels.pop(), iter(self.plan.batchings)
-        mask = rows.mask
+        if self.host_source is not None:
+            rows = read_in_graph(self.host_source, self.plan, words, step) if rows is None else rows
+            value = self.host_source.sample_spec.structure.unflatten(rows)
+        else:
+            value = take(self.arrays, indices, apart=apart)
+        level, batchings = levels.pop(), iter(self.plan.batchings)
+        mask = level.mask
         for name, stage in zip(stage_names(self.stages), self.stages, strict=True):
             if stage.batches:
                 if next(batchings).pads:
-                    value, mask = blank((value, mask), rows.mask, apart=apart)
-                rows, indices = levels.pop(), None
+                    value, mask = blank((value, mask), level.mask, apart=apart)
+                level, indices = levels.pop(), None
                 continue
-            element = rows.element if indices is None else indices
-            key = element_key(words, name, rows.epoch, element) if stage.keyed else None
-            value, mask = apply_stage(name, stage, rows.mask.ndim, value, mask, key)
+            element = level.element if indices is None else indices
+            key = element_key(words, name, level.epoch, element) if stage.keyed else None
+            value, mask = apply_stage(name, stage, level.mask.ndim, value, mask, key)
         return value, mask
 
 
-# The source object stays outside the traced tree: a compiled program depends on shapes and stages, not on who owns
-# the data, so loaders of equal shape share their programs.
+# A source of arrays stays outside the traced tree: a compiled program depends on shapes and stages, not on who owns the
+# data, so loaders of equal shape share their programs. A program that reads on the host does depend on the reader.
 jax.tree_util.register_pytree_node(
     Pipeline,
-    lambda p: ((p.arrays,), (p.plan, p.stages)),
+    lambda pipeline: ((pipeline.arrays,), (pipeline.plan, pipeline.stages, pipeline.host_source)),
     lambda static, children: Pipeline(children[0], *static),
 )
 

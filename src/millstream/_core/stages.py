@@ -37,6 +37,8 @@ def apply_stage(
     name: str, stage: "Transform", axes: int, value: PyTree, mask: jax.Array, key: jax.Array | None
 ) -> tuple[PyTree, jax.Array]:
     """Run a stage `vmap`ped over the leading `axes`; a failure is told which stage it came from."""
+    if axes and stage.effects:
+        raise TypeError(f"{name} sees whole batches, in order. Put it behind the BatchTransform.")
     apply: Callable[..., Any] = stage.apply
     for _ in range(axes):
         apply = jax.vmap(apply)

@@ -25,6 +25,9 @@ class Transform:
     keyed: ClassVar[bool] = False
     """Whether `apply` wants a key of its own for every element; otherwise it gets None."""
 
+    effects: ClassVar[bool] = False
+    """Whether `apply` calls the host in a way that shows: it is then never run ahead of time, nor `vmap`ped."""
+
     batches: ClassVar[bool] = False
     """Whether this stage groups elements; it then has `batching` in place of `apply`."""
 

@@ -1,13 +1,18 @@
 """The loader."""
 
+import functools
 import warnings
 from typing import Any
 
 import jax
+import numpy as np
 
+from millstream._core.callbacks import original_errors
 from millstream._core.contracts import PyTree
 from millstream._core.errors import describe_value, function_name, require_int
 from millstream._core.pipeline import Pipeline
+from millstream._core.policy import set_policy_state
+from millstream._core.read_ahead import ReadAhead
 from millstream._core.state import check_origin, is_traced
 from millstream.host import InGraph
 from millstream.loader._build import build, stages
@@ -33,7 +38,8 @@ class DataLoader:
         pipeline: A list, source first, or a composed source such as `BatchTransform(4)(source)`. A stage is a
             transform or any function from source to source.
         executor: Where batches are made. `InGraph()`, the default, makes them on the device, from data that are arrays.
-        prefetch: How many batches `iterate` has under way besides the one it hands out.
+        prefetch: How many batches `iterate` has under way besides the one it hands out. (A source that is read on the
+            host has a `prefetch_size` of its own, in samples.)
     """
 
     def __init__(self, pipeline: Any, *, executor: InGraph | None = None, prefetch: int = 2) -> None:
@@ -49,6 +55,9 @@ class DataLoader:
 
     def _set_source(self, source: Any) -> None:
         self._source = source
+        self._effects = any(stage.effects for stage in stages(source))
+        self._host_source = source.host_source if isinstance(source, Pipeline) else None
+        self._ahead: ReadAhead | None = None
         self._program, self._arrays = split(source)
         self._origin = source.origin if isinstance(source, Pipeline) else None
         self._body_fns: dict[Any, set[int]] = {}
@@ -84,7 +93,11 @@ class DataLoader:
         if is_traced(state):
             self._warn_of_constants()
             return next_batch(self._program, self._arrays, state, False)
-        return self._draw(state)
+        if self._host_source is None:
+            return self._draw(state)
+        if self._ahead is None:
+            self._ahead = ReadAhead(self._host_source, self._source.plan)
+        return self._draw(state, self._ahead.rows(np.asarray(state.key), int(state.step)))
 
     def iterate(self, state: PyTree, *, steps: int | None = None) -> BatchIterator:
         """An iterator over (batch, mask), with the state to go on from as its `.state`.
@@ -101,8 +114,19 @@ class DataLoader:
             end, limit = int(state.step) + steps, self._source.plan.step_limit
             if end > limit:
                 raise ValueError(f"iterate can reach step {limit:,}, not {end:,}. Start a run with another key.")
+        if self._host_source is not None:
+            reader = ReadAhead(self._host_source, self._source.plan, stop=int(state.step) + steps)
+            words, step = np.asarray(state.key), int(state.step)
+
+            def draw(state: PyTree) -> tuple[PyTree, PyTree, jax.Array]:
+                nonlocal step  # known here, so that nothing waits for the device to tell
+                drawn = self._draw(state, reader.rows(words, step))
+                step += 1
+                return drawn
+
+            return BatchIterator(draw, state, steps, ahead=0, on_close=reader.close)
         # A stream may depend on what the caller does with its values, so it is never drawn ahead.
-        ahead = self._prefetch if isinstance(self._source, Pipeline) else 0
+        ahead = self._prefetch if isinstance(self._source, Pipeline) and not self._effects else 0
         return BatchIterator(self._draw, state, steps, ahead)
 
     def scan_epoch(
@@ -132,10 +156,29 @@ class DataLoader:
             self._warn_of_constants()
             return scan(self._program, self._arrays, state, carry, body_fn, unroll)
         self._warn_of_fresh_functions(body_fn)
-        return compiled_scan(self._program, self._arrays, state, carry, body_fn, unroll)
+        if not self._effects and self._host_source is None:
+            return compiled_scan(self._program, self._arrays, state, carry, body_fn, unroll)
+        with original_errors():
+            return jax.block_until_ready(compiled_scan(self._program, self._arrays, state, carry, body_fn, unroll))
 
-    def _draw(self, state: PyTree) -> tuple[PyTree, PyTree, jax.Array]:
-        value, state, mask = next_batch(self._program, self._arrays, state, True)
+    def set_policy_state(self, state: PyTree, policy_state: PyTree, *, new_episode: Any = None) -> PyTree:
+        """The state with another policy state, for a pipeline that starts with an environment.
+
+        Args:
+            state: This loader's state. An iterator that is under way has its own: use its `set_policy_state`.
+            policy_state: The new one, shaped like the source's template.
+            new_episode: What the policy is told at its next step; None leaves it as it is.
+        """
+        self._check_state("set_policy_state", state)
+        return set_policy_state("set_policy_state", state, policy_state, new_episode)
+
+    def _draw(self, state: PyTree, rows: list[np.ndarray] | None = None) -> tuple[PyTree, PyTree, jax.Array]:
+        if self._effects:
+            with original_errors():
+                drawn = next_batch(self._program, self._arrays, state, True, rows)
+                value, state, mask = jax.block_until_ready(drawn)
+        else:
+            value, state, mask = next_batch(self._program, self._arrays, state, True, rows)
         if self._placement is not None:
             value, mask = jax.tree.map(self._place, (value, mask))
         return value, state, mask
@@ -151,14 +194,15 @@ class DataLoader:
     def _check_state(self, who: str, state: PyTree) -> None:
         if self._origin is not None:
             return check_origin(who, state, self._origin)
-        expected, found = jax.tree.structure(self._state_spec()), jax.tree.structure(state)
+        expected, found = self._state_structure, jax.tree.structure(state)
         if expected != found:
             raise ValueError(
                 f"{who} got a state of another pipeline. It has\n  {found}\nand this loader's states have\n  {expected}"
             )
 
-    def _state_spec(self) -> PyTree:
-        return jax.eval_shape(self._source.init_state, jax.random.key(0))
+    @functools.cached_property
+    def _state_structure(self) -> Any:
+        return jax.tree.structure(jax.eval_shape(self._source.init_state, jax.random.key(0)))
 
     def _warn_of_constants(self) -> None:
         size = sum(array.nbytes for array in self._arrays if not is_traced(array))

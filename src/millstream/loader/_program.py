@@ -50,10 +50,18 @@ def split(source: Stream) -> tuple[Program, list[Any]]:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
-def next_batch(program: Program, arrays: list[Any], state: PyTree, apart: bool) -> tuple[PyTree, PyTree, jax.Array]:
-    """One batch, as a program of its own (`apart`) or as part of one that is being traced."""
+def next_batch(
+    program: Program, arrays: list[Any], state: PyTree, apart: bool, rows: list[Any] | None = None
+) -> tuple[PyTree, PyTree, jax.Array]:
+    """One batch, as a program of its own (`apart`) or as part of one that is being traced.
+
+    Its `rows` are given if they have been read on the host.
+    """
     source = program.source(arrays)
-    value, mask, state = source.next(state, apart=apart) if isinstance(source, Pipeline) else source.next(state)
+    if isinstance(source, Pipeline):
+        value, mask, state = source.next(state, apart=apart, rows=rows)
+    else:
+        value, mask, state = source.next(state)
     return value, state, mask
 
 

@@ -1,3 +1,6 @@
 """Where samples come from: one file per kind of source."""
 
 from millstream.sources._array import ArraySampleSource as ArraySampleSource
+from millstream.sources._disk import DatasetSource as DatasetSource
+from millstream.sources._disk import DiskSampleSource as DiskSampleSource
+from millstream.sources._host_array import HostArraySource as HostArraySource

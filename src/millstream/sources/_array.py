@@ -9,6 +9,7 @@ import numpy as np
 from millstream._core.contracts import PyTree
 from millstream._core.errors import describe_leaf, describe_value, table
 from millstream._core.plan import Ordering
+from millstream._core.samples import narrowed
 
 if TYPE_CHECKING:
     import jax
@@ -36,11 +37,8 @@ class ArraySampleSource:
     ordering: Ordering = "shuffle"
 
     def __post_init__(self) -> None:
-        if self.ordering not in ("shuffle", "sequential"):
-            raise ValueError(
-                f"ArraySampleSource needs ordering 'shuffle' or 'sequential'. Got {describe_value(self.ordering)}."
-            )
-        _check_rows(_named_leaves(self.data))
+        check_ordering("ArraySampleSource", self.ordering)
+        check_rows("ArraySampleSource", self.data)
         object.__setattr__(self, "data", _tree().map(_canonical, self.data))
 
     def __len__(self) -> int:
@@ -75,37 +73,33 @@ def _tree() -> Any:
     return jax.tree
 
 
-def _named_leaves(data: PyTree) -> list[tuple[str, Any]]:
+def check_ordering(who: str, ordering: Any) -> None:
+    """Refuse an ordering that is not known."""
+    if ordering not in ("shuffle", "sequential"):
+        raise ValueError(f"{who} needs ordering 'shuffle' or 'sequential'. Got {describe_value(ordering)}.")
+
+
+def check_rows(who: str, data: PyTree) -> None:
+    """Refuse a tree that is not made of arrays of numbers with the same, non-zero number of rows."""
     import jax
 
-    return [(f"data{jax.tree_util.keystr(path)}", leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(data)]
-
-
-def _check_rows(leaves: list[tuple[str, Any]]) -> None:
+    leaves = [(f"data{jax.tree_util.keystr(path)}", leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(data)]
     if not leaves:
-        raise ValueError("ArraySampleSource needs at least one array. Got an empty tree.")
+        raise ValueError(f"{who} needs at least one array. Got an empty tree.")
     for name, leaf in leaves:
         if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape"):
             raise TypeError(
-                f"ArraySampleSource needs arrays. Got {name}: {describe_value(leaf)}. "
+                f"{who} needs arrays. Got {name}: {describe_value(leaf)}. "
                 "Lists and tuples are trees here; turn them into arrays with np.asarray."
             )
-        if (
-            (isinstance(leaf, np.ndarray) and leaf.dtype.kind not in "biufcV")
-            or leaf.dtype == object
-            or leaf.dtype.names
-        ):
+        if isinstance(leaf, np.ndarray) and (leaf.dtype.kind not in "biufcV" or leaf.dtype.names):
             raise TypeError(
-                f"ArraySampleSource needs numbers or bools. Got {name}: {describe_leaf(leaf)}. "
+                f"{who} needs numbers or bools. Got {name}: {describe_leaf(leaf)}. "
                 "Encode text, dates and objects as numbers, one array per field."
             )
-    if (
-        any(leaf.ndim == 0 for _, leaf in leaves)
-        or len({leaf.shape[0] for _, leaf in leaves}) > 1
-        or leaves[0][1].shape[0] == 0
-    ):
+    if {leaf.shape[:1] for _, leaf in leaves} != {leaves[0][1].shape[:1]} or leaves[0][1].shape[:1] in ((), (0,)):
         raise ValueError(
-            "ArraySampleSource needs leaves with the same, non-zero number of rows. Got:\n"
+            f"{who} needs leaves with the same, non-zero number of rows. Got:\n"
             f"{table((name, describe_leaf(leaf)) for name, leaf in leaves)}\n"
             "Slice or pad them to one length before building the source."
         )
@@ -117,16 +111,7 @@ def _canonical(leaf: Any) -> Any:
 
     if isinstance(leaf, jax.Array):
         return leaf
-    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
-    if dtype != leaf.dtype and leaf.dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        low, high = leaf.min(initial=0), leaf.max(initial=0)
-        if low < limits.min or high > limits.max:
-            raise ValueError(
-                f"ArraySampleSource: JAX keeps {leaf.dtype} as {dtype}, but the values run from {low} to {high}. "
-                "Renumber them, or set jax.config.update('jax_enable_x64', True)."
-            )
-    return leaf if dtype == leaf.dtype else leaf.astype(dtype)
+    return narrowed("ArraySampleSource", leaf, np.dtype(jax.dtypes.canonicalize_dtype(leaf.dtype)))
 
 
 def _place(leaf: Any) -> "jax.Array":

@@ -3,6 +3,8 @@
 from millstream._core.transform import Transform as Transform
 from millstream.transforms._batch import BatchTransform as BatchTransform
 from millstream.transforms._device import DevicePutTransform as DevicePutTransform
+from millstream.transforms._host import HostCallbackTransform as HostCallbackTransform
+from millstream.transforms._host import HostMapTransform as HostMapTransform
 from millstream.transforms._image import FlattenImageTransform as FlattenImageTransform
 from millstream.transforms._image import NormalizeImageTransform as NormalizeImageTransform
 from millstream.transforms._map import MapTransform as MapTransform

@@ -1,0 +1,102 @@
+"""Samples as a source's function returns them: their spec, and writing them into a batch.
+
+Only `spec_of` needs JAX, in the process that builds the source; writing needs NumPy alone.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from millstream._core.contracts import PyTree
+from millstream._core.errors import describe_leaf, describe_value
+
+_NARROW = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleSpec:
+    """The structure of a sample: its tree, and name, shape and dtype of every leaf."""
+
+    structure: Any
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[np.dtype, ...]
+
+    def tree(self) -> PyTree:
+        """As a pytree of `jax.ShapeDtypeStruct`."""
+        import jax
+
+        leaves = [jax.ShapeDtypeStruct(*leaf) for leaf in zip(self.shapes, self.dtypes, strict=True)]
+        return self.structure.unflatten(leaves)
+
+    def write(self, who: str, out: Sequence[np.ndarray], row: int, index: int | None, sample: PyTree) -> None:
+        """Write a sample into one row of a batch, refusing another structure, shape or dtype.
+
+        Args:
+            who: Who speaks in errors.
+            out: One array per leaf.
+            row: Which of their rows to fill.
+            index: The sample's number; None if it is no sample but what a function returned.
+            sample: What to write.
+        """
+        what = "the result" if index is None else f"sample {index}"
+        leaves, structure = self._flatten(sample)
+        if structure != self.structure:
+            raise TypeError(
+                f"{who}: {what} has another structure than the spec.\n  found: {structure}\n  spec:  {self.structure}\n"
+                "Return the same keys every time."
+            )
+        for name, shape, dtype, target, leaf in zip(self.names, self.shapes, self.dtypes, out, leaves, strict=True):
+            array = np.asarray(leaf)
+            if array.shape != shape or not _fits(array.dtype, dtype):
+                raise ValueError(
+                    f"{who}: {what} does not match the spec.\n  found{name}: {describe_leaf(array)}\n"
+                    f"  spec{name}:  shape {shape}, {dtype}\nReturn the same shape and dtype every time."
+                )
+            target[row] = narrowed(f"{who}: {what}{name}", array, dtype)
+
+    def _flatten(self, sample: PyTree) -> tuple[list[Any], Any]:
+        import jax
+
+        return jax.tree.flatten(sample)
+
+
+def spec_of(who: str, sample: PyTree) -> SampleSpec:
+    """The spec of a sample, or of a tree of anything with shape and dtype; dtypes become those JAX will give."""
+    import jax
+
+    paths, structure = jax.tree_util.tree_flatten_with_path(sample)
+    if not paths:
+        raise ValueError(f"{who} needs samples with at least one array. Got {describe_value(sample)}.")
+    names, shapes, dtypes = [], [], []
+    for path, leaf in paths:
+        names.append(jax.tree_util.keystr(path))
+        leaf = leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else np.asarray(leaf)
+        if np.dtype(leaf.dtype).kind not in "biufcV" or np.dtype(leaf.dtype).names:
+            raise TypeError(
+                f"{who} needs samples of numbers and bools. Got sample{names[-1]}: {describe_value(leaf)}. "
+                "A compiled program cannot hold Python objects or text; encode them as numbers, or leave them out."
+            )
+        shapes.append(tuple(leaf.shape))
+        dtypes.append(np.dtype(jax.dtypes.canonicalize_dtype(leaf.dtype)))
+    return SampleSpec(structure, tuple(names), tuple(shapes), tuple(dtypes))
+
+
+def narrowed(who: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The array in the dtype JAX keeps it in; integers that do not fit are refused."""
+    if array.dtype == dtype:
+        return array
+    if array.dtype.kind in "iu" and array.size:
+        limits, low, high = np.iinfo(dtype), array.min(), array.max()
+        if low < limits.min or high > limits.max:
+            raise ValueError(
+                f"{who}: JAX keeps {array.dtype} as {dtype}, but the values run from {low} to {high}. "
+                "Renumber them, or set jax.config.update('jax_enable_x64', True)."
+            )
+    return array.astype(dtype)
+
+
+def _fits(found: np.dtype, wanted: np.dtype) -> bool:
+    return found == wanted or _NARROW.get(found.name) == wanted.name

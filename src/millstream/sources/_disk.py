@@ -1,0 +1,148 @@
+"""Samples that a function reads one by one: from disk, a database, over a network."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from millstream._core.contracts import PyTree
+from millstream._core.errors import describe_value, function_name, require_callable, require_int
+from millstream._core.host_source import HostSource
+from millstream._core.plan import Ordering
+from millstream._core.samples import SampleSpec, spec_of
+from millstream.sources._array import check_ordering
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DiskSampleSource(HostSource):
+    """The samples of any function from an index to a pytree of arrays.
+
+    Threads read ahead: the plan is known, so the next samples are on their way while the current batch is used, in
+    Python as well as inside a compiled scan.
+
+    Example:
+        >>> source = ms.DiskSampleSource(100, lambda index: {"square": np.float32(index**2)})
+        >>> loader = ms.DataLoader([source, ms.BatchTransform(10)])
+
+    Args:
+        length: Number of samples.
+        sample_fn: `sample_fn(index) -> sample`. It is called from several threads.
+        sample_spec: The shapes and dtypes of a sample, as a pytree of `jax.ShapeDtypeStruct`; by default those of
+            sample 0, which is then read once.
+        ordering: "shuffle" for a new order every epoch, or "sequential".
+        prefetch_size: How many samples are read before they are needed.
+        readers: How many threads read.
+    """
+
+    length: int
+    sample_fn: Callable[[int], PyTree]
+    sample_spec: Any = None
+    ordering: Ordering = "shuffle"
+    prefetch_size: int = 64
+    readers: int = 4
+
+    def __post_init__(self) -> None:
+        who = "DiskSampleSource"
+        require_callable(who, "sample_fn", self.sample_fn)
+        check_ordering(who, self.ordering)
+        for name in ("length", "prefetch_size", "readers"):
+            require_int(who, name, getattr(self, name), least=1)
+        example = self._sample(0) if self.sample_spec is None else self.sample_spec
+        object.__setattr__(self, "sample_spec", _as_spec(who, example, given=self.sample_spec is not None))
+
+    def __len__(self) -> int:
+        return self.length
+
+    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray]) -> None:
+        spec: SampleSpec = self.sample_spec
+        for row, index in enumerate(indices.tolist()):
+            spec.write(f"DiskSampleSource({function_name(self.sample_fn)})", out, row, index, self._sample(index))
+
+    def _sample(self, index: int) -> PyTree:
+        try:
+            return self.sample_fn(index)
+        except Exception as error:
+            raise noted(error, f"This came from sample_fn({index}) of DiskSampleSource.") from None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DatasetSource(HostSource):
+    """The items of any object with a length and `[index]`; `__getitems__(list)` is used where there is one.
+
+    Example:
+        >>> digits = ms.datasets.DigitsDataset("train")
+        >>> loader = ms.DataLoader([ms.DatasetSource(digits), ms.BatchTransform(64)])
+
+    Args:
+        dataset: The object. It is called from several threads.
+        ordering: "shuffle" for a new order every epoch, or "sequential".
+        prefetch_size: How many samples are read before they are needed.
+        readers: How many threads read.
+    """
+
+    dataset: Any
+    ordering: Ordering = "shuffle"
+    prefetch_size: int = 64
+    readers: int = 4
+
+    def __post_init__(self) -> None:
+        if not hasattr(self.dataset, "__len__") or not hasattr(self.dataset, "__getitem__"):
+            raise TypeError(
+                f"DatasetSource needs an object with a length and [index]. Got {describe_value(self.dataset)}."
+            )
+        check_ordering("DatasetSource", self.ordering)
+        for name in ("prefetch_size", "readers"):
+            require_int("DatasetSource", name, getattr(self, name), least=1)
+        if len(self.dataset) == 0:
+            raise ValueError(f"DatasetSource needs at least one item. Got {type(self.dataset).__name__} of length 0.")
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    @functools.cached_property
+    def sample_spec(self) -> SampleSpec:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The structure of a sample: that of item 0."""
+        return spec_of(f"DatasetSource({type(self.dataset).__name__})", self._items([0])[0])
+
+    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray]) -> None:
+        numbers = indices.tolist()
+        for row, (index, item) in enumerate(zip(numbers, self._items(numbers), strict=True)):
+            self.sample_spec.write(f"DatasetSource({type(self.dataset).__name__})", out, row, index, item)
+
+    def _items(self, numbers: list[int]) -> Sequence[PyTree]:
+        name = type(self.dataset).__name__
+        if hasattr(self.dataset, "__getitems__"):
+            try:
+                return self.dataset.__getitems__(numbers)
+            except Exception as error:
+                raise noted(error, f"This came from {name}.__getitems__({describe_value(numbers)}).") from None
+        items = []
+        for number in numbers:
+            try:
+                items.append(self.dataset[number])
+            except Exception as error:
+                raise noted(error, f"This came from {name}[{number}].") from None
+        return items
+
+
+def noted(error: Exception, note: str) -> Exception:
+    """The user's error with a note; StopIteration, which would end a loop without a word, as a RuntimeError."""
+    if isinstance(error, StopIteration):
+        replacement = RuntimeError("a sample raised StopIteration")
+        replacement.__cause__ = error
+        error = replacement
+    error.add_note(note)
+    return error
+
+
+def _as_spec(who: str, example: PyTree, *, given: bool) -> SampleSpec:
+    import jax
+
+    for leaf in jax.tree.leaves(example) if given else []:
+        if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+            raise TypeError(
+                f"{who} needs sample_spec to be a tree of jax.ShapeDtypeStruct. Got {describe_value(leaf)}."
+            )
+    return spec_of(who, example)

@@ -1,0 +1,416 @@
+"""Samples read on the host: functions, datasets, mapped arrays, and Python inside compiled programs."""
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import assert_trees_equal
+from pipelines import BATCH, SAMPLES, data, sample, source
+from test_bad_input import refuses
+
+import millstream as ms
+from millstream._core import read_ahead
+
+
+def labels(batch, mask):
+    return np.asarray(batch["label"])[np.asarray(mask)].tolist()
+
+
+def collect(carry, batch, mask):
+    return carry, (batch, mask)
+
+
+def reader_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("millstream-reader")]
+
+
+@pytest.fixture
+def always_slow(monkeypatch):
+    """Have threads read even what is read in no time."""
+    monkeypatch.setattr(read_ahead, "_SLOW_SECONDS", -1.0)
+
+
+@pytest.mark.parametrize("readers", [1, 2, 5])
+@pytest.mark.parametrize("prefetch_size", [1, 7, 100])
+def test_any_number_of_readers_reads_the_same(readers, prefetch_size, key, always_slow):
+    def slow(index):
+        time.sleep(0.001 * (index % 3))
+        return sample(index)
+
+    plain = ms.DataLoader([source(), BATCH])
+    loader = ms.DataLoader([ms.DiskSampleSource(SAMPLES, slow, prefetch_size=prefetch_size, readers=readers), BATCH])
+    ours = loader.iterate(loader.init_state(key), steps=7)
+    theirs = plain.iterate(plain.init_state(key), steps=7)
+    for mine, expected in zip(ours, theirs, strict=True):
+        assert_trees_equal(mine, expected)
+
+
+def test_each_sample_is_read_once_and_nothing_behind_the_end(key, always_slow):
+    read = []
+
+    def counted(index):
+        read.append(index)
+        return sample(index)
+
+    loader = ms.DataLoader(
+        [ms.DiskSampleSource(SAMPLES, counted, sample_spec=source().spec(), prefetch_size=64), BATCH]
+    )
+    assert read == []
+    for _ in loader.iterate(loader.init_state(key)):
+        pass
+    assert sorted(read) == list(range(SAMPLES))
+
+
+def test_reading_goes_on_while_the_caller_computes(key, always_slow):
+    read = []
+
+    def counted(index):
+        read.append(index)
+        return {"x": np.int32(index)}
+
+    loader = ms.DataLoader([ms.DiskSampleSource(100, counted, prefetch_size=20), ms.BatchTransform(5)], prefetch=0)
+    batches = loader.iterate(loader.init_state(key))
+    next(batches)
+    deadline = time.monotonic() + 10
+    while len(read) < 26 and time.monotonic() < deadline:  # one for the spec, one batch, twenty ahead
+        time.sleep(0.01)
+    assert len(read) in (26, 31)
+    batches.close()
+
+
+def test_a_scan_finds_its_samples_read_ahead(key, always_slow):
+    """Reading alone takes 64 x 5 ms; four readers in the background share it while the program runs."""
+    busiest = []
+    running = threading.Semaphore(0)
+
+    def slow(index):
+        running.release()
+        time.sleep(0.005)
+        busiest.append(running._value)
+        running.acquire()
+        return {"x": np.int32(index)}
+
+    loader = ms.DataLoader([ms.DiskSampleSource(64, slow, prefetch_size=16, readers=4), ms.BatchTransform(4)])
+    _, _, (batches, _) = loader.scan_epoch(loader.init_state(key), None, collect)
+    assert sorted(batches["x"].reshape(-1).tolist()) == list(range(64))
+    assert max(busiest) == 4
+
+
+def test_an_error_keeps_its_type_names_the_sample_and_comes_after_the_good_batches(key):
+    class Broken(OSError):
+        pass
+
+    def bad(index):
+        if index == 7:
+            raise Broken("disk on fire")
+        return sample(index)
+
+    loader = ms.DataLoader([ms.DiskSampleSource(SAMPLES, bad), BATCH])
+    state = loader.init_state(key)
+    plain = ms.DataLoader([source(), BATCH])
+    pairs = list(plain.iterate(plain.init_state(key)))
+    place = next(number for number, pair in enumerate(pairs) if 7 in labels(*pair))
+    seen = []
+    with refuses(Broken, "disk on fire", "sample_fn(7) of DiskSampleSource"):
+        for batch, mask in loader.iterate(state):
+            seen.append(labels(batch, mask))
+    assert len(seen) == place
+    with refuses(Broken, "disk on fire", "sample_fn(7)"):
+        loader.scan_epoch(state, None, collect)
+    with refuses(Broken, "disk on fire", "sample_fn(7)"):
+        loader.next_batch(loader.init_state(key, step=place))
+
+
+def test_after_an_error_the_same_batch_can_be_asked_for_again(key):
+    broken = [True]
+
+    def sometimes(index):
+        if index == 7 and broken:
+            broken.clear()
+            raise OSError("try again")
+        return sample(index)
+
+    spec = source().spec()
+    loader = ms.DataLoader([ms.DiskSampleSource(SAMPLES, sometimes, sample_spec=spec), BATCH])
+    batches, seen = loader.iterate(loader.init_state(key)), []
+    while len(seen) < loader.steps_per_epoch:
+        try:
+            seen.append(next(batches))
+        except OSError:
+            continue
+    plain = ms.DataLoader([source(), BATCH])
+    assert_trees_equal(seen, list(plain.iterate(plain.init_state(key))))
+
+
+def test_stop_iteration_in_a_sample_does_not_end_the_loop(key):
+    def bad(index):
+        if index == 7:
+            raise StopIteration
+        return sample(index)
+
+    loader = ms.DataLoader([ms.DiskSampleSource(SAMPLES, bad), BATCH])
+    with refuses(RuntimeError, "raised StopIteration", "sample_fn(7)"):
+        list(loader.iterate(loader.init_state(key)))
+
+
+def test_a_sample_of_another_shape_dtype_or_structure(key):
+    odd = {
+        "shape": lambda: {"x": np.zeros(3, np.float32)},
+        "dtype": lambda: {"x": np.zeros(2, np.int32)},
+        "structure": lambda: {"y": np.zeros(2, np.float32)},
+        "range": lambda: {"x": np.zeros(2, np.float32)},
+    }
+    texts = {
+        "shape": ("sample 7 does not match", "found['x']: shape (3,), float32", "spec['x']:  shape (2,), float32"),
+        "dtype": ("sample 7 does not match", "found['x']: shape (2,), int32"),
+        "structure": ("sample 7 has another structure", "{'y': *}", "{'x': *}"),
+    }
+    for kind, words in texts.items():
+        loader = ms.DataLoader(
+            [ms.DiskSampleSource(SAMPLES, lambda i, kind=kind: odd[kind]() if i == 7 else odd["range"]()), BATCH]
+        )
+        with refuses((TypeError, ValueError), *words):
+            list(loader.iterate(loader.init_state(key)))
+
+
+def test_integers_past_32_bits_in_one_sample(key):
+    loader = ms.DataLoader([ms.DiskSampleSource(SAMPLES, lambda i: {"id": i if i != 7 else 2**40}), BATCH])
+    with refuses(ValueError, "sample 7['id']", "int64 as int32", str(2**40)):
+        list(loader.iterate(loader.init_state(key)))
+
+
+def test_nan_is_left_alone(key):
+    loader = ms.DataLoader([ms.DiskSampleSource(4, lambda i: np.float32(np.nan if i == 2 else i)), BATCH])
+    batch, _, _ = loader.next_batch(loader.init_state(key))
+    assert np.isnan(batch).sum() == 1
+
+
+def test_python_objects_are_refused_by_name():
+    with refuses(TypeError, "numbers and bools", "sample['caption']", "'a cat'"):
+        ms.DiskSampleSource(3, lambda index: {"caption": "a cat"})
+    with refuses(ValueError, "at least one array"):
+        ms.DiskSampleSource(3, lambda index: {})
+
+
+def test_bad_arguments_of_host_sources():
+    with refuses(ValueError, "DiskSampleSource needs length to be an int of at least 1"):
+        ms.DiskSampleSource(0, sample)
+    with refuses(ValueError, "prefetch_size to be an int"):
+        ms.DiskSampleSource(3, sample, prefetch_size=0)
+    with refuses(ValueError, "'shuffle' or 'sequential'"):
+        ms.DiskSampleSource(3, sample, ordering="random")  # pyright: ignore[reportArgumentType]
+    with refuses(TypeError, "sample_fn to be a function"):
+        ms.DiskSampleSource(3, "file")  # pyright: ignore[reportArgumentType]
+    with refuses(TypeError, "tree of jax.ShapeDtypeStruct"):
+        ms.DiskSampleSource(3, sample, sample_spec={"x": 3})
+    with refuses(TypeError, "DatasetSource needs an object with a length and [index]"):
+        ms.DatasetSource(iter([1, 2]))
+    with refuses(ValueError, "at least one item"):
+        ms.DatasetSource([])
+    with refuses(ValueError, "HostArraySource needs leaves with the same, non-zero number of rows"):
+        ms.HostArraySource({"a": np.zeros(3), "b": np.zeros(4)})
+
+
+def test_datasets_that_read_many_items_at_once_are_asked_for_many(key):
+    asked = []
+
+    class Batched:
+        def __len__(self):
+            return SAMPLES
+
+        def __getitem__(self, index):
+            raise AssertionError("one by one")
+
+        def __getitems__(self, numbers):
+            asked.append(len(numbers))
+            return [sample(number) for number in numbers]
+
+    loader = ms.DataLoader([ms.DatasetSource(Batched(), readers=1), BATCH])
+    seen = [label for pair in loader.iterate(loader.init_state(key)) for label in labels(*pair)]
+    assert sorted(seen) == list(range(SAMPLES))
+    assert max(asked) == 4
+
+
+def test_an_item_that_fails_is_named(key):
+    loader = ms.DataLoader([ms.DatasetSource({i: np.int32(i) for i in range(5)}), ms.BatchTransform(5)])
+    del loader._source.source.dataset[3]
+    loader._source.source.dataset[9] = np.int32(0)
+    with refuses(KeyError, "dict[3]"):
+        next(loader.iterate(loader.init_state(key)))
+
+
+def test_memory_mapped_files_are_read_row_by_row(tmp_path, key):
+    np.save(tmp_path / "rows.npy", np.arange(40, dtype=np.int64).reshape(20, 2))
+    mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
+    loader = ms.DataLoader([ms.HostArraySource(mapped, ordering="sequential"), ms.BatchTransform(5)])
+    rows = np.concatenate([batch for batch, _ in loader.iterate(loader.init_state(key))])
+    assert rows.dtype == np.int32
+    np.testing.assert_array_equal(rows, mapped)
+
+
+def test_a_host_map_works_on_samples_where_they_are_read(key):
+    calls = []
+
+    def strings_and_all(value):
+        calls.append(threading.current_thread().name)
+        return {"length": len(str(int(value["label"]))), "label": value["label"]}
+
+    loader = ms.DataLoader([source(), ms.HostMapTransform(strings_and_all), BATCH])
+    for batch, mask in loader.iterate(loader.init_state(key)):
+        expected = [len(str(label)) for label in labels(batch, mask)]
+        assert np.asarray(batch["length"])[np.asarray(mask)].tolist() == expected
+
+
+def test_host_maps_stack_and_name_the_sample_that_fails(key):
+    def halve(value):
+        return 100 // int(value) if int(value) != 3 else 1 // 0
+
+    numbers = ms.ArraySampleSource(np.arange(1, 9))
+    loader = ms.DataLoader([numbers, ms.HostMapTransform(lambda value: value), ms.HostMapTransform(halve), BATCH])
+    with refuses(ZeroDivisionError, "HostMapTransform(halve) at sample 2"):
+        list(loader.iterate(loader.init_state(key)))
+
+
+def test_a_host_map_behind_compiled_stages():
+    with refuses(TypeError, "stands behind the source and before all compiled stages"):
+        ms.DataLoader([source(), BATCH, ms.HostMapTransform(lambda value: value)])
+    with refuses(TypeError, "HostMapTransform needs fn to be a function"):
+        ms.HostMapTransform(3)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_callback_sees_every_batch_in_order_and_may_replace_it(key):
+    seen = []
+
+    def look(batch, mask):
+        assert isinstance(batch["label"], np.ndarray) and isinstance(mask, np.ndarray)
+        seen.append(labels(batch, mask))
+
+    plain = ms.DataLoader([source(), BATCH])
+    loader = ms.DataLoader([source(), BATCH, ms.HostCallbackTransform(look)])
+    expected = [labels(*pair) for pair in plain.iterate(plain.init_state(key))]
+    for number, _ in enumerate(loader.iterate(loader.init_state(key)), 1):
+        assert seen == expected[:number]  # not a batch ahead
+    seen.clear()
+    loader.scan_epoch(loader.init_state(key), None, collect)
+    assert seen == expected
+
+
+def test_a_callback_may_change_shapes_if_it_says_so(key):
+    spec = {"sum": jax.ShapeDtypeStruct((), np.int32)}
+
+    def add(batch, mask):
+        return {"sum": batch["label"][mask].sum()}
+
+    loader = ms.DataLoader([source(), BATCH, ms.HostCallbackTransform(add, element_spec_override=spec)])
+    total = sum(int(batch["sum"]) for batch, _ in loader.iterate(loader.init_state(key)))
+    assert total == SAMPLES * (SAMPLES - 1) // 2
+
+
+def test_what_a_callback_raises_or_returns_wrongly(key):
+    def fail(batch, mask):
+        raise LookupError("as it was")
+
+    def shrink(batch, mask):
+        return {**batch, "label": batch["label"][:2]}
+
+    for function, kind, words in (
+        (fail, LookupError, ("as it was",)),
+        (shrink, ValueError, ("HostCallbackTransform(shrink)", "the result does not match", "shape (2,), int32")),
+    ):
+        loader = ms.DataLoader([source(), BATCH, ms.HostCallbackTransform(function)])
+        state = loader.init_state(key)
+        with refuses(kind, *words):
+            next(loader.iterate(state))
+        with refuses(kind, *words):
+            loader.scan_epoch(state, None, collect)
+        with refuses(kind, *words):
+            loader.next_batch(state)
+    with refuses(TypeError, "HostCallbackTransform(fail) sees whole batches", "behind the BatchTransform"):
+        ms.DataLoader([source(), ms.HostCallbackTransform(fail), BATCH])
+
+
+def test_threads_end_with_the_iterator(key, always_slow):
+    before = len(reader_threads())
+    loader = ms.DataLoader([ms.DiskSampleSource(SAMPLES, sample), BATCH])
+    state = loader.init_state(key)
+    for _ in loader.iterate(state):
+        pass
+    with loader.iterate(state) as batches:
+        next(batches)
+    abandoned = loader.iterate(state)
+    next(abandoned)
+    del abandoned, batches
+    gc.collect()
+    deadline = time.monotonic() + 5
+    while len(reader_threads()) > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(reader_threads()) == before
+
+
+def test_a_reader_that_never_answers_is_an_error(key, monkeypatch, always_slow):
+    monkeypatch.setattr(read_ahead, "STALL_SECONDS", 0.3)
+    answer = threading.Event()
+
+    def stuck(index):
+        answer.wait(10)
+        return {"x": np.int32(index)}
+
+    spec = {"x": jax.ShapeDtypeStruct((), np.int32)}
+    loader = ms.DataLoader([ms.DiskSampleSource(SAMPLES, stuck, sample_spec=spec), BATCH])
+    threading.Timer(2.0, answer.set).start()
+    try:
+        with refuses(TimeoutError, "DiskSampleSource has been reading for 0 s", "sample"):
+            ahead = read_ahead.ReadAhead(loader._source.source, loader._source.plan)
+            ahead._slow = True
+            ahead.rows(np.zeros(2, np.uint32), 0)
+    finally:
+        answer.set()
+
+
+def test_a_reader_that_sleeps_does_not_keep_the_interpreter(tmp_path):
+    script = """
+        import time, numpy as np, jax, millstream as ms
+        def sleepy(index):
+            time.sleep(60 if index > 4 else 0.01)
+            return np.int32(index)
+        loader = ms.DataLoader([ms.DiskSampleSource(100, sleepy, ordering="sequential"), ms.BatchTransform(2)])
+        print(next(loader.iterate(loader.init_state(jax.random.key(0))))[0])
+        """
+    begun = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        env=dict(os.environ),
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[0 1]\n", "")
+    assert time.monotonic() - begun < 40
+
+
+def test_a_jitted_epoch_over_files_under_the_users_own_jit(key):
+    loader = ms.DataLoader([ms.DiskSampleSource(SAMPLES, sample), BATCH])
+
+    @jax.jit
+    def epoch(state):
+        return loader.scan_epoch(state, jnp.int32(0), lambda total, batch, mask: (total + batch["label"].sum(), None))
+
+    state, total, _ = epoch(loader.init_state(key))
+    assert int(total) == SAMPLES * (SAMPLES - 1) // 2
+    assert int(state.step) == loader.steps_per_epoch
+
+
+def test_data_read_in_the_graph_are_those_of_arrays(key):
+    loader = ms.DataLoader([ms.HostArraySource(data()), BATCH])
+    plain = ms.DataLoader([source(), BATCH])
+    ours = loader.scan_epoch(loader.init_state(key), None, collect)[2]
+    theirs = plain.scan_epoch(plain.init_state(key), None, collect)[2]
+    assert_trees_equal(ours, theirs)
