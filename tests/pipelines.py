@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import millstream as ms
+from millstream.transforms._buffer import BufferTransform
+from millstream.transforms._time_series import TimeSeriesBatchTransform
 
 SAMPLES = 11
 
@@ -101,4 +103,7 @@ PIPELINES: dict[str, Callable[[], Any]] = {
     "stream, dropped": lambda: [source(), lambda inner: Echo(inner), ms.BatchTransform(4, drop_last=True)],
     "stream, wrapped": lambda: [source(), lambda inner: Echo(inner), ms.BatchTransform(4, pad_last_batch=False)],
     "stream of batches": lambda: [source(), BATCH, lambda inner: Echo(inner), ms.RandomMapTransform(jitter)],
+    "time series": lambda: [source(), BATCH, TimeSeriesBatchTransform("image")],
+    "stream through a buffer of one": lambda: [source(), BufferTransform(1, 1, mode="without_replacement"), BATCH],
+    "stream through priorities": lambda: [source(), BufferTransform(1, 1, mode="prioritised")],
 }

@@ -95,7 +95,7 @@ def _fit(who: str, acting: ActingState, policy_state: PyTree) -> PyTree:
     if structure == jax.tree.structure(acting.policy_state):
         targets = jax.tree.leaves(acting.policy_state)
         for i, (target, per_env) in enumerate(zip(targets, acting.per_env, strict=True)):
-            if per_env and leaves[i].shape == target.shape[1:]:
+            if per_env and leaves[i].shape == target.shape[1:] and leaves[i].dtype == target.dtype:
                 leaves[i] = jnp.broadcast_to(leaves[i], target.shape)
         given = jax.tree.unflatten(structure, leaves)
     lines = differences(acting.policy_state, given)

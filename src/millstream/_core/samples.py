@@ -12,7 +12,9 @@ import numpy as np
 from millstream._core.contracts import PyTree
 from millstream._core.errors import describe_leaf, describe_value
 
-_NARROW = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
+_PAIRS = (("int64", "int32"), ("uint64", "uint32"), ("float64", "float32"), ("complex128", "complex64"))
+_NARROW = {np.dtype(wide): np.dtype(narrow) for wide, narrow in _PAIRS}
+_LIMITS = {np.dtype(name): np.iinfo(name) for name in ("int32", "uint32")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +52,10 @@ class SampleSpec:
             )
         for name, shape, dtype, target, leaf in zip(self.names, self.shapes, self.dtypes, out, leaves, strict=True):
             array = np.asarray(leaf)
-            if array.shape != shape or not _fits(array.dtype, dtype):
+            if array.shape == shape and array.dtype == dtype:
+                target[row] = array
+                continue
+            if array.shape != shape or _NARROW.get(array.dtype) != dtype:
                 raise ValueError(
                     f"{who}: {what} does not match the spec.\n  found{name}: {describe_leaf(array)}\n"
                     f"  spec{name}:  shape {shape}, {dtype}\nReturn the same shape and dtype every time."
@@ -89,14 +94,10 @@ def narrowed(who: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     if array.dtype == dtype:
         return array
     if array.dtype.kind in "iu" and array.size:
-        limits, low, high = np.iinfo(dtype), array.min(), array.max()
+        limits, low, high = _LIMITS[dtype], array.min(), array.max()
         if low < limits.min or high > limits.max:
             raise ValueError(
                 f"{who}: JAX keeps {array.dtype} as {dtype}, but the values run from {low} to {high}. "
                 "Renumber them, or set jax.config.update('jax_enable_x64', True)."
             )
     return array.astype(dtype)
-
-
-def _fits(found: np.dtype, wanted: np.dtype) -> bool:
-    return found == wanted or _NARROW.get(found.name) == wanted.name

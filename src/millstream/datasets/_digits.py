@@ -2,14 +2,16 @@
 
 import functools
 from importlib import resources
-from typing import Literal
 
 import numpy as np
 
-from millstream._core.errors import describe_value
+from millstream._core.plan import Ordering
+from millstream.datasets._array_dataset import ArrayDataset
+from millstream.datasets._choice import require_choice
+from millstream.sources import HostArraySource
 
 
-class DigitsDataset:
+class DigitsDataset(ArrayDataset):
     """The UCI optical digits: 1,797 images of 8x8 pixels (attribution in `DIGITS-LICENSE.md`, CC BY 4.0).
 
     Images are uint8 of shape (8, 8, 1) from 0 to 255, labels int32.
@@ -23,24 +25,18 @@ class DigitsDataset:
         split: "train" or "test"; every fifth image is for testing.
     """
 
-    def __init__(self, split: Literal["train", "test"] = "train") -> None:
-        if split not in ("train", "test"):
-            raise ValueError(f"DigitsDataset needs split 'train' or 'test'. Got {describe_value(split)}.")
+    def __init__(self, split: str = "train") -> None:
+        require_choice("DigitsDataset", "split", split, ("train", "test"))
         images, labels = _read()
         chosen = (np.arange(len(labels)) % 5 == 4) == (split == "test")
-        self._arrays = {"image": images[chosen], "label": labels[chosen]}
-        for array in self._arrays.values():
-            array.flags.writeable = False
+        super().__init__({"image": images[chosen], "label": labels[chosen]})
 
-    def __len__(self) -> int:
-        return len(self._arrays["label"])
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        return {name: array[index] for name, array in self._arrays.items()}
-
-    def as_array_dict(self) -> dict[str, np.ndarray]:
-        """The whole split as read-only arrays, ready for `ArraySampleSource`."""
-        return dict(self._arrays)
+    @classmethod
+    def make_disk_source(
+        cls, *, split: str = "train", ordering: Ordering = "shuffle", prefetch_size: int = 64
+    ) -> HostArraySource:
+        """A source whose images stay on the host."""
+        return HostArraySource(cls(split).as_array_dict(), ordering, prefetch_size)
 
 
 @functools.cache
