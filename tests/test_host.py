@@ -193,9 +193,36 @@ def test_nan_is_left_alone(key):
     assert np.isnan(batch).sum() == 1
 
 
-def test_python_objects_are_refused_by_name():
-    with refuses(TypeError, "numbers and bools", "sample['caption']", "'a cat'"):
-        ms.DiskSampleSource(3, lambda index: {"caption": "a cat"})
+def test_python_objects_are_handed_out_as_lists(key):
+    words = [f"word {number}" for number in range(SAMPLES)]
+    for stages in (
+        [ms.DatasetSource(words)],
+        [ms.DiskSampleSource(SAMPLES, lambda index: words[index])],
+        [source(), ms.HostMapTransform(lambda value: f"word {int(value['label'])}")],
+        [ms.DatasetSource(words), ms.HostMapTransform(str.upper), ms.HostMapTransform(str.lower)],
+    ):
+        loader, plain = ms.DataLoader([*stages, BATCH]), ms.DataLoader([source(), BATCH])
+        assert loader.element_spec() is None
+        ours, theirs = loader.iterate(loader.init_state(key), steps=5), plain.iterate(plain.init_state(key), steps=5)
+        for (batch, mask), (expected, real) in zip(ours, theirs, strict=True):
+            assert mask.tolist() == real.tolist()
+            pairs = zip(expected["label"].tolist(), real.tolist(), strict=True)
+            assert batch == [f"word {label}" if real else None for label, real in pairs]
+        resumed = loader.iterate(ours.state, steps=1)
+        assert next(resumed)[0] == loader.next_batch(loader.init_state(key, step=5))[0]
+
+
+def test_python_objects_are_refused_in_compiled_programs(key):
+    found = "these samples are Python objects (sample['caption']: 'a cat' (str))"
+    captions = ms.DiskSampleSource(SAMPLES, lambda index: {"caption": "a cat"})
+    with refuses(TypeError, "NormalizeImageTransform is compiled", found, "HostMapTransform behind the source"):
+        ms.DataLoader([captions, BATCH, ms.NormalizeImageTransform()])
+    loader = ms.DataLoader([captions, BATCH])
+    state = loader.init_state(key)
+    with refuses(TypeError, "is compiled", found):
+        loader.scan_epoch(state, None, collect)
+    with refuses(TypeError, "is compiled", found):
+        jax.jit(loader.next_batch)(state)
     with refuses(ValueError, "at least one array"):
         ms.DiskSampleSource(3, lambda index: {})
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from millstream._core.contracts import PyTree
 from millstream._core.plan import Ordering
-from millstream._core.samples import SampleSpec
+from millstream._core.samples import ObjectSpec, SampleSpec
 
 
 class HostSource:
@@ -16,13 +16,13 @@ class HostSource:
         ordering: "shuffle" or "sequential".
         prefetch_size: How many samples are read before they are needed.
         readers: How many threads share the reading of a batch.
-        sample_spec: The structure of a sample.
+        sample_spec: The structure of a sample, or that it is a Python object.
     """
 
     ordering: Ordering
     prefetch_size: int
     readers: int = 1
-    sample_spec: SampleSpec
+    sample_spec: SampleSpec | ObjectSpec
 
     arrays = None
 
@@ -34,14 +34,18 @@ class HostSource:
         raise NotImplementedError
 
     def spec(self) -> PyTree:
-        """The shape and dtype of one sample."""
+        """The shape and dtype of one sample; None if it is a Python object."""
         return self.sample_spec.tree()
 
     def read(self, indices: np.ndarray, out: PyTree | None = None) -> PyTree:
-        """The samples at `indices`, stacked, as NumPy arrays; into `out` if it is given."""
+        """The samples at `indices`, stacked, as NumPy arrays, into `out` if it is given; or a list of objects."""
         import jax
 
         spec = self.sample_spec
+        if isinstance(spec, ObjectSpec):
+            objects = np.empty(len(indices), object)
+            self.read_rows(indices, [objects])
+            return objects.tolist()
         if out is None:
             leaves = zip(spec.shapes, spec.dtypes, strict=True)
             out = spec.structure.unflatten([np.empty((len(indices), *shape), dtype) for shape, dtype in leaves])

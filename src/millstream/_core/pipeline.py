@@ -18,6 +18,7 @@ from millstream._core.keys import Array
 from millstream._core.plan import Plan
 from millstream._core.read_in_graph import read_in_graph
 from millstream._core.rows import blank, take
+from millstream._core.samples import ObjectSpec
 from millstream._core.stages import apply_stage, element_key, stage_names
 from millstream._core.state import LoaderState, Origin, check_origin, is_traced, key_words
 from millstream._core.streams import BatchedStream, MappedStream
@@ -88,7 +89,7 @@ class Pipeline:
             ("samples", f"{self.plan.samples:,}"),
             ("ordering", self.plan.ordering),
             ("batches of", batches or "none"),
-            ("sample", sample),
+            ("sample", sample or "Python objects"),
             ("stages", ", ".join(stage_names(self.stages)) or "none"),
         )
 
@@ -96,6 +97,12 @@ class Pipeline:
     def host_source(self) -> HostSource | None:
         """The source, if its samples are read on the host."""
         return self.source if isinstance(self.source, HostSource) else None
+
+    @property
+    def objects(self) -> ObjectSpec | None:
+        """What the samples are, if they are Python objects."""
+        spec = None if self.host_source is None else self.host_source.sample_spec
+        return spec if isinstance(spec, ObjectSpec) else None
 
     def sample_spec(self) -> PyTree:
         """The shape and dtype of one sample as the source gives it."""
@@ -121,7 +128,12 @@ class Pipeline:
         return value, mask, dataclasses.replace(state, step=state.step + np.uint32(1))
 
     def element_spec(self) -> PyTree:
-        """The shape and dtype of one batch, derived by tracing."""
+        """The shape and dtype of one batch, derived by tracing; None for Python objects."""
+        if self.objects is not None:
+            for name, stage in zip(stage_names(self.stages), self.stages, strict=True):
+                if not stage.batches:
+                    self.objects.require_host(name)
+            return None
         words, step = jax.ShapeDtypeStruct((2,), np.uint32), jax.ShapeDtypeStruct((), np.uint32)
         return jax.eval_shape(lambda *args: self.at(*args)[0], words, step)
 
@@ -139,7 +151,7 @@ class Pipeline:
         indices, levels = self.plan.at(jnp, words, step)
         if self.host_source is not None:
             rows = read_in_graph(self.host_source, self.plan, words, step) if rows is None else rows
-            value = self.host_source.sample_spec.structure.unflatten(rows)
+            value = jax.tree.unflatten(jax.tree.structure(self.sample_spec()), rows)
         else:
             value = take(self.arrays, indices, apart=apart)
         level, batchings = levels.pop(), iter(self.plan.batchings)

@@ -154,4 +154,4 @@ class _Batch:
         if real.any():
             self._source.read_rows(indices[real], chosen)
         for leaf, read in zip(rows, chosen, strict=True):
-            leaf[real], leaf[~real] = read, 0
+            leaf[real], leaf[~real] = read, None if leaf.dtype.hasobject else 0

@@ -11,6 +11,7 @@ from millstream._core.host_source import HostSource
 from millstream._core.keys import Array
 from millstream._core.plan import Plan
 from millstream._core.read_ahead import ReadAhead
+from millstream._core.samples import ObjectSpec
 
 
 def read_in_graph(source: HostSource, plan: Plan, words: Array, step: Array) -> list[Any]:
@@ -18,8 +19,11 @@ def read_in_graph(source: HostSource, plan: Plan, words: Array, step: Array) -> 
 
     The rows are a function of key and step alone, so the callback is pure: it may be repeated, dropped and `vmap`ped.
     """
+    spec = source.sample_spec
+    if isinstance(spec, ObjectSpec):
+        spec.require_host("This")
     axes = tuple(batching.size for batching in reversed(plan.batchings))
-    leaves = zip(source.sample_spec.shapes, source.sample_spec.dtypes, strict=True)
+    leaves = zip(spec.shapes, spec.dtypes, strict=True)
     result = [jax.ShapeDtypeStruct((*axes, *shape), dtype) for shape, dtype in leaves]
     return jax.pure_callback(_fetcher(source, plan), result, words, step, vmap_method="sequential")
 

@@ -5,7 +5,7 @@ Only `spec_of` needs JAX, in the process that builds the source; writing needs N
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -68,6 +68,48 @@ class SampleSpec:
         return jax.tree.flatten(sample)
 
 
+@dataclasses.dataclass(frozen=True)
+class ObjectSpec:
+    """The spec of samples that are Python objects: they are handed out as lists, and enter no compiled program.
+
+    Attributes:
+        found: What about the first sample is no array.
+    """
+
+    found: str
+    shapes: ClassVar[tuple[tuple[int, ...], ...]] = ((),)
+    dtypes: ClassVar[tuple[np.dtype, ...]] = (np.dtype(object),)
+
+    def tree(self) -> None:
+        """There is none."""
+
+    def write(self, who: str, out: Sequence[np.ndarray], row: int, index: int | None, sample: Any) -> None:
+        """Put a sample into one row of a batch."""
+        out[0][row] = sample
+
+    def require_host(self, who: str) -> None:
+        """Refuse to go on in a compiled program."""
+        raise TypeError(
+            f"{who} is compiled, and these samples are Python objects ({self.found}). Turn them into arrays with a "
+            "HostMapTransform behind the source, or keep to iterate and BatchTransform."
+        )
+
+
+class NotAnArray(TypeError):
+    """A sample has something in it that is no array of numbers."""
+
+    def __str__(self) -> str:
+        return self.args[0]
+
+
+def spec_or_objects(who: str, sample: Any) -> SampleSpec | ObjectSpec:
+    """The spec of a sample, whatever it is."""
+    try:
+        return spec_of(who, sample)
+    except NotAnArray as error:
+        return ObjectSpec(error.args[1])
+
+
 def spec_of(who: str, sample: PyTree) -> SampleSpec:
     """The spec of a sample, or of a tree of anything with shape and dtype; dtypes become those JAX will give."""
     import jax
@@ -80,10 +122,8 @@ def spec_of(who: str, sample: PyTree) -> SampleSpec:
         names.append(jax.tree_util.keystr(path))
         leaf = leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else np.asarray(leaf)
         if np.dtype(leaf.dtype).kind not in "biufcV" or np.dtype(leaf.dtype).names:
-            raise TypeError(
-                f"{who} needs samples of numbers and bools. Got sample{names[-1]}: {describe_value(leaf)}. "
-                "A compiled program cannot hold Python objects or text; encode them as numbers, or leave them out."
-            )
+            found = f"sample{names[-1]}: {describe_value(leaf.tolist() if isinstance(leaf, np.ndarray) else leaf)}"
+            raise NotAnArray(f"{who} needs arrays of numbers or bools. Got {found}.", found)
         shapes.append(tuple(leaf.shape))
         dtypes.append(np.dtype(jax.dtypes.canonicalize_dtype(leaf.dtype)))
     return SampleSpec(structure, tuple(names), tuple(shapes), tuple(dtypes))

@@ -1,5 +1,6 @@
 """The loader."""
 
+import dataclasses
 import functools
 import warnings
 from typing import Any
@@ -172,7 +173,11 @@ class DataLoader:
         self._check_state("set_policy_state", state)
         return set_policy_state("set_policy_state", state, policy_state, new_episode)
 
-    def _draw(self, state: PyTree, rows: list[np.ndarray] | None = None) -> tuple[PyTree, PyTree, jax.Array]:
+    def _draw(self, state: PyTree, rows: list[np.ndarray] | None = None) -> tuple[PyTree, PyTree, Any]:
+        if rows is not None and self._source.objects is not None:
+            _, levels = self._source.plan.at(np, np.asarray(state.key), int(state.step))
+            after = dataclasses.replace(state, step=np.asarray(int(state.step) + 1, np.uint32))
+            return rows[0].tolist(), after, levels[-1].mask
         if self._effects:
             with original_errors():
                 drawn = next_batch(self._program, self._arrays, state, True, rows)

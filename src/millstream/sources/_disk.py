@@ -11,7 +11,7 @@ from millstream._core.contracts import PyTree
 from millstream._core.errors import describe_value, function_name, require_callable, require_int
 from millstream._core.host_source import HostSource
 from millstream._core.plan import Ordering
-from millstream._core.samples import SampleSpec, spec_of
+from millstream._core.samples import ObjectSpec, SampleSpec, spec_of, spec_or_objects
 from millstream.sources._array import check_ordering
 
 
@@ -49,14 +49,15 @@ class DiskSampleSource(HostSource):
         check_ordering(who, self.ordering)
         for name in ("length", "prefetch_size", "readers"):
             require_int(who, name, getattr(self, name), least=1)
-        example = self._sample(0) if self.sample_spec is None else self.sample_spec
-        object.__setattr__(self, "sample_spec", _as_spec(who, example, given=self.sample_spec is not None))
+        given = self.sample_spec is not None
+        spec = _given_spec(who, self.sample_spec) if given else spec_or_objects(who, self._sample(0))
+        object.__setattr__(self, "sample_spec", spec)
 
     def __len__(self) -> int:
         return self.length
 
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray]) -> None:
-        spec: SampleSpec = self.sample_spec
+        spec: SampleSpec | ObjectSpec = self.sample_spec
         for row, index in enumerate(indices.tolist()):
             spec.write(f"DiskSampleSource({function_name(self.sample_fn)})", out, row, index, self._sample(index))
 
@@ -102,9 +103,9 @@ class DatasetSource(HostSource):
         return len(self.dataset)
 
     @functools.cached_property
-    def sample_spec(self) -> SampleSpec:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def sample_spec(self) -> SampleSpec | ObjectSpec:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The structure of a sample: that of item 0."""
-        return spec_of(f"DatasetSource({type(self.dataset).__name__})", self._items([0])[0])
+        return spec_or_objects(f"DatasetSource({type(self.dataset).__name__})", self._items([0])[0])
 
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray]) -> None:
         numbers = indices.tolist()
@@ -137,12 +138,12 @@ def noted(error: Exception, note: str) -> Exception:
     return error
 
 
-def _as_spec(who: str, example: PyTree, *, given: bool) -> SampleSpec:
+def _given_spec(who: str, spec: PyTree) -> SampleSpec:
     import jax
 
-    for leaf in jax.tree.leaves(example) if given else []:
+    for leaf in jax.tree.leaves(spec):
         if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
             raise TypeError(
                 f"{who} needs sample_spec to be a tree of jax.ShapeDtypeStruct. Got {describe_value(leaf)}."
             )
-    return spec_of(who, example)
+    return spec_of(who, spec)

@@ -13,7 +13,7 @@ from millstream._core.contracts import IndexedSource, PyTree, Stream
 from millstream._core.errors import function_name, require_callable
 from millstream._core.host_source import HostSource
 from millstream._core.pipeline import Pipeline, as_stream
-from millstream._core.samples import SampleSpec, spec_of
+from millstream._core.samples import spec_of, spec_or_objects
 from millstream._core.transform import Transform
 
 
@@ -103,7 +103,7 @@ class _MappedSource(HostSource):
         self.prefetch_size = getattr(inner, "prefetch_size", 64)
         self.readers = readers
         self._name = f"HostMapTransform({function_name(fn)})"
-        self.sample_spec: SampleSpec = spec_of(self._name, self._mapped(np.zeros(1, np.int64))[0])
+        self.sample_spec = spec_or_objects(self._name, self._mapped(np.zeros(1, np.int64))[0])
 
     def __len__(self) -> int:
         return len(self._inner)
@@ -116,8 +116,9 @@ class _MappedSource(HostSource):
         rows = self._inner.read(indices)
         mapped = []
         for row, index in enumerate(indices.tolist()):
+            sample = rows[row] if self._inner.spec() is None else jax.tree.map(lambda leaf, row=row: leaf[row], rows)
             try:
-                mapped.append(self._fn(jax.tree.map(lambda leaf, row=row: leaf[row], rows)))
+                mapped.append(self._fn(sample))
             except Exception as error:
                 error.add_note(f"This came from {self._name} at sample {index}.")
                 raise
