@@ -45,7 +45,7 @@ $(DEV)/ready: pyproject.toml
 $(LOW)/ready: pyproject.toml
 	$(PYTHON) -m venv $(LOW)
 	$(LOW)/bin/python $(PIP) uv
-	$(LOW)/bin/uv pip install --quiet --resolution lowest-direct --python $(LOW)/bin/python -e . hypothesis==6.170.15 pytest==9.2.0 'scipy>=1.15'
+	$(LOW)/bin/uv pip install --quiet --resolution lowest-direct --python $(LOW)/bin/python -e . hypothesis==6.170.15 pytest==9.2.0 'scipy>=1.15' 'pillow>=11'
 	touch $@
 
 $(BENCH)/ready: pyproject.toml

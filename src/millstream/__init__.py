@@ -14,9 +14,13 @@ if TYPE_CHECKING:
     from millstream.loader import DataLoader as DataLoader
     from millstream.loader import LoaderState as LoaderState
     from millstream.sources import ArraySampleSource as ArraySampleSource
+    from millstream.sources import CsvSource as CsvSource
     from millstream.sources import DatasetSource as DatasetSource
     from millstream.sources import DiskSampleSource as DiskSampleSource
     from millstream.sources import HostArraySource as HostArraySource
+    from millstream.sources import IdxSource as IdxSource
+    from millstream.sources import ImageFolderSource as ImageFolderSource
+    from millstream.sources import NpySource as NpySource
     from millstream.transforms import BatchTransform as BatchTransform
     from millstream.transforms import DevicePutTransform as DevicePutTransform
     from millstream.transforms import FlattenImageTransform as FlattenImageTransform
@@ -33,7 +37,16 @@ __version__ = "0.1.0.dev0"
 _CONTENTS = {
     "host": ["InGraph"],
     "loader": ["BatchIterator", "DataLoader", "LoaderState"],
-    "sources": ["ArraySampleSource", "DatasetSource", "DiskSampleSource", "HostArraySource"],
+    "sources": [
+        "ArraySampleSource",
+        "CsvSource",
+        "DatasetSource",
+        "DiskSampleSource",
+        "HostArraySource",
+        "IdxSource",
+        "ImageFolderSource",
+        "NpySource",
+    ],
     "transforms": [
         "BatchTransform",
         "DevicePutTransform",

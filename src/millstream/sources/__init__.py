@@ -1,6 +1,10 @@
 """Where samples come from: one file per kind of source."""
 
 from millstream.sources._array import ArraySampleSource as ArraySampleSource
+from millstream.sources._csv import CsvSource as CsvSource
 from millstream.sources._disk import DatasetSource as DatasetSource
 from millstream.sources._disk import DiskSampleSource as DiskSampleSource
 from millstream.sources._host_array import HostArraySource as HostArraySource
+from millstream.sources._idx import IdxSource as IdxSource
+from millstream.sources._image_folder import ImageFolderSource as ImageFolderSource
+from millstream.sources._npy import NpySource as NpySource

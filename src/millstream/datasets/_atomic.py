@@ -1,0 +1,45 @@
+"""Writing a file so that its name never stands for half of it."""
+
+import contextlib
+import os
+import pathlib
+import uuid
+from collections.abc import Iterator
+from typing import IO
+
+
+def temporary_path(final: pathlib.Path, *, alone: bool) -> pathlib.Path:
+    """Where a file is made before it gets its name.
+
+    Args:
+        final: The name it will get.
+        alone: Whether this process has a lock on it. The temporary name is then always the same, so that what a
+            killed process left behind is found and used or overwritten.
+    """
+    return final.with_name(f".{final.name}.part" if alone else f".{final.name}.{uuid.uuid4().hex}.part")
+
+
+def settle(temporary: pathlib.Path, final: pathlib.Path) -> None:
+    """Give a finished file its name: after the bytes are on the disk, and before anybody is told."""
+    with temporary.open("rb+") as file:
+        os.fsync(file.fileno())
+    os.replace(temporary, final)
+    # Not every system can open a folder; the rename is then as durable as that system makes it.
+    with contextlib.suppress(OSError):
+        folder = os.open(final.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+@contextlib.contextmanager
+def written(final: pathlib.Path, *, alone: bool) -> Iterator[IO[bytes]]:
+    """A file to write, which gets its name at the end of the block and vanishes if the block fails."""
+    temporary = temporary_path(final, alone=alone)
+    try:
+        with temporary.open("wb") as file:
+            yield file
+        settle(temporary, final)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,219 @@
+"""Files from the network: verified, resumed, retried, and under their name only when they are whole."""
+
+import dataclasses
+import functools
+import hashlib
+import http.client
+import pathlib
+import socket
+import time
+import urllib.error
+import urllib.request
+
+from millstream.datasets._atomic import settle, temporary_path
+from millstream.datasets._lock import locked
+from millstream.datasets._part import Part, Unwritable
+from millstream.datasets._progress import ProgressLine
+from millstream.datasets._urls import RefusedURL, make_opener, require_url, shown
+
+
+class DownloadError(OSError):
+    """A file could not be had from any of its addresses."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RemoteFile:
+    """A file that others publish.
+
+    Args:
+        name: Its name in the cache.
+        urls: Where it is; the first that works is used.
+        checksum: "sha256:..." or, where its publisher gives nothing better, "md5:...". None only with https.
+        size: Its size in bytes, if that is known.
+    """
+
+    name: str
+    urls: tuple[str, ...]
+    checksum: str | None = None
+    size: int | None = None
+
+    @property
+    def pinned(self) -> bool:
+        """Whether nobody on the way could put another file in its place."""
+        return self.checksum is not None and self.checksum.startswith("sha256:")
+
+
+@dataclasses.dataclass(frozen=True)
+class DownloadSettings:
+    """How patient a download is.
+
+    Args:
+        timeout: Seconds without a byte, while connecting or reading, after which a server is given up.
+        total_timeout: Seconds for a whole file, and for waiting for another process to fetch it.
+        retries: How often all servers are tried again without getting any further.
+        backoff: Seconds before the first retry; they double every time.
+        size_limit: The most bytes of a file whose size is not known.
+    """
+
+    timeout: float = 30.0
+    total_timeout: float = 7200.0
+    retries: int = 3
+    backoff: float = 0.5
+    size_limit: int = 4 << 30
+
+
+class _Fault(Exception):
+    """What went wrong with one server; `final` if asking it again cannot help."""
+
+    def __init__(self, text: str, *, final: bool = False) -> None:
+        super().__init__(text)
+        self.final = final
+
+
+def fetch(who: str, remote: RemoteFile, folder: pathlib.Path, settings: DownloadSettings | None = None) -> pathlib.Path:
+    """The file in `folder`, downloaded if it is not there. Processes that ask at the same time download it once."""
+    settings = DownloadSettings() if settings is None else settings
+    final = folder / remote.name
+    progress = ProgressLine(remote.name, remote.size)
+    waiting = functools.partial(progress.say, "another process is downloading it")
+    try:
+        if final.exists():
+            return final
+        with locked(folder / f".{remote.name}.lock", settings.total_timeout, waiting) as alone:
+            if final.exists():
+                return final
+            # Only one process at a time has the part under this name, and finds what a killed one left of it.
+            part = Part(temporary_path(final, alone=alone))
+            if not remote.pinned:
+                part.drop()  # bytes of unknown age that no checksum would tell apart
+            try:
+                _Transfer(remote, part, progress, settings).run()
+                settle(part.path, final)
+            except _Unavailable as error:
+                part.drop()
+                raise DownloadError(_advice(who, remote, final, error.faults)) from None
+            except (Unwritable, OSError) as error:
+                part.drop()
+                raise DownloadError(f"{who} cannot write {final}: {error}. Make room, or give a cache_dir.") from error
+    finally:
+        progress.close()
+    return final
+
+
+def _advice(who: str, remote: RemoteFile, final: pathlib.Path, faults: dict[str, str]) -> str:
+    lines = "\n".join(f"  {shown(url)}: {fault}" for url, fault in faults.items())
+    return (
+        f"{who} needs {remote.name}, and no server gave it:\n{lines}\n"
+        f"Get the file in another way and put it at {final}; it will be used as it is."
+    )
+
+
+class _Unavailable(Exception):
+    def __init__(self, faults: dict[str, str]) -> None:
+        super().__init__(faults)
+        self.faults = faults
+
+
+class _Transfer:
+    """One file on its way: what has arrived, from whom to ask the rest, and until when."""
+
+    def __init__(self, remote: RemoteFile, part: Part, progress: ProgressLine, settings: DownloadSettings) -> None:
+        self.remote = remote
+        self.part = part
+        self.progress = progress
+        self.settings = settings
+        self.limit = settings.size_limit if remote.size is None else remote.size
+        self.deadline = time.monotonic() + settings.total_timeout
+        self.opener = make_opener(pinned=remote.pinned)
+
+    def run(self) -> None:
+        """Fetch the file into its part, or raise what each server did."""
+        faults: dict[str, str] = {}
+        alive, attempt, most = list(self.remote.urls), 0, self.part.size
+        while alive and attempt <= self.settings.retries and time.monotonic() < self.deadline:
+            if attempt:
+                time.sleep(self.settings.backoff * 2 ** (attempt - 1))
+            attempt += 1
+            for url in list(alive):
+                try:
+                    self._ask(url)
+                    return
+                except _Fault as fault:
+                    faults[url] = str(fault)
+                    if fault.final:
+                        alive.remove(url)
+                if self.part.size > most:  # a connection that breaks often still gets there
+                    attempt, most = 1, self.part.size
+                if not self.remote.pinned:
+                    self.part.drop()  # another server may have another version
+        raise _Unavailable(faults)
+
+    def _ask(self, url: str) -> None:
+        resumed = self.part.size > 0
+        try:
+            require_url(url, pinned=self.remote.pinned)
+            with self._open(url) as response:
+                self._receive(response)
+        except RefusedURL as error:
+            raise _Fault(str(error), final=True) from None
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code != 416 or not resumed:
+                gone = 400 <= error.code < 500 and error.code not in (408, 429)
+                raise _Fault(f"it answered {error.code} {error.reason}", final=gone) from None
+            # There is nothing after the part: it is whole, or not a part of this file.
+        except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
+            reason = getattr(error, "reason", error)
+            if isinstance(reason, TimeoutError):
+                raise _Fault(f"it was silent for {self.settings.timeout:g} seconds") from None
+            # Without a name server there is no network, and waiting for it would only delay the advice.
+            text = f"the connection failed ({reason or type(reason).__name__})"
+            raise _Fault(text, final=isinstance(reason, socket.gaierror)) from None
+        self._verify(resumed)
+
+    def _open(self, url: str) -> http.client.HTTPResponse:
+        headers = {"User-Agent": "millstream", "Accept-Encoding": "identity"}
+        if self.part.size:
+            headers["Range"] = f"bytes={self.part.size}-"
+        request = urllib.request.Request(url, headers=headers)
+        return self.opener.open(request, timeout=self.settings.timeout)
+
+    def _receive(self, response: http.client.HTTPResponse) -> None:
+        if response.headers.get_content_type() == "text/html":
+            raise _Fault("it sent a web page instead of the file", final=True)
+        if response.headers.get("Content-Encoding", "identity") != "identity":
+            raise _Fault("it sent the file in an encoding that was not asked for", final=True)
+        done = self.part.size if response.status == 206 else 0
+        if response.status == 206 and not response.headers.get("Content-Range", "").startswith(f"bytes {done}-"):
+            self.part.drop()
+            raise _Fault("it went on at another place than asked")
+        rest = response.headers.get("Content-Length")
+        total = done + int(rest) if rest is not None and rest.isdecimal() else self.remote.size
+        self._require_size(total or 0)
+        with self.part.writer(done) as write:
+            while chunk := response.read1(1 << 16):
+                done += len(chunk)
+                self._require_size(done)
+                write(chunk)
+                self.progress.show(done)
+                if time.monotonic() > self.deadline:
+                    raise _Fault(f"the file was not there after {self.settings.total_timeout:g} seconds", final=True)
+        if total is not None and done != total:
+            raise _Fault(f"it stopped after {done} of {total} bytes")
+
+    def _require_size(self, size: int) -> None:
+        if size > self.limit:
+            self.part.drop()
+            raise _Fault(f"it sends more than the {self.limit} bytes that the file may have", final=True)
+
+    def _verify(self, resumed: bool) -> None:
+        if self.remote.checksum is None:
+            return
+        kind, _, expected = self.remote.checksum.partition(":")
+        with self.part.path.open("rb") as file:
+            found = hashlib.file_digest(file, functools.partial(hashlib.new, kind, usedforsecurity=False)).hexdigest()
+        if found != expected:
+            size = self.part.size
+            self.part.drop()
+            # A part that an earlier process left may be at fault; the whole file is then asked for again.
+            raise _Fault(f"the {kind} of its {size} bytes is {found}, not {expected}", final=not resumed)

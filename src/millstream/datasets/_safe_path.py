@@ -1,0 +1,30 @@
+"""Names that come from data and shall become paths."""
+
+import pathlib
+import re
+
+
+class UnsafePath(ValueError):
+    """A name that could lead out of the folder it belongs to."""
+
+
+def safe_path(root: pathlib.Path, name: str, where: str) -> pathlib.Path:
+    """`root / name`, if that stays in `root` on every system.
+
+    Args:
+        root: The folder to stay in.
+        name: A relative path with `/`, from an archive or a list.
+        where: What to say the name was found in.
+    """
+    parts = name.removesuffix("/").split("/")
+    if (
+        name.startswith("/")
+        or any(part in ("", ".", "..") or part.endswith((" ", ".")) for part in parts)
+        or re.search(r'[\x00-\x1f\\:*?"<>|]', name)
+        or not (root / name).resolve().is_relative_to(root.resolve())
+    ):
+        raise UnsafePath(
+            f"{where} names the file {name[:80]!r}. A name must be a plain relative path that stays in its folder; "
+            "get the data from its publisher."
+        )
+    return root / name

@@ -1,0 +1,75 @@
+"""Cutting a series into windows: a context, and the target that follows it."""
+
+from typing import Any
+
+import numpy as np
+
+from millstream._core.errors import describe_leaf, describe_value, require_int
+from millstream.datasets._choice import require_choice
+
+
+def time_series_windows(
+    series: Any,
+    context_length: int,
+    prediction_length: int = 1,
+    *,
+    overlapping: bool = True,
+    stride: int | None = None,
+) -> dict[str, np.ndarray]:
+    """The windows of a series as `{"context": (N, context_length, ...), "target": (N, prediction_length, ...)}`.
+
+    Example:
+        >>> windows = ms.datasets.time_series_windows(np.arange(6.0), context_length=3, prediction_length=1)
+        >>> windows["context"].tolist(), windows["target"].tolist()
+        ([[0.0, 1.0, 2.0], [1.0, 2.0, 3.0], [2.0, 3.0, 4.0]], [[3.0], [4.0], [5.0]])
+
+    Args:
+        series: Values over time, of shape (T,) or (T, D).
+        context_length: Values before.
+        prediction_length: Values after.
+        overlapping: Whether windows may share values.
+        stride: Steps from one window to the next: 1 by default, or the length of a window if they must not overlap.
+    """
+    who = "time_series_windows"
+    values = np.asarray(series)
+    require_int(who, "context_length", context_length, least=1)
+    require_int(who, "prediction_length", prediction_length, least=1)
+    length = context_length + prediction_length
+    step = (1 if overlapping else length) if stride is None else stride
+    require_int(who, "stride", step, least=1)
+    if not overlapping and step < length:
+        raise ValueError(f"{who}: windows of {length} values, {step} apart, overlap. Pass overlapping=True.")
+    if values.ndim not in (1, 2) or values.dtype.kind not in "iuf":
+        raise ValueError(f"{who} needs numbers of shape (T,) or (T, D). Got {describe_leaf(values)}.")
+    if len(values) < length:
+        raise ValueError(
+            f"{who} needs a series at least as long as a window. The series has {len(values)} values, a window "
+            f"{context_length} + {prediction_length}. Shorten the window, or give this split a larger share."
+        )
+    starts = np.arange(0, len(values) - length + 1, step)
+    rows = starts[:, None] + np.arange(length)
+    return {"context": values[rows[:, :context_length]], "target": values[rows[:, context_length:]]}
+
+
+def split_by_time(
+    series: np.ndarray, split: str, train_fraction: float, val_fraction: float, history: int
+) -> np.ndarray:
+    """The part of a series that is for training, or that comes after it.
+
+    "val" and "test" begin `history` values early: their first target is then the first value that is new.
+    """
+    require_choice("split_by_time", "split", split, ("train", "val", "test"))
+    if not (0 < train_fraction <= 1 and 0 <= val_fraction and train_fraction + val_fraction <= 1):
+        raise ValueError(
+            "split_by_time needs 0 < train_fraction and train_fraction + val_fraction <= 1. "
+            f"Got {describe_value(train_fraction)} and {describe_value(val_fraction)}."
+        )
+    train_end = round(len(series) * train_fraction)
+    val_end = round(len(series) * (train_fraction + val_fraction))
+    start, end = {"train": (0, train_end), "val": (train_end, val_end), "test": (val_end, len(series))}[split]
+    if start == end:
+        raise ValueError(
+            f"split_by_time: there is nothing for {split!r} with train_fraction {train_fraction} and "
+            f"val_fraction {val_fraction}. Change them."
+        )
+    return series[start if split == "train" else max(0, start - history) : end]

@@ -1,0 +1,87 @@
+"""IDX, the format of MNIST and its kin: a magic number, the shape, then the numbers, big end first."""
+
+import gzip
+import math
+import os
+import pathlib
+import zlib
+from collections.abc import Mapping
+from typing import BinaryIO, cast
+
+import numpy as np
+
+from millstream._core.errors import describe_value
+from millstream._core.plan import Ordering
+from millstream.sources._claims import map_rows, native, require_file, require_ratio, require_shape
+from millstream.sources._file_source import FileSource
+
+_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+
+
+class IdxSource(FileSource):
+    """The rows of IDX files, which stay on disk until a batch needs them.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "labels-idx1-ubyte")
+        ...     _ = path.write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 8, 9]))
+        ...     IdxSource({"label": path}).read(np.array([2, 0]))["label"].tolist()
+        [9, 7]
+
+    Args:
+        paths: Names and paths: `{"image": "train-images-idx3-ubyte", "label": "train-labels-idx1-ubyte.gz"}`. A
+            `.gz` is unpacked into memory.
+        ordering: "shuffle" for a new order every epoch, or "sequential".
+        prefetch_size: How many samples are read before they are needed.
+    """
+
+    def __init__(
+        self,
+        paths: Mapping[str, str | os.PathLike[str]],
+        ordering: Ordering = "shuffle",
+        prefetch_size: int = 64,
+    ) -> None:
+        if not isinstance(paths, Mapping):
+            raise TypeError(f"IdxSource needs a mapping of names to paths. Got {describe_value(paths)}.")
+        super().__init__(_map_all, (dict(paths),), ordering, prefetch_size)
+
+
+def _map_all(paths: dict[str, str | os.PathLike[str]]) -> dict[str, np.ndarray]:
+    return {name: map_idx(path) for name, path in paths.items()}
+
+
+def map_idx(path: str | os.PathLike[str]) -> np.ndarray:
+    """The read-only array of an IDX file: mapped, or in memory if it is packed or has numbers of several bytes."""
+    found = require_file("IdxSource", path)
+    if found.suffix == ".gz":
+        return _unpacked(found)
+    with found.open("rb") as file:
+        dtype, shape, length = _read_header(str(found), file)
+    require_shape(str(found), dtype, shape, found.stat().st_size - length)
+    return map_rows(found, dtype, shape, length, fortran=False)
+
+
+def _read_header(name: str, file: BinaryIO) -> tuple[np.dtype, tuple[int, ...], int]:
+    magic = file.read(4)
+    if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _TYPES:
+        raise ValueError(f"{name} is no IDX file: it starts with {magic!r}. Get it again.")
+    sizes = file.read(4 * magic[3])
+    if len(sizes) < 4 * magic[3]:
+        raise ValueError(f"{name} ends in the middle of its header. Get it again.")
+    shape = tuple(int.from_bytes(sizes[at : at + 4], "big") for at in range(0, len(sizes), 4))
+    return np.dtype(_TYPES[magic[2]]), shape, 4 + len(sizes)
+
+
+def _unpacked(path: pathlib.Path) -> np.ndarray:
+    name = str(path)
+    try:
+        with gzip.open(path) as file:
+            dtype, shape, _ = _read_header(name, cast(BinaryIO, file))
+            size = math.prod(shape) * dtype.itemsize
+            require_ratio(name, size, path.stat().st_size)
+            rows = file.read(size)
+            require_shape(name, dtype, shape, len(rows) + len(file.read(1)))
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise ValueError(f"{name} is damaged: {error}. Get it again.") from None
+    return native(np.frombuffer(rows, dtype).reshape(shape))

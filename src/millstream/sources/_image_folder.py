@@ -1,0 +1,120 @@
+"""Pictures in folders, one folder per class. Pillow decodes them."""
+
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from millstream._core.errors import describe_value
+from millstream._core.plan import Ordering
+from millstream.sources._disk import DiskSampleSource
+
+# Formats whose decoders read pixels and nothing else: Pillow's EPS reader, for one, would start a program.
+_FORMATS = {
+    "BMP": [".bmp"],
+    "GIF": [".gif"],
+    "JPEG": [".jpg", ".jpeg"],
+    "PNG": [".png"],
+    "PPM": [".ppm", ".pgm"],
+    "WEBP": [".webp"],
+}
+_SUFFIXES = {suffix for suffixes in _FORMATS.values() for suffix in suffixes}
+_PIXEL_LIMIT = 1 << 26
+
+
+class ImageFolderSource(DiskSampleSource):
+    """The pictures below a folder as `{"image": uint8 (height, width, 3), "label": int32}`.
+
+    Every folder in `root` is a class; labels count them in the order of their names, which `classes` gives.
+
+    Example:
+        >>> source = ImageFolderSource("flowers/train", size=(64, 64))  # doctest: +SKIP
+        >>> source.classes  # doctest: +SKIP
+        ('daisy', 'rose', 'tulip')
+
+    Args:
+        root: The folder of class folders.
+        size: (height, width) to scale every picture to. By default they are taken as they are, and must be alike.
+        ordering: "shuffle" for a new order every epoch, or "sequential".
+        prefetch_size: How many pictures are read before they are needed.
+    """
+
+    classes: tuple[str, ...]
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        size: tuple[int, int] | None = None,
+        ordering: Ordering = "shuffle",
+        prefetch_size: int = 64,
+    ) -> None:
+        require_pillow("ImageFolderSource")
+        if size is not None and (len(size) != 2 or not all(isinstance(side, int) and side > 0 for side in size)):
+            raise ValueError(f"ImageFolderSource needs size (height, width). Got {describe_value(size)}.")
+        classes, pictures = _list_pictures(pathlib.Path(root))
+        object.__setattr__(self, "classes", classes)
+        super().__init__(len(pictures), _ReadPicture(pictures, size), None, ordering, prefetch_size)
+
+
+class _ReadPicture:
+    """From an index to a sample; a class so that it can be sent to another process."""
+
+    def __init__(self, pictures: Sequence[tuple[pathlib.Path, int]], size: tuple[int, int] | None) -> None:
+        self.pictures = pictures
+        self.size = size
+
+    def __call__(self, index: int) -> dict[str, Any]:
+        path, label = self.pictures[index]
+        with path.open("rb") as file:
+            return {"image": decode_image(str(path), file, self.size), "label": np.int32(label)}
+
+
+def _list_pictures(root: pathlib.Path) -> tuple[tuple[str, ...], list[tuple[pathlib.Path, int]]]:
+    if not root.is_dir():
+        raise FileNotFoundError(f"ImageFolderSource needs a folder of class folders. {root} is none.")
+    classes = tuple(sorted(entry.name for entry in root.iterdir() if entry.is_dir()))
+    home = root.resolve()
+    pictures = []
+    for label, name in enumerate(classes):
+        for path in sorted((root / name).rglob("*")):
+            if path.suffix.lower() not in _SUFFIXES or path.is_dir():
+                continue
+            if not path.resolve().is_relative_to(home):
+                raise ValueError(
+                    f"ImageFolderSource reads only what is in {root}. {path} is a link to {path.resolve()}. "
+                    "Copy the file, or give the folder that holds both."
+                )
+            pictures.append((path, label))
+    if not pictures:
+        raise ValueError(
+            f"ImageFolderSource needs pictures ({', '.join(sorted(_SUFFIXES))}) in folders named after their classes. "
+            f"{root} has the folders {list(classes)} and no pictures in them."
+        )
+    return classes, pictures
+
+
+def require_pillow(who: str) -> None:
+    """Say how to install Pillow if it is not there."""
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError:
+        raise ImportError(f"{who} needs Pillow. Run: pip install 'millstream[images]'") from None
+
+
+def decode_image(name: str, file: Any, size: tuple[int, int] | None = None) -> np.ndarray:
+    """The pixels of a picture: uint8, (height, width, 3)."""
+    from PIL import Image
+
+    try:
+        with Image.open(file, formats=list(_FORMATS)) as image:
+            if image.width * image.height > _PIXEL_LIMIT:
+                raise ValueError(f"{image.width} x {image.height} pixels are more than {_PIXEL_LIMIT}")
+            picture = image.convert("RGB")
+    except Exception as error:  # Pillow's decoders raise errors of many kinds
+        reason = str(error).rstrip(".")
+        raise ValueError(f"{name} cannot be read as a picture: {reason}. Remove it or get it again.") from error
+    if size is not None:
+        picture = picture.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    return np.asarray(picture)
