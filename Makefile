@@ -28,6 +28,7 @@ lowest: $(LOW)/ready  ## the test suite against the oldest dependencies pyprojec
 bench: $(BENCH)/ready  ## benchmarks beside their peers
 	$(BENCH)/bin/python benchmarks/in_memory.py
 	$(BENCH)/bin/python benchmarks/disk.py
+	$(BENCH)/bin/python benchmarks/rl.py
 
 clean:
 	rm -rf .venv dist

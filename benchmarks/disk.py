@@ -130,7 +130,9 @@ def overlap() -> None:
         begun = loader.init_state(KEY)
         jax.block_until_ready(_many_steps(loader, begun, weights, turns))
 
-    wall, cpu = interleaved({"together": both, "in one program": both_in_one_program, "reading": read, "computing": compute}, 3)
+    wall, cpu = interleaved(
+        {"together": both, "in one program": both_in_one_program, "reading": read, "computing": compute}, 3
+    )
     print_table("A slow function beside a busy device", wall, cpu, scale=1e3 / 50, unit="ms per step", base="together")
     larger = max(("reading", "computing"), key=lambda name: np.median(wall[name]))
     verdict("times the larger of the two", ratio(wall, "together", larger), at_most=1.2)

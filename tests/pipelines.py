@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import millstream as ms
-from millstream.transforms._buffer import BufferTransform
-from millstream.transforms._time_series import TimeSeriesBatchTransform
+from millstream.transforms import BufferTransform, TimeSeriesBatchTransform
 
 SAMPLES = 11
 

@@ -7,6 +7,7 @@ import pathlib
 import pkgutil
 import re
 
+import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,11 +50,22 @@ def test_the_examples_in_docstrings_run(name, usual_promotion):
     loader = ms.DataLoader(stages)
     known = {"ms": ms, "jax": jax, "jnp": jnp, "np": np, "dataclasses": dataclasses, "stages": stages, "loader": loader}
     known["state"] = loader.init_state(jax.random.key(0))
+    if "policy" in name or ".rl" in name:
+        env, env_params = gymnax.make("CartPole-v1")
+        weights = jnp.zeros((4, 2))
+        known |= {
+            "gymnax": gymnax,
+            "cartpole": ms.rl.GymnaxSource(env, env_params, policy_fn=act, policy_params=weights),
+        }
     finder, runner = doctest.DocTestFinder(exclude_empty=True), doctest.DocTestRunner()
     module = importlib.import_module(name)
     for test in finder.find(module, name, extraglobs=known):
         runner.run(test)
     assert runner.summarize(verbose=False).failed == 0
+
+
+def act(obs, weights, key):
+    return jax.random.categorical(key, obs @ weights)
 
 
 def test_public_classes_have_an_example():

@@ -63,6 +63,7 @@ def test_public_names_are_these_and_all_say_what_they_are():
         "ArraySampleSource",
         "BatchIterator",
         "BatchTransform",
+        "BufferTransform",
         "CsvSource",
         "DataLoader",
         "DatasetSource",
@@ -81,8 +82,11 @@ def test_public_names_are_these_and_all_say_what_they_are():
         "NpySource",
         "RandomMapTransform",
         "RenameTransform",
+        "TimeSeriesBatchTransform",
         "Transform",
         "datasets",
+        "rl",
+        "set_buffer_priorities",
     ]
     for name in ms.__all__:
         assert getattr(ms, name).__doc__, f"{name} has no docstring"

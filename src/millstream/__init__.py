@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from millstream import datasets as datasets
+    from millstream import rl as rl
     from millstream.host import InGraph as InGraph
     from millstream.loader import BatchIterator as BatchIterator
     from millstream.loader import DataLoader as DataLoader
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from millstream.sources import ImageFolderSource as ImageFolderSource
     from millstream.sources import NpySource as NpySource
     from millstream.transforms import BatchTransform as BatchTransform
+    from millstream.transforms import BufferTransform as BufferTransform
     from millstream.transforms import DevicePutTransform as DevicePutTransform
     from millstream.transforms import FlattenImageTransform as FlattenImageTransform
     from millstream.transforms import HostCallbackTransform as HostCallbackTransform
@@ -30,7 +32,9 @@ if TYPE_CHECKING:
     from millstream.transforms import NormalizeImageTransform as NormalizeImageTransform
     from millstream.transforms import RandomMapTransform as RandomMapTransform
     from millstream.transforms import RenameTransform as RenameTransform
+    from millstream.transforms import TimeSeriesBatchTransform as TimeSeriesBatchTransform
     from millstream.transforms import Transform as Transform
+    from millstream.transforms import set_buffer_priorities as set_buffer_priorities
 
 __version__ = "0.1.0.dev0"
 
@@ -49,6 +53,7 @@ _CONTENTS = {
     ],
     "transforms": [
         "BatchTransform",
+        "BufferTransform",
         "DevicePutTransform",
         "FlattenImageTransform",
         "HostCallbackTransform",
@@ -57,10 +62,12 @@ _CONTENTS = {
         "NormalizeImageTransform",
         "RandomMapTransform",
         "RenameTransform",
+        "TimeSeriesBatchTransform",
         "Transform",
+        "set_buffer_priorities",
     ],
 }
-_ROOMS = ("datasets",)
+_ROOMS = ("datasets", "rl")
 _HOMES = {name: room for room, names in _CONTENTS.items() for name in names}
 
 __all__ = [*_ROOMS, *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]

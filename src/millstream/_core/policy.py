@@ -31,8 +31,9 @@ def get_policy_state(state: PyTree) -> PyTree:
     """The policy state inside a loader's or a source's state, such as the recurrent carries of this moment.
 
     Example:
-        >>> now = get_policy_state(state)
-        >>> state = loader.set_policy_state(state, {**now, "params": params})  # keeps the carries
+        >>> state = cartpole.init_state(jax.random.key(0))
+        >>> ms.rl.get_policy_state(state).shape
+        (4, 2)
     """
     return _acting("get_policy_state", state).policy_state
 

@@ -2,6 +2,8 @@
 
 from millstream._core.transform import Transform as Transform
 from millstream.transforms._batch import BatchTransform as BatchTransform
+from millstream.transforms._buffer import BufferTransform as BufferTransform
+from millstream.transforms._buffer_stream import set_buffer_priorities as set_buffer_priorities
 from millstream.transforms._device import DevicePutTransform as DevicePutTransform
 from millstream.transforms._host import HostCallbackTransform as HostCallbackTransform
 from millstream.transforms._host import HostMapTransform as HostMapTransform
@@ -10,3 +12,4 @@ from millstream.transforms._image import NormalizeImageTransform as NormalizeIma
 from millstream.transforms._map import MapTransform as MapTransform
 from millstream.transforms._map import RandomMapTransform as RandomMapTransform
 from millstream.transforms._rename import RenameTransform as RenameTransform
+from millstream.transforms._time_series import TimeSeriesBatchTransform as TimeSeriesBatchTransform
