@@ -46,7 +46,7 @@ $(DEV)/ready: pyproject.toml
 $(LOW)/ready: pyproject.toml
 	$(PYTHON) -m venv $(LOW)
 	$(LOW)/bin/python $(PIP) uv
-	$(LOW)/bin/uv pip install --quiet --resolution lowest-direct --python $(LOW)/bin/python -e . hypothesis==6.170.15 pytest==9.2.0 'scipy>=1.15' 'pillow>=11'
+	$(LOW)/bin/uv pip install --quiet --resolution lowest-direct --python $(LOW)/bin/python -e '.[train,equinox,rl,images]' hypothesis==6.170.15 pytest==9.2.0 'scipy>=1.15'
 	touch $@
 
 $(BENCH)/ready: pyproject.toml

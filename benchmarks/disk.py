@@ -41,20 +41,16 @@ def numpy_take(records: np.ndarray) -> Callable[[], None]:
 
 
 def millstream_mapped(records: np.ndarray) -> Callable[[], None]:
-    source = ms.HostArraySource({"image": records}, prefetch_size=2 * BATCH)
-    loader = ms.DataLoader([source, ms.BatchTransform(BATCH, drop_last=True)])
-    state = loader.init_state(KEY)
-
-    def run() -> None:
-        for batch in loader.iterate(state):
-            jax.block_until_ready(batch)
-
-    return run
+    return _iterating(ms.HostArraySource({"image": records}, prefetch_size=2 * BATCH))
 
 
 def millstream_function(records: np.ndarray) -> Callable[[], None]:
     """The same records through a function per sample."""
-    source = ms.DiskSampleSource(RECORDS, lambda index: {"image": records[index]}, prefetch_size=2 * BATCH, readers=2)
+    read = lambda index: {"image": records[index]}  # noqa: E731
+    return _iterating(ms.DiskSampleSource(RECORDS, read, prefetch_size=2 * BATCH, readers=2))
+
+
+def _iterating(source: Any) -> Callable[[], None]:
     loader = ms.DataLoader([source, ms.BatchTransform(BATCH, drop_last=True)])
     state = loader.init_state(KEY)
 
