@@ -117,14 +117,12 @@ class Pipeline:
             raise ValueError(f"init_state needs a step from 0 to {self.plan.step_limit - 1:,}. Got {step:,}.")
         return LoaderState(words, jnp.asarray(step, np.uint32), self.origin)
 
-    def next(
-        self, state: LoaderState, *, apart: bool = False, rows: list[Any] | None = None
-    ) -> tuple[PyTree, jax.Array, LoaderState]:
+    def next(self, state: LoaderState, *, apart: bool = False) -> tuple[PyTree, jax.Array, LoaderState]:
         """The batch of this state, its mask and the state after it."""
         check_origin("next", state, self.origin)
         if not is_traced((state, self.arrays)):
             return _compiled_next(self, state)
-        value, mask = self.at(state.key, state.step, apart=apart, rows=rows)
+        value, mask = self.at(state.key, state.step, apart=apart)
         return value, mask, dataclasses.replace(state, step=state.step + np.uint32(1))
 
     def element_spec(self) -> PyTree:

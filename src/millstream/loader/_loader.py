@@ -3,9 +3,11 @@
 import dataclasses
 import functools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from millstream._core.callbacks import original_errors
@@ -14,11 +16,11 @@ from millstream._core.errors import describe_value, function_name, require_int
 from millstream._core.pipeline import Pipeline
 from millstream._core.policy import set_policy_state
 from millstream._core.read_ahead import ReadAhead
-from millstream._core.state import check_origin, is_traced
+from millstream._core.state import LoaderState, check_origin, is_traced
 from millstream.host import InGraph
 from millstream.loader._build import build, stages
 from millstream.loader._iterator import BatchIterator
-from millstream.loader._program import BodyFn, compiled_scan, next_batch, scan, split
+from millstream.loader._program import BodyFn, batch_at, compiled_scan, next_batch, scan, split
 from millstream.transforms import DevicePutTransform
 
 _LARGE_CONSTANT = 64 * 2**20
@@ -58,7 +60,7 @@ class DataLoader:
         self._source = source
         self._effects = any(stage.effects for stage in stages(source))
         self._host_source = source.host_source if isinstance(source, Pipeline) else None
-        self._ahead: ReadAhead | None = None
+        self._reader: ReadAhead | None = None
         self._program, self._arrays = split(source)
         self._origin = source.origin if isinstance(source, Pipeline) else None
         self._body_fns: dict[Any, set[int]] = {}
@@ -95,10 +97,14 @@ class DataLoader:
             self._warn_of_constants()
             return next_batch(self._program, self._arrays, state, False)
         if self._host_source is None:
-            return self._draw(state)
-        if self._ahead is None:
-            self._ahead = ReadAhead(self._host_source, self._source.plan)
-        return self._draw(state, self._ahead.rows(np.asarray(state.key), int(state.step)))
+            value, state, mask = self._run(next_batch, state, True)
+            value, mask = self._placed(value, mask)
+            return value, state, mask
+        if self._reader is None:
+            self._reader = ReadAhead(self._host_source, self._source.plan)
+        step = int(state.step)
+        value, mask = self._batch_at(state.key, step, self._reader)
+        return value, _at_step(state, step + 1), mask
 
     def iterate(self, state: PyTree, *, steps: int | None = None) -> BatchIterator:
         """An iterator over (batch, mask), with the state to go on from as its `.state`.
@@ -115,20 +121,26 @@ class DataLoader:
             end, limit = int(state.step) + steps, self._source.plan.step_limit
             if end > limit:
                 raise ValueError(f"iterate can reach step {limit:,}, not {end:,}. Start a run with another key.")
-        if self._host_source is not None:
-            reader = ReadAhead(self._host_source, self._source.plan, stop=int(state.step) + steps)
-            words, step = np.asarray(state.key), int(state.step)
-
-            def draw(state: PyTree) -> tuple[PyTree, PyTree, jax.Array]:
-                nonlocal step  # known here, so that nothing waits for the device to tell
-                drawn = self._draw(state, reader.rows(words, step))
-                step += 1
-                return drawn
-
-            return BatchIterator(draw, state, steps, ahead=0, on_close=reader.close)
+            return self._iterate_steps(state, steps)
         # A stream may depend on what the caller does with its values, so it is never drawn ahead.
-        ahead = self._prefetch if isinstance(self._source, Pipeline) and not self._effects else 0
-        return BatchIterator(self._draw, state, steps, ahead)
+        return BatchIterator(self.next_batch, state, steps, ahead=0)
+
+    def _iterate_steps(self, state: LoaderState, steps: int) -> BatchIterator:
+        """Iterate over an indexed source, whose steps are counted here: nothing waits for the device to tell."""
+        words, step = jnp.asarray(state.key), int(state.step)
+        reader = None
+        if self._host_source is not None:
+            reader = ReadAhead(self._host_source, self._source.plan, stop=step + steps)
+
+        def draw(state: LoaderState) -> tuple[PyTree, LoaderState, Any]:
+            nonlocal step
+            value, mask = self._batch_at(words, step, reader)
+            step += 1
+            return value, _at_step(state, step), mask
+
+        if reader is not None:
+            return BatchIterator(draw, state, steps, ahead=0, on_close=reader.close)
+        return BatchIterator(draw, state, steps, ahead=0 if self._effects else self._prefetch)
 
     def scan_epoch(
         self, state: PyTree, carry: Any, body_fn: BodyFn, *, unroll: int | bool = 1
@@ -173,20 +185,23 @@ class DataLoader:
         self._check_state("set_policy_state", state)
         return set_policy_state("set_policy_state", state, policy_state, new_episode)
 
-    def _draw(self, state: PyTree, rows: list[np.ndarray] | None = None) -> tuple[PyTree, PyTree, Any]:
+    def _batch_at(self, words: jax.Array, step: int, reader: ReadAhead | None) -> tuple[PyTree, Any]:
+        """Batch number `step` of an indexed source and its mask, with rows from the reader if there is one."""
+        rows = None if reader is None else reader.rows(np.asarray(words), step)
         if rows is not None and self._source.objects is not None:
-            _, levels = self._source.plan.at(np, np.asarray(state.key), int(state.step))
-            after = dataclasses.replace(state, step=np.asarray(int(state.step) + 1, np.uint32))
-            return rows[0].tolist(), after, levels[-1].mask
-        if self._effects:
-            with original_errors():
-                drawn = next_batch(self._program, self._arrays, state, True, rows)
-                value, state, mask = jax.block_until_ready(drawn)
-        else:
-            value, state, mask = next_batch(self._program, self._arrays, state, True, rows)
-        if self._placement is not None:
-            value, mask = jax.tree.map(self._place, (value, mask))
-        return value, state, mask
+            _, levels = self._source.plan.at(np, np.asarray(words), step)
+            return rows[0].tolist(), levels[-1].mask
+        return self._placed(*self._run(batch_at, words, np.uint32(step), rows))
+
+    def _run(self, program: Callable[..., Any], *arguments: Any) -> Any:
+        """Run one of the compiled programs; errors of callbacks come out as they were raised."""
+        if not self._effects:
+            return program(self._program, self._arrays, *arguments)
+        with original_errors():
+            return jax.block_until_ready(program(self._program, self._arrays, *arguments))
+
+    def _placed(self, value: PyTree, mask: jax.Array) -> tuple[PyTree, jax.Array]:
+        return (value, mask) if self._placement is None else jax.tree.map(self._place, (value, mask))
 
     def _place(self, leaf: jax.Array) -> jax.Array:
         target = self._placement
@@ -228,6 +243,10 @@ class DataLoader:
                 "and compiles it again each time. Define it once, outside of the loop over epochs.",
                 stacklevel=3,
             )
+
+
+def _at_step(state: LoaderState, step: int) -> LoaderState:
+    return dataclasses.replace(state, step=np.asarray(step, np.uint32))
 
 
 def _flatten(loader: DataLoader) -> tuple[tuple[list[Any]], tuple[Any, ...]]:

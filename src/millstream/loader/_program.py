@@ -50,19 +50,19 @@ def split(source: Stream) -> tuple[Program, list[Any]]:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
-def next_batch(
-    program: Program, arrays: list[Any], state: PyTree, apart: bool, rows: list[Any] | None = None
-) -> tuple[PyTree, PyTree, jax.Array]:
-    """One batch, as a program of its own (`apart`) or as part of one that is being traced.
-
-    Its `rows` are given if they have been read on the host.
-    """
+def next_batch(program: Program, arrays: list[Any], state: PyTree, apart: bool) -> tuple[PyTree, PyTree, jax.Array]:
+    """One batch, as a program of its own (`apart`) or as part of one that is being traced."""
     source = program.source(arrays)
-    if isinstance(source, Pipeline):
-        value, mask, state = source.next(state, apart=apart, rows=rows)
-    else:
-        value, mask, state = source.next(state)
+    value, mask, state = source.next(state, apart=apart) if isinstance(source, Pipeline) else source.next(state)
     return value, state, mask
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def batch_at(
+    program: Program, arrays: list[Any], words: jax.Array, step: Any, rows: list[Any] | None
+) -> tuple[PyTree, jax.Array]:
+    """Batch number `step` as a program of its own; its rows are given if they have been read on the host."""
+    return program.source(arrays).at(words, step, apart=True, rows=rows)
 
 
 def scan(
