@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from millstream._core.callbacks import original_errors
 from millstream._core.contracts import PyTree
 from millstream._core.errors import describe_value, function_name, require_int
+from millstream._core.host_source import HostSource
 from millstream._core.pipeline import Pipeline
 from millstream._core.policy import set_policy_state
 from millstream._core.read_ahead import ReadAhead
@@ -97,14 +97,10 @@ class DataLoader:
             self._warn_of_constants()
             return next_batch(self._program, self._arrays, state, False)
         if self._host_source is None:
-            value, state, mask = self._run(next_batch, state, True)
-            value, mask = self._placed(value, mask)
-            return value, state, mask
+            return self._draw(state)
         if self._reader is None:
             self._reader = ReadAhead(self._host_source, self._source.plan)
-        step = int(state.step)
-        value, mask = self._batch_at(state.key, step, self._reader)
-        return value, _at_step(state, step + 1), mask
+        return self._draw_read(state, int(state.step), self._reader)
 
     def iterate(self, state: PyTree, *, steps: int | None = None) -> BatchIterator:
         """An iterator over (batch, mask), with the state to go on from as its `.state`.
@@ -121,26 +117,24 @@ class DataLoader:
             end, limit = int(state.step) + steps, self._source.plan.step_limit
             if end > limit:
                 raise ValueError(f"iterate can reach step {limit:,}, not {end:,}. Start a run with another key.")
-            return self._iterate_steps(state, steps)
+            if self._host_source is not None:
+                return self._iterate_read(self._host_source, state, steps)
         # A stream may depend on what the caller does with its values, so it is never drawn ahead.
-        return BatchIterator(self.next_batch, state, steps, ahead=0)
+        ahead = self._prefetch if isinstance(self._source, Pipeline) and not self._effects else 0
+        return BatchIterator(self._draw, state, steps, ahead)
 
-    def _iterate_steps(self, state: LoaderState, steps: int) -> BatchIterator:
-        """Iterate over an indexed source, whose steps are counted here: nothing waits for the device to tell."""
-        words, step = jnp.asarray(state.key), int(state.step)
-        reader = None
-        if self._host_source is not None:
-            reader = ReadAhead(self._host_source, self._source.plan, stop=step + steps)
+    def _iterate_read(self, source: HostSource, state: LoaderState, steps: int) -> BatchIterator:
+        """Iterate over samples read on the host. Steps are counted here, so nothing waits for the device to tell."""
+        step = int(state.step)
+        reader = ReadAhead(source, self._source.plan, stop=step + steps)
 
         def draw(state: LoaderState) -> tuple[PyTree, LoaderState, Any]:
             nonlocal step
-            value, mask = self._batch_at(words, step, reader)
+            drawn = self._draw_read(state, step, reader)
             step += 1
-            return value, _at_step(state, step), mask
+            return drawn
 
-        if reader is not None:
-            return BatchIterator(draw, state, steps, ahead=0, on_close=reader.close)
-        return BatchIterator(draw, state, steps, ahead=0 if self._effects else self._prefetch)
+        return BatchIterator(draw, state, steps, ahead=0, on_close=reader.close)
 
     def scan_epoch(
         self, state: PyTree, carry: Any, body_fn: BodyFn, *, unroll: int | bool = 1
@@ -185,13 +179,21 @@ class DataLoader:
         self._check_state("set_policy_state", state)
         return set_policy_state("set_policy_state", state, policy_state, new_episode)
 
-    def _batch_at(self, words: jax.Array, step: int, reader: ReadAhead | None) -> tuple[PyTree, Any]:
-        """Batch number `step` of an indexed source and its mask, with rows from the reader if there is one."""
-        rows = None if reader is None else reader.rows(np.asarray(words), step)
-        if rows is not None and self._source.objects is not None:
-            _, levels = self._source.plan.at(np, np.asarray(words), step)
-            return rows[0].tolist(), levels[-1].mask
-        return self._placed(*self._run(batch_at, words, np.uint32(step), rows))
+    def _draw(self, state: PyTree) -> tuple[PyTree, PyTree, jax.Array]:
+        value, state, mask = self._run(next_batch, state, True)
+        value, mask = self._placed(value, mask)
+        return value, state, mask
+
+    def _draw_read(self, state: LoaderState, step: int, reader: ReadAhead) -> tuple[PyTree, LoaderState, Any]:
+        """The batch of a state whose step is known, from samples that are read on the host."""
+        words = np.asarray(state.key)
+        rows = reader.rows(words, step)
+        after = dataclasses.replace(state, step=np.asarray(step + 1, np.uint32))
+        if self._source.objects is not None:
+            _, levels = self._source.plan.at(np, words, step)
+            return rows[0].tolist(), after, levels[-1].mask
+        value, mask = self._placed(*self._run(batch_at, state.key, np.uint32(step), rows))
+        return value, after, mask
 
     def _run(self, program: Callable[..., Any], *arguments: Any) -> Any:
         """Run one of the compiled programs; errors of callbacks come out as they were raised."""
@@ -243,10 +245,6 @@ class DataLoader:
                 "and compiles it again each time. Define it once, outside of the loop over epochs.",
                 stacklevel=3,
             )
-
-
-def _at_step(state: LoaderState, step: int) -> LoaderState:
-    return dataclasses.replace(state, step=np.asarray(step, np.uint32))
 
 
 def _flatten(loader: DataLoader) -> tuple[tuple[list[Any]], tuple[Any, ...]]:

@@ -59,9 +59,9 @@ def next_batch(program: Program, arrays: list[Any], state: PyTree, apart: bool) 
 
 @functools.partial(jax.jit, static_argnums=0)
 def batch_at(
-    program: Program, arrays: list[Any], words: jax.Array, step: Any, rows: list[Any] | None
+    program: Program, arrays: list[Any], words: jax.Array, step: Any, rows: list[Any]
 ) -> tuple[PyTree, jax.Array]:
-    """Batch number `step` as a program of its own; its rows are given if they have been read on the host."""
+    """Batch number `step`, as a program of its own, from rows that have been read on the host."""
     return program.source(arrays).at(words, step, apart=True, rows=rows)
 
 
