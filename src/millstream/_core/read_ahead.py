@@ -47,8 +47,9 @@ class ReadAhead:
         """One array per leaf, with the axes of the plan in front; rows that pad are zeros."""
         with self._lock:
             run = self._run(words)
+            end = min(step + self._ahead + 1, self._stop)
             if self._slow:
-                self._start(run, step)
+                self._start(run, range(step, end))
             batch = run.pending.pop(step, None)
             if batch is None:
                 batch = _Batch(self._source, *run.planned(step))
@@ -56,14 +57,13 @@ class ReadAhead:
         with self._lock:
             was_slow, self._slow = self._slow, batch.seconds > _SLOW_SECONDS
             if self._slow and not was_slow:
-                self._start(run, step + 1)
+                self._start(run, range(step + 1, end))
         return rows
 
-    def _start(self, run: "_Run", step: int) -> None:
-        """Have a step and those behind it read by the threads."""
-        kept = range(step, min(step + self._ahead + 1, self._stop))
-        run.pending = {number: batch for number, batch in run.pending.items() if number in kept}
-        for number in kept:
+    def _start(self, run: "_Run", steps: range) -> None:
+        """Have these steps read by the threads, and forget about all others."""
+        run.pending = {number: batch for number, batch in run.pending.items() if number in steps}
+        for number in steps:
             if number not in run.pending:
                 run.pending[number] = _Batch(self._source, *run.planned(number))
                 run.pending[number].start(self._readers)
