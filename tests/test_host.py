@@ -162,6 +162,17 @@ def test_stop_iteration_in_a_sample_does_not_end_the_loop(key):
         list(loader.iterate(loader.init_state(key)))
 
 
+def test_stop_iteration_in_a_host_map_does_not_end_the_loop_either(key):
+    def bad(value):
+        return next(iter([])) if int(value["label"]) == 7 else value
+
+    loader = ms.DataLoader([source(), ms.HostMapTransform(bad), BATCH])
+    with refuses(RuntimeError, "raised StopIteration", "HostMapTransform(bad) at sample 7"):
+        list(loader.iterate(loader.init_state(key)))
+    with refuses(ValueError, "HostMapTransform needs readers to be an int of at least 1"):
+        ms.HostMapTransform(bad, readers=0)
+
+
 def test_a_sample_of_another_shape_dtype_or_structure(key):
     odd = {
         "shape": lambda: {"x": np.zeros(3, np.float32)},

@@ -37,6 +37,24 @@ def require_int(who: str, name: str, value: Any, *, least: int) -> None:
         raise ValueError(f"{who} needs {name} to be an int of at least {least}. Got {describe_value(value)}.")
 
 
+def require_choice(who: str, name: str, value: object, choices: Iterable[str]) -> None:
+    """Refuse anything but one of a few words, and say which there are."""
+    words = list(choices)
+    if value not in words:
+        listed = ", ".join(map(repr, words[:-1])) + f" or {words[-1]!r}"
+        raise ValueError(f"{who} needs {name} {listed}. Got {describe_value(value)}.")
+
+
+def noted(error: Exception, note: str) -> Exception:
+    """The user's error with a note; StopIteration, which would end a loop without a word, as a RuntimeError."""
+    if isinstance(error, StopIteration):
+        replacement = RuntimeError("a sample raised StopIteration")
+        replacement.__cause__ = error
+        error = replacement
+    error.add_note(note)
+    return error
+
+
 def require_callable(who: str, name: str, value: Any) -> None:
     """Refuse anything that cannot be called or cannot be hashed (compiled programs are looked up by function)."""
     if not callable(value):

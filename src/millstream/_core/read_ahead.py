@@ -1,5 +1,6 @@
 """Reading rows before they are asked for: the plan says what comes next."""
 
+import math
 import threading
 import time
 from concurrent.futures import Future
@@ -38,10 +39,7 @@ class ReadAhead:
         self._lock = threading.Lock()
         self._slow = False
         self._runs: dict[bytes, _Run] = {}
-        rows = 1
-        for batching in plan.batchings:
-            rows *= batching.size
-        self._ahead = -(-source.prefetch_size // rows)
+        self._ahead = -(-source.prefetch_size // math.prod(batching.size for batching in plan.batchings))
 
     def rows(self, words: np.ndarray, step: int) -> list[np.ndarray]:
         """One array per leaf, with the axes of the plan in front; rows that pad are zeros."""

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from millstream._core.errors import require_choice
 from millstream._core.plan import Ordering
 from millstream.datasets._cache import cache_folder, find_file
-from millstream.datasets._choice import require_choice
 from millstream.datasets._download import RemoteFile, fetch
 from millstream.datasets._safe_path import safe_path
 from millstream.sources import DiskSampleSource

@@ -6,12 +6,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from millstream._core.errors import require_choice
 from millstream._core.plan import Ordering
 from millstream.datasets._archive import extract
 from millstream.datasets._array_cache import cache_arrays
 from millstream.datasets._array_dataset import ArrayDataset
 from millstream.datasets._cache import cache_folder, find_file
-from millstream.datasets._choice import require_choice
 from millstream.datasets._download import RemoteFile, fetch
 from millstream.datasets._pickle import read_plain_pickle
 from millstream.sources._npy import NpySource

@@ -5,9 +5,9 @@ from importlib import resources
 
 import numpy as np
 
+from millstream._core.errors import require_choice
 from millstream._core.plan import Ordering
 from millstream.datasets._array_dataset import ArrayDataset
-from millstream.datasets._choice import require_choice
 from millstream.sources import HostArraySource
 
 

@@ -4,8 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core.errors import describe_leaf, describe_value, require_int
-from millstream.datasets._choice import require_choice
+from millstream._core.errors import describe_leaf, describe_value, require_choice, require_int
 
 
 def time_series_windows(

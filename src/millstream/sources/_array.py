@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_leaf, describe_value, table
+from millstream._core.errors import describe_leaf, describe_value, require_choice, table
 from millstream._core.plan import Ordering
 from millstream._core.samples import narrowed
 
@@ -75,8 +75,7 @@ def _tree() -> Any:
 
 def check_ordering(who: str, ordering: Any) -> None:
     """Refuse an ordering that is not known."""
-    if ordering not in ("shuffle", "sequential"):
-        raise ValueError(f"{who} needs ordering 'shuffle' or 'sequential'. Got {describe_value(ordering)}.")
+    require_choice(who, "ordering", ordering, ("shuffle", "sequential"))
 
 
 def check_rows(who: str, data: PyTree) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value, function_name, require_callable, require_int
+from millstream._core.errors import describe_value, function_name, noted, require_callable, require_int
 from millstream._core.host_source import HostSource
 from millstream._core.plan import Ordering
 from millstream._core.samples import ObjectSpec, SampleSpec, spec_of, spec_or_objects
@@ -126,16 +126,6 @@ class DatasetSource(HostSource):
             except Exception as error:
                 raise noted(error, f"This came from {name}[{number}].") from None
         return items
-
-
-def noted(error: Exception, note: str) -> Exception:
-    """The user's error with a note; StopIteration, which would end a loop without a word, as a RuntimeError."""
-    if isinstance(error, StopIteration):
-        replacement = RuntimeError("a sample raised StopIteration")
-        replacement.__cause__ = error
-        error = replacement
-    error.add_note(note)
-    return error
 
 
 def _given_spec(who: str, spec: PyTree) -> SampleSpec:

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, Literal
 
 from millstream._core.contracts import Stream
-from millstream._core.errors import describe_value, require_int
+from millstream._core.errors import describe_value, require_choice, require_int
 from millstream._core.pipeline import as_stream
 from millstream._core.transform import Transform
 from millstream.transforms._buffer_stream import BufferedStream
@@ -60,8 +60,10 @@ class BufferTransform(Transform):
                 "BufferTransform needs sample_size <= prefill <= capacity, so that there is enough to draw from. "
                 f"Got sample_size={self.sample_size}, prefill={self.prefill}, capacity={self.capacity}."
             )
-        _require_choice("mode", self.mode, ("sequential", "uniform", "without_replacement", "prioritised"))
-        _require_choice("write_mode", self.write_mode, ("fifo", "reservoir"))
+        require_choice(
+            "BufferTransform", "mode", self.mode, ("sequential", "uniform", "without_replacement", "prioritised")
+        )
+        require_choice("BufferTransform", "write_mode", self.write_mode, ("fifo", "reservoir"))
         if not isinstance(self.by_row, bool):
             raise TypeError(f"BufferTransform needs by_row to be a bool. Got {describe_value(self.by_row)}.")
         for name in ("priority_exponent", "importance_exponent"):
@@ -72,9 +74,3 @@ class BufferTransform(Transform):
 
     def __call__(self, source: Any) -> Stream:
         return BufferedStream(as_stream(source), self)
-
-
-def _require_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        known = ", ".join(map(repr, choices[:-1]))
-        raise ValueError(f"BufferTransform needs {name} {known} or {choices[-1]!r}. Got {describe_value(value)}.")

@@ -10,7 +10,7 @@ from jax.experimental import io_callback
 
 from millstream._core.callbacks import remembering
 from millstream._core.contracts import IndexedSource, PyTree, Stream
-from millstream._core.errors import function_name, require_callable
+from millstream._core.errors import function_name, noted, require_callable, require_int
 from millstream._core.host_source import HostSource
 from millstream._core.pipeline import Pipeline, as_stream
 from millstream._core.samples import spec_of, spec_or_objects
@@ -83,6 +83,7 @@ class HostMapTransform:
 
     def __post_init__(self) -> None:
         require_callable("HostMapTransform", "fn", self.fn)
+        require_int("HostMapTransform", "readers", self.readers, least=1)
 
     def __call__(self, source: Any) -> Stream:
         """Put this stage behind a source."""
@@ -98,6 +99,7 @@ class HostMapTransform:
 class _MappedSource(HostSource):
     def __init__(self, inner: IndexedSource, fn: Callable[[PyTree], PyTree], readers: int) -> None:
         self._inner = inner
+        self._inner_objects = inner.spec() is None
         self._fn = fn
         self.ordering = inner.ordering
         self.prefetch_size = getattr(inner, "prefetch_size", 64)
@@ -116,10 +118,9 @@ class _MappedSource(HostSource):
         rows = self._inner.read(indices)
         mapped = []
         for row, index in enumerate(indices.tolist()):
-            sample = rows[row] if self._inner.spec() is None else jax.tree.map(lambda leaf, row=row: leaf[row], rows)
+            sample = rows[row] if self._inner_objects else jax.tree.map(lambda leaf, row=row: leaf[row], rows)
             try:
                 mapped.append(self._fn(sample))
             except Exception as error:
-                error.add_note(f"This came from {self._name} at sample {index}.")
-                raise
+                raise noted(error, f"This came from {self._name} at sample {index}.") from None
         return mapped

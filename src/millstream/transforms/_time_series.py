@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value
+from millstream._core.errors import require_choice
 from millstream._core.transform import Transform
 from millstream.transforms._rename import require_keys
 
@@ -39,10 +39,7 @@ class TimeSeriesBatchTransform(Transform):
     sequence_start_key: str = "sequence_start"
 
     def __post_init__(self) -> None:
-        if self.mode not in ("batched", "packed"):
-            raise ValueError(
-                f"TimeSeriesBatchTransform needs mode 'batched' or 'packed'. Got {describe_value(self.mode)}."
-            )
+        require_choice("TimeSeriesBatchTransform", "mode", self.mode, ("batched", "packed"))
 
     def apply(self, value: PyTree, mask: jax.Array, key: jax.Array | None) -> tuple[PyTree, jax.Array]:
         require_keys("TimeSeriesBatchTransform", value, [self.sequence_key])
