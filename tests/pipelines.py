@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import millstream as ms
+from millstream.sources import Shuffle
 from millstream.transforms import BufferTransform, TimeSeriesBatchTransform
 
 SAMPLES = 11
@@ -33,6 +34,15 @@ def jitter(value: Any, mask: jax.Array, key: jax.Array) -> Any:
 
 def sample(index: int) -> dict[str, np.ndarray]:
     return {name: array[index] for name, array in data().items()}
+
+
+def fill(item: int, arrays: Any, rng: np.random.Generator) -> None:
+    arrays["image"][...] = rng.integers(0, 256, (2, 3, 1))
+    arrays["label"][...] = item
+
+
+def shaken(value: Any, rng: np.random.Generator) -> Any:
+    return {**value, "noise": rng.random(2, np.float32)}
 
 
 def doubled(value: Any) -> Any:
@@ -69,6 +79,15 @@ PIPELINES: dict[str, Callable[[], Any]] = {
     "pad": lambda: [source(), BATCH],
     "drop": lambda: [source(), ms.BatchTransform(4, drop_last=True)],
     "wrap": lambda: [source(), ms.BatchTransform(4, pad_last_batch=False)],
+    "shuffled batchwise": lambda: [source(Shuffle("batchwise")), ms.RandomMapTransform(jitter), BATCH],
+    "repeated order": lambda: [source(Shuffle("repeat")), BATCH, ms.RandomMapTransform(jitter)],
+    "repeated order, reseeded": lambda: [
+        source(Shuffle("reseed")),
+        ms.RandomMapTransform(jitter),
+        ms.BatchTransform(4, pad_last_batch=False),
+    ],
+    "first epoch in sequence": lambda: [source(Shuffle(first_epoch=False)), BATCH],
+    "host, shuffled batchwise": lambda: [ms.HostArraySource(data(), Shuffle("batchwise", False), 8), BATCH],
     "one batch": lambda: [source(), ms.BatchTransform(SAMPLES)],
     "larger than the data": lambda: [source(), ms.BatchTransform(16)],
     "batch of batches": lambda: [source(), BATCH, ms.BatchTransform(2)],
@@ -94,6 +113,11 @@ PIPELINES: dict[str, Callable[[], Any]] = {
         ms.RandomMapTransform(jitter),
         BATCH,
     ],
+    "host fill": lambda: [
+        ms.FillSource(list(range(SAMPLES)), fill, {"image": ((2, 3, 1), np.uint8), "label": ((), np.int32)}),
+        ms.BatchTransform(4, pad_last_batch=False),
+    ],
+    "host random map": lambda: [ms.HostArraySource(data()), ms.RandomHostMapTransform(shaken), BATCH],
     "host dataset": lambda: [ms.DatasetSource([sample(i) for i in range(SAMPLES)], "sequential"), BATCH],
     "host map": lambda: [source(), ms.HostMapTransform(doubled), ms.BatchTransform(4, pad_last_batch=False)],
     "host, batch of batches": lambda: [ms.HostArraySource(data()), BATCH, ms.BatchTransform(2)],

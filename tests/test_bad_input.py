@@ -210,8 +210,18 @@ def test_a_device_that_is_not_there(name):
 
 
 def test_bad_arguments_of_the_loader():
-    with refuses(TypeError, "executor such as InGraph()", "'threads' (str)"):
+    with refuses(TypeError, "an executor: InGraph(), Threads(4) or Processes(4)", "'threads' (str)"):
         ms.DataLoader([source(), BATCH], executor="threads")  # pyright: ignore[reportArgumentType]
+    with refuses(ValueError, "on_error 'raise', 'skip item' or 'skip batch'", "'ignore' (str)"):
+        ms.DataLoader([source(), BATCH], on_error="ignore")  # pyright: ignore[reportArgumentType]
+    with refuses(TypeError, "cache to be a BatchCache", "'folder' (str)"):
+        ms.DataLoader([source(), BATCH], cache="folder")  # pyright: ignore[reportArgumentType]
+    with refuses(ValueError, "Threads needs workers to be an int of at least 1", "0 (int)"):
+        ms.Threads(0)
+    with refuses(ValueError, "Processes needs timeout to be a number of seconds above 0", "-1 (int)"):
+        ms.Processes(2, timeout=-1)
+    with refuses(TypeError, "Processes needs startup to be a function", "3 (int)"):
+        ms.Processes(2, startup=3)  # pyright: ignore[reportArgumentType]
     with refuses(ValueError, "prefetch to be an int of at least 0", "-1 (int)"):
         ms.DataLoader([source(), BATCH], prefetch=-1)
 
@@ -290,5 +300,7 @@ def test_an_unknown_split():
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(AttributeError, match=re.escape("no attribute 'DataLoadr'. It has: ArraySampleSource, ")):
+    with pytest.raises(
+        AttributeError, match=re.escape("no attribute 'DataLoadr'. It has: ArrayCache, ArraySampleSource, ")
+    ):
         ms.DataLoadr  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]

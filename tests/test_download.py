@@ -22,9 +22,9 @@ from formats import idx_bytes
 from test_bad_input import refuses
 
 import millstream as ms
+from millstream._core.lock import locked
 from millstream.datasets import _part
 from millstream.datasets._download import DownloadError, DownloadSettings, RemoteFile, fetch
-from millstream.datasets._lock import locked
 from millstream.datasets._urls import RefusedURL, require_redirect, require_url, shown
 
 BODY = bytes(range(256)) * 1000
@@ -369,12 +369,12 @@ def test_a_lock_that_is_never_released_is_named(tmp_path):
 
 
 def test_a_file_system_without_locks_is_served_too(server, tmp_path, monkeypatch):
-    from millstream.datasets import _lock
+    from millstream._core import lock
 
     def unsupported(handle):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(_lock, "_try_lock", unsupported)
+    monkeypatch.setattr(lock, "_try_lock", unsupported)
     fetch("Test", remote(server.url("/a", whole)), tmp_path, QUICK)
     assert (tmp_path / "data.bin").read_bytes() == BODY
     assert left(tmp_path) == ["data.bin"]

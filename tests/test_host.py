@@ -17,7 +17,6 @@ from pipelines import BATCH, SAMPLES, data, sample, source
 from test_bad_input import refuses
 
 import millstream as ms
-from millstream._core import read_ahead
 
 
 def labels(batch, mask):
@@ -32,15 +31,9 @@ def reader_threads():
     return [thread for thread in threading.enumerate() if thread.name.startswith("millstream-reader")]
 
 
-@pytest.fixture
-def always_slow(monkeypatch):
-    """Have threads read even what is read in no time."""
-    monkeypatch.setattr(read_ahead, "_SLOW_SECONDS", -1.0)
-
-
 @pytest.mark.parametrize("readers", [1, 2, 5])
 @pytest.mark.parametrize("prefetch_size", [1, 7, 100])
-def test_any_number_of_readers_reads_the_same(readers, prefetch_size, key, always_slow):
+def test_any_number_of_readers_reads_the_same(readers, prefetch_size, key):
     def slow(index):
         time.sleep(0.001 * (index % 3))
         return sample(index)
@@ -53,7 +46,7 @@ def test_any_number_of_readers_reads_the_same(readers, prefetch_size, key, alway
         assert_trees_equal(mine, expected)
 
 
-def test_each_sample_is_read_once_and_nothing_behind_the_end(key, always_slow):
+def test_each_sample_is_read_once_and_nothing_behind_the_end(key):
     read = []
 
     def counted(index):
@@ -69,7 +62,7 @@ def test_each_sample_is_read_once_and_nothing_behind_the_end(key, always_slow):
     assert sorted(read) == list(range(SAMPLES))
 
 
-def test_reading_goes_on_while_the_caller_computes(key, always_slow):
+def test_reading_goes_on_while_the_caller_computes(key):
     read = []
 
     def counted(index):
@@ -87,7 +80,7 @@ def test_reading_goes_on_while_the_caller_computes(key, always_slow):
     batches.close()
 
 
-def test_a_scan_finds_its_samples_read_ahead(key, always_slow):
+def test_a_scan_finds_its_samples_read_ahead(key):
     """Reading alone takes 64 x 5 ms; four readers in the background share it while the program runs."""
     busiest = []
     running = threading.Semaphore(0)
@@ -376,7 +369,7 @@ def test_what_a_callback_raises_or_returns_wrongly(key):
         ms.DataLoader([source(), ms.HostCallbackTransform(fail), BATCH])
 
 
-def test_threads_end_with_the_iterator(key, always_slow):
+def test_threads_end_with_the_iterator(key):
     before = len(reader_threads())
     loader = ms.DataLoader([ms.DiskSampleSource(SAMPLES, sample), BATCH])
     state = loader.init_state(key)
@@ -394,8 +387,8 @@ def test_threads_end_with_the_iterator(key, always_slow):
     assert len(reader_threads()) == before
 
 
-def test_a_reader_that_never_answers_is_an_error(key, monkeypatch, always_slow):
-    monkeypatch.setattr(read_ahead, "STALL_SECONDS", 0.3)
+def test_a_reader_that_never_answers_is_an_error(key, monkeypatch):
+    monkeypatch.setattr(ms.settings, "stall_seconds", 0.3)
     answer = threading.Event()
 
     def stuck(index):
@@ -404,12 +397,9 @@ def test_a_reader_that_never_answers_is_an_error(key, monkeypatch, always_slow):
 
     spec = {"x": jax.ShapeDtypeStruct((), np.int32)}
     loader = ms.DataLoader([ms.DiskSampleSource(SAMPLES, stuck, sample_spec=spec), BATCH])
-    threading.Timer(2.0, answer.set).start()
     try:
-        with refuses(TimeoutError, "DiskSampleSource has been reading for 0 s", "sample"):
-            ahead = read_ahead.ReadAhead(loader._source.source, loader._source.plan)
-            ahead._slow = True
-            ahead.rows(np.zeros(2, np.uint32), 0)
+        with refuses(ms.WorkerStalled, "DiskSampleSource has been reading for 0 s", "sample", "answer.wait(10)"):
+            next(loader.iterate(loader.init_state(key)))
     finally:
         answer.set()
 

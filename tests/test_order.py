@@ -184,3 +184,22 @@ def test_the_order_of_version_1_never_changes(n, words, epoch, first, digest):
     assert order.VERSION == 1
     assert indices[: len(first)].tolist() == first
     assert hashlib.sha256(indices.tobytes()).hexdigest()[:16] == digest
+
+
+def test_a_single_position_is_what_it_is_among_others():
+    words = np.array([0, 1], np.uint32)
+    for n in (1, 2, 11, 31, 1031):  # on most of these grids, some positions walk
+        key = order.epoch_key(np, words, np.uint32(0))
+        together = order.shuffled(np, np.arange(n, dtype=np.uint32), n, key)
+        assert [int(order.shuffled(np, np.uint32(position), n, key)) for position in range(n)] == together.tolist()
+
+
+GOLDEN_BATCHES = [2, 8, 0, 6, 9, 5, 4, 7, 1, 3]
+
+
+def test_the_batch_order_of_version_1_never_changes():
+    words = np.array([0, 1], np.uint32)
+    key = order.batch_order_key(np, words, np.uint32(3))
+    assert order.shuffled(np, np.arange(10, dtype=np.uint32), 10, key).tolist() == GOLDEN_BATCHES
+    samples = order.shuffled(np, np.arange(10, dtype=np.uint32), 10, order.epoch_key(np, words, np.uint32(3)))
+    assert samples.tolist() != GOLDEN_BATCHES

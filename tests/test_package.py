@@ -53,14 +53,18 @@ def test_imports_go_one_way(path):
 def test_rooms_without_traced_code_do_not_load_jax():
     command = (
         "import sys, millstream, millstream._core, millstream.host, millstream.sources, millstream.datasets; "
-        "import millstream._core.plan, millstream._core.read_ahead; assert 'jax' not in sys.modules"
+        "import millstream._core.plan, millstream._core.read_ahead, millstream.host._worker; "
+        "assert 'jax' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", command], check=True)
 
 
 def test_public_names_are_these_and_all_say_what_they_are():
     assert sorted(ms.__all__) == [
+        "ArrayCache",
         "ArraySampleSource",
+        "BatchCache",
+        "BatchInfo",
         "BatchIterator",
         "BatchTransform",
         "BufferTransform",
@@ -69,6 +73,7 @@ def test_public_names_are_these_and_all_say_what_they_are():
         "DatasetSource",
         "DevicePutTransform",
         "DiskSampleSource",
+        "FillSource",
         "FlattenImageTransform",
         "HostArraySource",
         "HostCallbackTransform",
@@ -77,16 +82,31 @@ def test_public_names_are_these_and_all_say_what_they_are():
         "ImageFolderSource",
         "InGraph",
         "LoaderState",
+        "LoaderStats",
         "MapTransform",
+        "MixedLoader",
         "NormalizeImageTransform",
         "NpySource",
+        "Processes",
+        "RandomHostMapTransform",
         "RandomMapTransform",
         "RenameTransform",
+        "SharedMemoryFull",
+        "Shuffle",
+        "StreamItem",
+        "StreamIterator",
+        "Threads",
         "TimeSeriesBatchTransform",
+        "TrainStream",
         "Transform",
+        "WorkerCrashed",
+        "WorkerStalled",
         "datasets",
+        "debug_batch_references",
+        "is_worker",
         "rl",
         "set_buffer_priorities",
+        "settings",
     ]
     for name in ms.__all__:
         assert getattr(ms, name).__doc__, f"{name} has no docstring"

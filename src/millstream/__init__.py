@@ -10,18 +10,36 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from millstream import datasets as datasets
     from millstream import rl as rl
+    from millstream.host import ArrayCache as ArrayCache
+    from millstream.host import BatchCache as BatchCache
     from millstream.host import InGraph as InGraph
+    from millstream.host import Processes as Processes
+    from millstream.host import SharedMemoryFull as SharedMemoryFull
+    from millstream.host import Threads as Threads
+    from millstream.host import WorkerCrashed as WorkerCrashed
+    from millstream.host import WorkerStalled as WorkerStalled
+    from millstream.host import debug_batch_references as debug_batch_references
+    from millstream.host import is_worker as is_worker
+    from millstream.host import settings as settings
+    from millstream.loader import BatchInfo as BatchInfo
     from millstream.loader import BatchIterator as BatchIterator
     from millstream.loader import DataLoader as DataLoader
     from millstream.loader import LoaderState as LoaderState
+    from millstream.loader import LoaderStats as LoaderStats
+    from millstream.loader import MixedLoader as MixedLoader
+    from millstream.loader import StreamItem as StreamItem
+    from millstream.loader import StreamIterator as StreamIterator
+    from millstream.loader import TrainStream as TrainStream
     from millstream.sources import ArraySampleSource as ArraySampleSource
     from millstream.sources import CsvSource as CsvSource
     from millstream.sources import DatasetSource as DatasetSource
     from millstream.sources import DiskSampleSource as DiskSampleSource
+    from millstream.sources import FillSource as FillSource
     from millstream.sources import HostArraySource as HostArraySource
     from millstream.sources import IdxSource as IdxSource
     from millstream.sources import ImageFolderSource as ImageFolderSource
     from millstream.sources import NpySource as NpySource
+    from millstream.sources import Shuffle as Shuffle
     from millstream.transforms import BatchTransform as BatchTransform
     from millstream.transforms import BufferTransform as BufferTransform
     from millstream.transforms import DevicePutTransform as DevicePutTransform
@@ -30,6 +48,7 @@ if TYPE_CHECKING:
     from millstream.transforms import HostMapTransform as HostMapTransform
     from millstream.transforms import MapTransform as MapTransform
     from millstream.transforms import NormalizeImageTransform as NormalizeImageTransform
+    from millstream.transforms import RandomHostMapTransform as RandomHostMapTransform
     from millstream.transforms import RandomMapTransform as RandomMapTransform
     from millstream.transforms import RenameTransform as RenameTransform
     from millstream.transforms import TimeSeriesBatchTransform as TimeSeriesBatchTransform
@@ -39,17 +58,41 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 _CONTENTS = {
-    "host": ["InGraph"],
-    "loader": ["BatchIterator", "DataLoader", "LoaderState"],
+    "host": [
+        "ArrayCache",
+        "BatchCache",
+        "InGraph",
+        "Processes",
+        "SharedMemoryFull",
+        "Threads",
+        "WorkerCrashed",
+        "WorkerStalled",
+        "debug_batch_references",
+        "is_worker",
+        "settings",
+    ],
+    "loader": [
+        "BatchInfo",
+        "BatchIterator",
+        "DataLoader",
+        "LoaderState",
+        "LoaderStats",
+        "MixedLoader",
+        "StreamItem",
+        "StreamIterator",
+        "TrainStream",
+    ],
     "sources": [
         "ArraySampleSource",
         "CsvSource",
         "DatasetSource",
         "DiskSampleSource",
+        "FillSource",
         "HostArraySource",
         "IdxSource",
         "ImageFolderSource",
         "NpySource",
+        "Shuffle",
     ],
     "transforms": [
         "BatchTransform",
@@ -60,6 +103,7 @@ _CONTENTS = {
         "HostMapTransform",
         "MapTransform",
         "NormalizeImageTransform",
+        "RandomHostMapTransform",
         "RandomMapTransform",
         "RenameTransform",
         "TimeSeriesBatchTransform",

@@ -13,7 +13,10 @@ def describe_leaf(leaf: Any) -> str:
 
 def describe_value(value: Any) -> str:
     """A value as it is shown in an error: its repr, kept short, and its type."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:
+        text = "a value without a repr"
     if len(text) > 80:
         text = text[:77] + "..."
     return f"{text} ({type(value).__name__})"
@@ -45,10 +48,20 @@ def require_choice(who: str, name: str, value: object, choices: Iterable[str]) -
         raise ValueError(f"{who} needs {name} {listed}. Got {describe_value(value)}.")
 
 
-def noted(error: Exception, note: str) -> Exception:
+def ends_silently(kind: type[BaseException]) -> bool:
+    """Whether such an exception, raised by an iterator, would end a loop or the program without a word."""
+    return not issubclass(kind, Exception) or issubclass(kind, StopIteration | StopAsyncIteration)
+
+
+def aloud(kind: type[BaseException], message: str) -> RuntimeError:
+    """What is raised in place of an exception that ends things silently."""
+    return RuntimeError(f"a sample raised {kind.__name__}" + (f": {message}" if message else ""))
+
+
+def noted(error: BaseException, note: str) -> BaseException:
     """The user's error with a note; StopIteration, which would end a loop without a word, as a RuntimeError."""
-    if isinstance(error, StopIteration):
-        replacement = RuntimeError("a sample raised StopIteration")
+    if ends_silently(type(error)):
+        replacement = aloud(type(error), str(error))
         replacement.__cause__ = error
         error = replacement
     error.add_note(note)

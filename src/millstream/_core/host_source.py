@@ -1,36 +1,49 @@
-"""The base of sources whose samples are read on the host, batch by batch."""
+"""Sources whose samples are read on the host: the base, and how any indexed source becomes one."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from millstream._core.contracts import PyTree
-from millstream._core.plan import Ordering
-from millstream._core.samples import ObjectSpec, SampleSpec
+from millstream._core.contracts import IndexedSource, PyTree
+from millstream._core.ordering import Ordering
+from millstream._core.samples import ObjectSpec, SampleSpec, narrowed, spec_of, spec_or_objects
 
 
 class HostSource:
     """An indexed source without arrays. A subclass has a length, `sample_spec` and `read_rows`; the rest follows.
 
     Attributes:
-        ordering: "shuffle" or "sequential".
+        ordering: "shuffle", "sequential" or a `Shuffle`.
         prefetch_size: How many samples are read before they are needed.
         readers: How many threads share the reading of a batch.
         sample_spec: The structure of a sample, or that it is a Python object.
+        keyed: Whether reading wants a key for every sample.
+        whole_batches: Whether a batch must be read by one call.
+        reads_samples: Whether it has a `read_row` for single samples.
     """
 
     ordering: Ordering
-    prefetch_size: int
+    prefetch_size: int = 64
     readers: int = 1
     sample_spec: SampleSpec | ObjectSpec
+    keyed: bool = False
+    whole_batches: bool = False
+    reads_samples: bool = False
 
     arrays = None
 
     def __len__(self) -> int:
         raise NotImplementedError
 
-    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray]) -> None:
-        """Write the samples at `indices` into the rows of `out`, one array per leaf of the spec."""
+    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
+        """Write the samples at `indices` into the rows of `out`, one array per leaf of the spec.
+
+        Args:
+            indices: Which samples.
+            out: One array per leaf; its rows may hold anything.
+            keys: Two uint32 words per sample, if the source is `keyed` and this is no validation run.
+        """
         raise NotImplementedError
 
     def spec(self) -> PyTree:
@@ -39,15 +52,111 @@ class HostSource:
 
     def read(self, indices: np.ndarray, out: PyTree | None = None) -> PyTree:
         """The samples at `indices`, stacked, as NumPy arrays, into `out` if it is given; or a list of objects."""
-        import jax
+        return self.read_keyed(indices, None, out)
 
+    def read_keyed(self, indices: np.ndarray, keys: np.ndarray | None, out: PyTree | None = None) -> PyTree:
+        """As `read`, with a key for every sample."""
         spec = self.sample_spec
         if isinstance(spec, ObjectSpec):
             objects = np.empty(len(indices), object)
-            self.read_rows(indices, [objects])
+            self.read_rows(indices, [objects], keys)
             return objects.tolist()
         if out is None:
             leaves = zip(spec.shapes, spec.dtypes, strict=True)
-            out = spec.structure.unflatten([np.empty((len(indices), *shape), dtype) for shape, dtype in leaves])
-        self.read_rows(indices, jax.tree.leaves(out))
+            out = spec.unflatten([np.empty((len(indices), *shape), dtype) for shape, dtype in leaves])
+        self.read_rows(indices, spec.flatten("out", out), keys)
         return out
+
+    def read_sample(self, index: int, key: np.ndarray | None) -> tuple[PyTree, Any]:
+        """One sample, and what its reading returned beside it."""
+        spec, keys = self.sample_spec, None if key is None else key[None]
+        out = [np.empty((1, *shape), dtype) for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True)]
+        extra = self._read_one(index, out, keys)
+        leaves = [leaf[0] for leaf in out]
+        return (leaves[0] if isinstance(spec, ObjectSpec) else spec.unflatten(leaves)), extra
+
+    def _read_one(self, index: int, out: Sequence[np.ndarray], keys: np.ndarray | None) -> Any:
+        self.read_rows(np.array([index]), out, keys)
+
+
+class SampleReader(HostSource):
+    """A host source that reads sample by sample, so that faults and delays can be told to the very sample."""
+
+    reads_samples = True
+
+    def read_row(self, index: int, out: Sequence[np.ndarray], row: int, key: np.ndarray | None) -> Any:
+        """Write one sample into one row; what it returns travels with the batch as plain values."""
+        raise NotImplementedError
+
+    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
+        for row, index in enumerate(indices.tolist()):
+            self.read_row(index, out, row, None if keys is None else keys[row])
+
+    def _read_one(self, index: int, out: Sequence[np.ndarray], keys: np.ndarray | None) -> Any:
+        return self.read_row(index, out, 0, None if keys is None else keys[0])
+
+
+class ArrayRows(HostSource):
+    """The rows of NumPy arrays.
+
+    Args:
+        who: Who speaks in errors.
+        data: A tree of arrays with the same number of rows.
+        spec: The structure of a row.
+        ordering: As for every source.
+        prefetch_size: How many samples are read before they are needed.
+    """
+
+    def __init__(self, who: str, data: PyTree, spec: SampleSpec, ordering: Ordering, prefetch_size: int = 64) -> None:
+        self.sample_spec = spec
+        self.ordering = ordering
+        self.prefetch_size = prefetch_size
+        self._who = who
+        self._leaves = [np.asarray(leaf) for leaf in spec.flatten(who, data)]
+
+    def __len__(self) -> int:
+        return len(self._leaves[0])
+
+    @property
+    def data(self) -> PyTree:
+        """The arrays, as a tree."""
+        assert isinstance(self.sample_spec, SampleSpec)
+        return self.sample_spec.unflatten(self._leaves)
+
+    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
+        for leaf, target in zip(self._leaves, out, strict=True):
+            if leaf.dtype == target.dtype:
+                np.take(leaf, indices, axis=0, out=target, mode="clip")  # "raise" would go through a buffer
+            else:
+                target[...] = narrowed(self._who, np.take(leaf, indices, axis=0), target.dtype)
+
+
+class _Adapted(HostSource):
+    """A user's own indexed source, read through its `read`."""
+
+    def __init__(self, source: IndexedSource) -> None:
+        self._source = source
+        self.ordering = source.ordering
+        self.sample_spec = spec_or_objects(type(source).__name__, source.spec())
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
+        values = self._source.read(indices)
+        assert isinstance(self.sample_spec, SampleSpec)
+        for target, leaf in zip(out, self.sample_spec.flatten(type(self._source).__name__, values), strict=True):
+            target[...] = leaf
+
+
+def as_host_source(source: IndexedSource) -> HostSource:
+    """Any indexed source as one that is read on the host."""
+    if isinstance(source, HostSource):
+        return source
+    if source.arrays is None:
+        return _Adapted(source)
+    import jax
+
+    name = type(source).__name__
+    data = jax.tree.map(np.asarray, getattr(source, "data", source.arrays))  # on a CPU this shares the memory
+    return ArrayRows(name, data, spec_of(name, jax.tree.map(lambda leaf: leaf[0], data)), source.ordering)

@@ -11,6 +11,7 @@ The cipher is a bijection of its counter, so two epochs or two samples can never
 epoch cannot alias.
 """
 
+import functools
 import hashlib
 from types import ModuleType
 from typing import Any
@@ -37,6 +38,7 @@ def threefry2x32(key: Key, counter: Key) -> Key:
     return left, right
 
 
+@functools.cache
 def name_words(name: str) -> tuple[np.uint32, np.uint32]:
     """The two words that stand for a name: the first eight bytes of its SHA-256, little-endian."""
     words = np.frombuffer(hashlib.sha256(name.encode()).digest()[:8], "<u4")

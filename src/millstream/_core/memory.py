@@ -4,14 +4,12 @@ import math
 
 import numpy as np
 
-_ALIGNMENT = 64  # what JAX asks of NumPy memory before it shares it
+ALIGNMENT = 64  # what JAX asks of NumPy memory before it shares it
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """An uninitialised array whose first byte is aligned for JAX."""
-    if dtype.hasobject:
-        return np.empty(shape, dtype)
     size = math.prod(shape) * dtype.itemsize
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
     return memory[start : start + size].view(dtype).reshape(shape)

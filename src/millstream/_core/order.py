@@ -20,11 +20,17 @@ VERSION = 1
 MAX_SAMPLES = 1 << 60
 Network = Callable[[Array, Array], Array]
 _NAME = f"millstream order {VERSION}"
+_BATCHES = f"millstream batch order {VERSION}"
 
 
 def epoch_key(xp: ModuleType, words: Array, epoch: Array) -> Key:
     """The key of one epoch's order; `epoch` may be an array."""
     return fold(xp, named_key(words, _NAME), epoch)
+
+
+def batch_order_key(xp: ModuleType, words: Array, epoch: Array) -> Key:
+    """The key of the order in which one epoch brings batches that are the same in every epoch."""
+    return fold(xp, named_key(words, _BATCHES), epoch)
 
 
 @np.errstate(over="ignore")
@@ -35,7 +41,7 @@ def shuffled(xp: ModuleType, positions: Array, n: int, key: Key) -> Array:
         xp: `numpy` or `jax.numpy`; both give the same numbers.
         positions: Unsigned integers below `n`, of any shape. uint64 (NumPy only) is needed past 2**32.
         n: Number of samples, static.
-        key: From `epoch_key`; its arrays broadcast against `positions`.
+        key: From `epoch_key` or `batch_order_key`; its arrays broadcast against `positions`.
     """
     rows, columns = _grid(n)
     width = positions.dtype.type(columns)
@@ -56,7 +62,7 @@ def shuffled(xp: ModuleType, positions: Array, n: int, key: Key) -> Array:
 
 
 def _walk_in_numpy(network: Network, positions: Array, round_keys: Array, n: int) -> Array:
-    positions = network(positions, round_keys)
+    positions = np.asarray(network(positions, round_keys))  # of one position, NumPy makes a scalar
     outside = positions >= n
     while outside.any():
         keys = np.broadcast_to(round_keys, (*positions.shape, round_keys.shape[-1]))[outside]

@@ -13,7 +13,8 @@ import numpy as np
 
 from millstream._core.contracts import IndexedSource, PyTree, Stream
 from millstream._core.errors import describe_value
-from millstream._core.host_source import HostSource
+from millstream._core.host_side import HostSide
+from millstream._core.host_source import as_host_source
 from millstream._core.keys import Array
 from millstream._core.plan import Plan
 from millstream._core.read_in_graph import read_in_graph
@@ -51,7 +52,8 @@ def as_stream(source: Any) -> Stream:
                 f"{type(source).__name__} has {len(source):,} samples; a compiled program can index at most "
                 f"{MAX_IN_GRAPH:,} rows. Split the data into several sources."
             )
-        return Pipeline(source.arrays, Plan(len(source), source.ordering), (), source)
+        host = HostSide(as_host_source(source)) if source.arrays is None else None
+        return Pipeline(source.arrays, Plan(len(source), source.ordering), (), source, host)
     raise TypeError(
         f"A pipeline starts with a source, such as ArraySampleSource(data). Got {describe_value(source)}. "
         "A source has `spec`, `read`, `arrays`, `ordering` and a length, or is a stream with "
@@ -66,14 +68,23 @@ class Pipeline:
     arrays: PyTree | None
     plan: Plan
     stages: tuple["Transform", ...]
-    source: IndexedSource | None = None  # always there if the samples are read on the host
+    source: IndexedSource | None = None
+    host: HostSide | None = None  # how the samples are read, unless they are gathered from the arrays
 
     def then(self, transform: "Transform") -> "Pipeline":
         """This pipeline with one more stage."""
         plan = self.plan
         if transform.batches:
             plan = dataclasses.replace(plan, batchings=(*plan.batchings, transform.batching(plan.steps_per_epoch)))
-        return Pipeline(self.arrays, plan, (*self.stages, transform), self.source)
+        return dataclasses.replace(self, plan=plan, stages=(*self.stages, transform))
+
+    def read_by(self, **how: Any) -> "Pipeline":
+        """This pipeline with its samples read on the host, with these fields of `HostSide`."""
+        host = self.host
+        if host is None:
+            assert self.source is not None
+            host = HostSide(as_host_source(self.source))
+        return dataclasses.replace(self, arrays=None, host=dataclasses.replace(host, **how))
 
     @property
     def steps_per_epoch(self) -> int:
@@ -87,27 +98,22 @@ class Pipeline:
         batches = ", ".join(f"{b.size} ({b.ending})" for b in self.plan.batchings)
         return (
             ("samples", f"{self.plan.samples:,}"),
-            ("ordering", self.plan.ordering),
+            ("ordering", self.plan.shuffle.words),
             ("batches of", batches or "none"),
             ("sample", sample or "Python objects"),
             ("stages", ", ".join(stage_names(self.stages)) or "none"),
         )
 
     @property
-    def host_source(self) -> HostSource | None:
-        """The source, if its samples are read on the host."""
-        return self.source if isinstance(self.source, HostSource) else None
-
-    @property
     def objects(self) -> ObjectSpec | None:
         """What the samples are, if they are Python objects."""
-        spec = None if self.host_source is None else self.host_source.sample_spec
+        spec = None if self.host is None else self.host.source.sample_spec
         return spec if isinstance(spec, ObjectSpec) else None
 
     def sample_spec(self) -> PyTree:
         """The shape and dtype of one sample as the source gives it."""
-        if self.host_source is not None:
-            return self.host_source.spec()
+        if self.host is not None:
+            return self.host.source.spec()
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), self.arrays)
 
     def init_state(self, key: Any, step: int = 0) -> LoaderState:
@@ -136,7 +142,13 @@ class Pipeline:
         return jax.eval_shape(lambda *args: self.at(*args)[0], words, step)
 
     def at(
-        self, words: Array, step: Array, *, apart: bool = False, rows: list[Any] | None = None
+        self,
+        words: Array,
+        step: Array,
+        *,
+        apart: bool = False,
+        rows: list[Any] | None = None,
+        intact: Any = None,
     ) -> tuple[PyTree, jax.Array]:
         """Batch number `step` of the run with this key, and its mask. Pure and traceable.
 
@@ -145,21 +157,26 @@ class Pipeline:
             step: The batch's number.
             apart: Whether the program makes this batch and nothing else; the values are the same, their making differs.
             rows: The leaves of the batch's samples, if they have been read already.
+            intact: Which of these samples could be read; None if all could.
         """
         indices, levels = self.plan.at(jnp, words, step)
-        if self.host_source is not None:
-            rows = read_in_graph(self.host_source, self.plan, words, step) if rows is None else rows
+        if self.host is not None:
+            if rows is None:
+                rows, intact = read_in_graph(self.host, self.plan, words, step)
             value = jax.tree.unflatten(jax.tree.structure(self.sample_spec()), rows)
         else:
             value = take(self.arrays, indices, apart=apart)
         level, batchings = levels.pop(), iter(self.plan.batchings)
-        mask = level.mask
+        mask = keep = level.mask if intact is None else level.mask & intact
+        untouched = self.host is not None  # samples that are read come with zeros where there is nothing
         for name, stage in zip(stage_names(self.stages), self.stages, strict=True):
             if stage.batches:
-                if next(batchings).pads:
-                    value, mask = blank((value, mask), level.mask, apart=apart)
-                level, indices = levels.pop(), None
+                if (next(batchings).pads or intact is not None) and not untouched:
+                    value, mask = blank((value, mask), keep, apart=apart)
+                level, indices, intact = levels.pop(), None, None
+                keep = level.mask
                 continue
+            untouched = False
             element = level.element if indices is None else indices
             key = element_key(words, name, level.epoch, element) if stage.keyed else None
             value, mask = apply_stage(name, stage, level.mask.ndim, value, mask, key)
@@ -170,8 +187,8 @@ class Pipeline:
 # data, so loaders of equal shape share their programs. A program that reads on the host does depend on the reader.
 jax.tree_util.register_pytree_node(
     Pipeline,
-    lambda pipeline: ((pipeline.arrays,), (pipeline.plan, pipeline.stages, pipeline.host_source)),
-    lambda static, children: Pipeline(children[0], *static),
+    lambda pipeline: ((pipeline.arrays,), (pipeline.plan, pipeline.stages, pipeline.host)),
+    lambda static, children: Pipeline(children[0], *static[:2], None, static[2]),
 )
 
 

@@ -11,12 +11,12 @@ from typing import Literal
 import numpy as np
 
 from millstream._core import order
-from millstream._core.keys import Array
+from millstream._core.keys import Array, Key
+from millstream._core.ordering import Ordering, Shuffle, as_shuffle
 
-Ordering = Literal["shuffle", "sequential"]
 Ending = Literal["pad", "drop", "wrap"]
 
-STEP_LIMIT = 1 << 32  # a state counts its steps in 32 bits
+STEP_LIMIT = (1 << 32) - 1  # a state counts its steps in 32 bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Rows:
     """Where each row of one level comes from.
 
     Attributes:
-        epoch: The epoch each row belongs to.
+        epoch: The epoch each row belongs to and has its keys from; 0 in every epoch if batches recur.
         element: Its number within that epoch, 0 for padding.
         mask: False for padding.
     """
@@ -92,6 +92,20 @@ class Plan:
     ordering: Ordering
     batchings: tuple[Batching, ...] = ()
 
+    def __post_init__(self) -> None:
+        crossing = [batching.size for batching in self.batchings if batching.ending == "wrap"]
+        if self.shuffle.recurs and crossing:
+            raise ValueError(
+                f"{self.shuffle} brings the same batches back every epoch; a batch that is completed from the next "
+                f"epoch never comes back. Got BatchTransform({crossing[0]}, pad_last_batch=False). "
+                "Use pad_last_batch=True or drop_last=True."
+            )
+
+    @property
+    def shuffle(self) -> Shuffle:
+        """The ordering in full."""
+        return as_shuffle("A source", self.ordering)
+
     @property
     def steps_per_epoch(self) -> int:
         return self.batchings[-1].length if self.batchings else self.samples
@@ -117,17 +131,38 @@ class Plan:
         """
         wide = self.samples > (1 << 31)
         step = xp.asarray(step).astype(np.uint64 if wide else np.uint32)
-        length = step.dtype.type(self.steps_per_epoch)
-        rows = [Rows(step // length, step % length, xp.ones(step.shape, bool))]
+        rows = [self._element(xp, words, step)]
         for batching in reversed(self.batchings):
             rows.append(batching.rows(xp, rows[-1]))
+        return self._indices(xp, words, rows), rows
+
+    def _element(self, xp: ModuleType, words: Array, step: Array) -> Rows:
+        """The element of the outermost batching that a step is."""
+        length = step.dtype.type(self.steps_per_epoch)
+        epoch, element = step // length, step % length
+        if self.shuffle.mode == "batchwise":
+            key = order.batch_order_key(xp, words, epoch)
+            element = self._shuffled(xp, element, self.steps_per_epoch, key, epoch)
+        if self.shuffle.recurs:
+            epoch = xp.zeros_like(epoch)
+        return Rows(epoch, element, xp.ones(step.shape, bool))
+
+    def _indices(self, xp: ModuleType, words: Array, rows: list[Rows]) -> Array:
+        """The sample index at each row of the innermost level."""
         samples = rows[-1]
-        if self.ordering == "sequential":
-            return samples.element, rows
-        # A batch lies in one epoch unless it wraps, and then its rows need a key each.
-        epoch = samples.epoch if any(b.ending == "wrap" for b in self.batchings) else _keep_axes(rows[0].epoch, samples)
-        key = order.epoch_key(xp, words, epoch)
-        return order.shuffled(xp, samples.element, self.samples, key), rows
+        if self.shuffle.mode == "itemwise":
+            # A batch lies in one epoch unless it wraps, and then its rows need a key each.
+            wraps = any(batching.ending == "wrap" for batching in self.batchings)
+            epoch = samples.epoch if wraps else _keep_axes(rows[0].epoch, samples)
+            return self._shuffled(xp, samples.element, self.samples, order.epoch_key(xp, words, epoch), epoch)
+        if not self.shuffle.first_epoch:
+            return samples.element
+        return order.shuffled(xp, samples.element, self.samples, order.epoch_key(xp, words, np.uint32(0)))
+
+    def _shuffled(self, xp: ModuleType, positions: Array, n: int, key: Key, epoch: Array) -> Array:
+        """The positions in the order of `key`, but in sequence in an epoch 0 that is not to be shuffled."""
+        shuffled = order.shuffled(xp, positions, n, key)
+        return shuffled if self.shuffle.first_epoch else xp.where(epoch == epoch.dtype.type(0), positions, shuffled)
 
 
 def _keep_axes(epoch: Array, rows: Rows) -> Array:

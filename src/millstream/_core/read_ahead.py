@@ -1,22 +1,59 @@
 """Reading rows before they are asked for: the plan says what comes next."""
 
-import math
 import threading
-import time
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotDone
+from typing import Any, Protocol
 
 import numpy as np
 
 from millstream._core.host_source import HostSource
-from millstream._core.memory import aligned_empty
+from millstream._core.keys import fold, named_key
 from millstream._core.plan import Plan
-from millstream._core.readers import Readers
+from millstream._core.readers import Filled
+from millstream._core.reading import Request
+from millstream._core.stats import LoaderStats
 
-STALL_SECONDS = 120.0  # how long a batch may take before it is an error
 _SLOW_SECONDS = 0.0003  # a batch that is read faster than this is read at once: handing it to a thread takes longer
 _PLANNED_STEPS = 64  # planning many steps at once costs NumPy little more than planning one
 _RUNS = 16  # runs whose read-ahead is kept, for several runs that step in turn
+
+
+class Backend(Protocol):
+    """Who reads: threads of this process, or worker processes."""
+
+    lazy: bool
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended."""
+        ...
+
+    def prepare(self, request: Request) -> Any:
+        """A batch that is read when it is collected."""
+        ...
+
+    def start(self, request: Request) -> Any:
+        """Have a batch read in the background."""
+        ...
+
+    def collect(self, job: Any) -> Filled:
+        """Wait for a batch, and raise what reading it raised."""
+        ...
+
+    def is_done(self, job: Any) -> bool:
+        """Whether a batch can be collected without waiting, as far as is known."""
+        ...
+
+    def first_of(self, jobs: list[Any]) -> Any:
+        """Wait for any of these batches."""
+        ...
+
+    def drop(self, job: Any) -> None:
+        """Forget about a batch."""
+        ...
+
+    def close(self) -> None:
+        """End everything that was begun; closing twice does no harm."""
+        ...
 
 
 class ReadAhead:
@@ -28,128 +65,137 @@ class ReadAhead:
     Args:
         source: What to read.
         plan: The plan whose steps are asked for.
+        backend: Who reads.
+        ahead: How many batches to read ahead.
+        stats: Where to count.
         stop: The first step that will not be asked for, if that is known; nothing behind it is read.
+        own_backend: Whether the backend ends with this.
     """
 
-    def __init__(self, source: HostSource, plan: Plan, stop: int | None = None) -> None:
-        self._source = source
+    def __init__(
+        self,
+        source: HostSource,
+        plan: Plan,
+        backend: Backend,
+        ahead: int,
+        stats: LoaderStats,
+        *,
+        stop: int | None = None,
+        own_backend: bool = True,
+    ) -> None:
+        self._stats = stats
+        self._own_backend = own_backend
         self._plan = plan
+        self._keyed = source.keyed
+        self._backend = backend
+        self._ahead = ahead
         self._stop = plan.step_limit if stop is None else stop
-        self._readers = Readers(source.readers)
+        self._slow = not backend.lazy
         self._lock = threading.Lock()
-        self._slow = False
-        self._runs: dict[bytes, _Run] = {}
-        self._ahead = -(-source.prefetch_size // math.prod(batching.size for batching in plan.batchings))
+        self._runs: dict[bytes, PlannedRun] = {}
 
-    def rows(self, words: np.ndarray, step: int) -> list[np.ndarray]:
-        """One array per leaf, with the axes of the plan in front; rows that pad are zeros."""
+    def rows(self, words: np.ndarray, step: int) -> Filled:
+        """The batch of a step; rows that pad are zeros."""
         with self._lock:
             run = self._run(words)
             end = min(step + self._ahead + 1, self._stop)
             if self._slow:
                 self._start(run, range(step, end))
-            batch = run.pending.pop(step, None)
-            if batch is None:
-                batch = _Batch(self._source, *run.planned(step))
-        rows = batch.rows()
-        with self._lock:
-            was_slow, self._slow = self._slow, batch.seconds > _SLOW_SECONDS
-            if self._slow and not was_slow:
-                self._start(run, range(step + 1, end))
-        return rows
+            job = run.pending.pop(step, None)
+            if job is None:
+                job = self._backend.prepare(run.request(step, self._keyed))
+            self._stats.ready += sum(map(self._backend.is_done, run.pending.values()))
+        filled = self._collected(job)
+        if self._backend.lazy:
+            with self._lock:
+                was_slow, self._slow = self._slow, filled.seconds > _SLOW_SECONDS
+                if self._slow and not was_slow:
+                    self._start(run, range(step + 1, end))
+        return filled
 
-    def _start(self, run: "_Run", steps: range) -> None:
-        """Have these steps read by the threads, and forget about all others."""
-        run.pending = {number: batch for number, batch in run.pending.items() if number in steps}
+    def any_rows(self, words: np.ndarray, steps: list[int]) -> tuple[int, Filled]:
+        """Whichever of these steps, in rising order, is read first, of those that are begun."""
+        with self._lock:
+            run = self._run(words)
+            begun = steps[: self._ahead + 1]
+            for step in begun:
+                if step not in run.pending:
+                    run.pending[step] = self._backend.start(run.request(step, self._keyed))
+            job = self._backend.first_of([run.pending[step] for step in begun])
+            del run.pending[job.request.step]
+        return job.request.step, self._collected(job)
+
+    def close(self) -> None:
+        """End the reading, and forget about what was begun."""
+        with self._lock:
+            for run in self._runs.values():
+                for job in run.pending.values():
+                    self._backend.drop(job)
+            self._runs.clear()
+        if self._own_backend:
+            self._backend.close()
+
+    def _collected(self, job: Any) -> Filled:
+        filled = self._backend.collect(job)
+        filled.request = job.request
+        stats, report = self._stats, filled.report
+        stats.nbytes += sum(leaf.nbytes for leaf in filled.rows)
+        stats.samples += filled.samples - len(report.failed)
+        stats.failed += len(report.failed)
+        stats.restarts += filled.restarts
+        for name, seconds in report.times.items():
+            stats.reading[name] = stats.reading.get(name, 0.0) + seconds
+        return filled
+
+    def _start(self, run: "PlannedRun", steps: range) -> None:
+        """Have these steps read in the background, and forget about all others."""
+        for number in [number for number in run.pending if number not in steps]:
+            self._backend.drop(run.pending.pop(number))
         for number in steps:
             if number not in run.pending:
-                run.pending[number] = _Batch(self._source, *run.planned(number))
-                run.pending[number].start(self._readers)
+                run.pending[number] = self._backend.start(run.request(number, self._keyed))
 
-    def _run(self, words: np.ndarray) -> "_Run":
+    def _run(self, words: np.ndarray) -> "PlannedRun":
         name = words.tobytes()
         run = self._runs.pop(name, None)
         if run is None:
-            run = _Run(self._plan, words)
+            run = PlannedRun(self._plan, words)
         self._runs[name] = run  # the run used last comes last
         if len(self._runs) > _RUNS:
-            del self._runs[next(iter(self._runs))]
+            oldest = self._runs.pop(next(iter(self._runs)))
+            for job in oldest.pending.values():
+                self._backend.drop(job)
         return run
 
-    def close(self) -> None:
-        """End the reading threads."""
-        self._readers.close()
 
-
-class _Run:
+class PlannedRun:
     """One key's steps: planned in blocks, and the batches that are being read."""
 
     def __init__(self, plan: Plan, words: np.ndarray) -> None:
-        self.pending: dict[int, _Batch] = {}
+        self.pending: dict[int, Any] = {}
         self._plan = plan
         self._words = words.copy()
+        self._name = words.tobytes()
         self._first = 0
-        self._indices = self._mask = np.empty(0)
+        self._indices = self._mask = self._epochs = np.empty(0)
+        self._places: list[tuple[int, int]] = []
 
-    def planned(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+    def request(self, step: int, keyed: bool) -> Request:
+        """What a step asks for, with the keys of its samples if they are wanted."""
         if not 0 <= step - self._first < len(self._indices):
             self._first = step
             indices, rows = self._plan.at(np, self._words, step + np.arange(_PLANNED_STEPS, dtype=np.uint64))
-            self._indices, self._mask = indices, rows[-1].mask
-        return self._indices[step - self._first], self._mask[step - self._first]
+            flat = lambda array: array.reshape(_PLANNED_STEPS, -1)  # noqa: E731
+            self._indices = flat(indices).astype(np.int64)
+            self._mask, self._epochs = flat(rows[-1].mask), flat(rows[-1].epoch)
+            self._places = list(zip(rows[0].epoch.tolist(), rows[0].element.tolist(), strict=True))
+        at = step - self._first
+        indices, epochs = self._indices[at], self._epochs[at]
+        keys = sample_keys(self._words, epochs, indices) if keyed else None
+        return Request(step, indices, self._mask[at], keys, epochs, self._name, self._places[at])
 
 
-class _Batch:
-    """The arrays of one batch, and the reading that fills them."""
-
-    def __init__(self, source: HostSource, indices: np.ndarray, mask: np.ndarray) -> None:
-        self._source = source
-        self._out = [
-            aligned_empty((*mask.shape, *shape), dtype)
-            for shape, dtype in zip(source.sample_spec.shapes, source.sample_spec.dtypes, strict=True)
-        ]
-        self._rows = [leaf.reshape(mask.size, *leaf.shape[mask.ndim :]) for leaf in self._out]
-        self._indices = indices.reshape(-1)
-        self._real = mask.reshape(-1)
-        self._parts: list[tuple[int, Future[None]]] = []
-        self.seconds = 0.0  # spent reading
-
-    def start(self, readers: Readers) -> None:
-        """Have it filled by readers, several of them at different rows."""
-        size, count = len(self._indices), self._source.readers
-        # Small parts keep all readers busy to the end; a source that reads whole batches has one reader and one part.
-        part = size if count == 1 else max(1, size // (4 * count))
-        for first in range(0, size, part):
-            self._parts.append((first, readers.submit(self._read_part, first, first + part)))
-
-    def rows(self) -> list[np.ndarray]:
-        """The arrays, when the readers have filled them; filled here and now if none was asked to."""
-        if not self._parts:
-            self._read_part(0, len(self._indices))
-        deadline = time.monotonic() + STALL_SECONDS
-        for first, future in self._parts:
-            try:
-                future.result(max(0.0, deadline - time.monotonic()))
-            except NotDone:
-                if future.done():
-                    raise  # the source's own TimeoutError
-                raise TimeoutError(
-                    f"{type(self._source).__name__} has been reading for {STALL_SECONDS:.0f} s without an end, at or "
-                    f"behind sample {int(self._indices[first])}. Is a disk or a server not answering?"
-                ) from None
-        return self._out
-
-    def _read_part(self, first: int, end: int) -> None:
-        begun = time.perf_counter()
-        self._fill(first, end)
-        self.seconds += time.perf_counter() - begun
-
-    def _fill(self, first: int, end: int) -> None:
-        indices, real, rows = self._indices[first:end], self._real[first:end], [leaf[first:end] for leaf in self._rows]
-        if real.all():
-            return self._source.read_rows(indices, rows)
-        chosen = [np.empty((int(real.sum()), *leaf.shape[1:]), leaf.dtype) for leaf in rows]
-        if real.any():
-            self._source.read_rows(indices[real], chosen)
-        for leaf, read in zip(rows, chosen, strict=True):
-            leaf[real], leaf[~real] = read, None if leaf.dtype.hasobject else 0
+def sample_keys(words: np.ndarray, epochs: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    """The keys of samples read on the host: functions of run key, epoch and sample index alone."""
+    key = fold(np, fold(np, named_key(words, "millstream sample 1"), epochs), indices)
+    return np.stack(np.broadcast_arrays(*key), axis=-1)

@@ -7,34 +7,56 @@ import jax
 import numpy as np
 
 from millstream._core.callbacks import remembering
-from millstream._core.host_source import HostSource
+from millstream._core.host_side import HostSide
 from millstream._core.keys import Array
 from millstream._core.plan import Plan
 from millstream._core.read_ahead import ReadAhead
 from millstream._core.samples import ObjectSpec
+from millstream._core.stats import LoaderStats
 
 
-def read_in_graph(source: HostSource, plan: Plan, words: Array, step: Array) -> list[Any]:
-    """The leaves of the samples of a step, fetched by a callback that finds them read ahead.
+def read_in_graph(host: HostSide, plan: Plan, words: Array, step: Array) -> tuple[list[Any], Any]:
+    """The leaves of the samples of a step, fetched by a callback that finds them read ahead, and which could be read.
 
     The rows are a function of key and step alone, so the callback is pure: it may be repeated, dropped and `vmap`ped.
     """
-    spec = source.sample_spec
+    spec = host.source.sample_spec
     if isinstance(spec, ObjectSpec):
         spec.require_host("This")
-    axes = tuple(batching.size for batching in reversed(plan.batchings))
+    layout = host.layout(plan)
     leaves = zip(spec.shapes, spec.dtypes, strict=True)
-    result = [jax.ShapeDtypeStruct((*axes, *shape), dtype) for shape, dtype in leaves]
-    return jax.pure_callback(_fetcher(source, plan), result, words, step, vmap_method="sequential")
+    result = [jax.ShapeDtypeStruct((*layout.axes, *shape), dtype) for shape, dtype in leaves]
+    if host.tolerant:
+        result.append(jax.ShapeDtypeStruct(layout.axes, np.dtype(bool)))
+    fetched = jax.pure_callback(_fetcher(host, plan).fetch, result, words, step, vmap_method="sequential")
+    return (fetched[:-1], fetched[-1]) if host.tolerant else (fetched, None)
 
 
 @functools.lru_cache(maxsize=64)
-def _fetcher(source: HostSource, plan: Plan) -> Any:
-    """One read-ahead per source and plan, whatever programs use it."""
-    ahead = ReadAhead(source, plan)
+def _fetcher(host: HostSide, plan: Plan) -> "_Fetcher":
+    """One read-ahead per host side and plan, whatever programs use it."""
+    return _Fetcher(host, plan)
 
-    @remembering
-    def fetch(words: Any, step: Any) -> list[np.ndarray]:
-        return ahead.rows(np.asarray(words), int(step))
 
-    return fetch
+def end_reading_in_graph(host: HostSide, plan: Plan) -> None:
+    """End the workers that programs have begun to read with; a program that runs again begins anew."""
+    _fetcher(host, plan).close()
+
+
+class _Fetcher:
+    def __init__(self, host: HostSide, plan: Plan) -> None:
+        self._host = host
+        self._plan = plan
+        self._ahead: ReadAhead | None = None
+        self.fetch = remembering(self._fetch)
+
+    def _fetch(self, words: Any, step: Any) -> list[np.ndarray]:
+        if self._ahead is None:
+            self._ahead = self._host.open(self._plan, LoaderStats())
+        filled = self._ahead.rows(np.asarray(words), int(step))
+        return [*filled.rows, self._host.intact(self._plan, filled)] if self._host.tolerant else filled.rows
+
+    def close(self) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None

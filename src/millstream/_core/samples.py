@@ -11,6 +11,7 @@ import numpy as np
 
 from millstream._core.contracts import PyTree
 from millstream._core.errors import describe_leaf, describe_value
+from millstream._core.trees import OtherStructure, flatten_like, outline, unflatten_like
 
 _PAIRS = (("int64", "int32"), ("uint64", "uint32"), ("float64", "float32"), ("complex128", "complex64"))
 _NARROW = {np.dtype(wide): np.dtype(narrow) for wide, narrow in _PAIRS}
@@ -19,19 +20,57 @@ _LIMITS = {np.dtype(name): np.iinfo(name) for name in ("int32", "uint32")}
 
 @dataclasses.dataclass(frozen=True)
 class SampleSpec:
-    """The structure of a sample: its tree, and name, shape and dtype of every leaf."""
+    """The structure of a sample: its tree, and name, shape and dtype of every leaf.
 
-    structure: Any
+    Attributes:
+        template: The tree, with the number of a leaf in its place.
+        plain: Whether it is made of dicts, lists, tuples and None alone; others need JAX to be taken apart.
+        names: The path of each leaf.
+        shapes: The shape of each leaf.
+        dtypes: The dtype of each leaf.
+    """
+
+    template: Any
+    plain: bool
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[np.dtype, ...]
+
+    def __hash__(self) -> int:
+        return hash((self.names, self.shapes, self.dtypes))
 
     def tree(self) -> PyTree:
         """As a pytree of `jax.ShapeDtypeStruct`."""
         import jax
 
-        leaves = [jax.ShapeDtypeStruct(*leaf) for leaf in zip(self.shapes, self.dtypes, strict=True)]
-        return self.structure.unflatten(leaves)
+        return self.unflatten([jax.ShapeDtypeStruct(*leaf) for leaf in zip(self.shapes, self.dtypes, strict=True)])
+
+    def unflatten(self, leaves: list[Any]) -> PyTree:
+        """The tree with these leaves."""
+        if self.plain:
+            return unflatten_like(self.template, leaves)
+        import jax
+
+        return jax.tree.map(leaves.__getitem__, self.template)
+
+    def flatten(self, who: str, tree: PyTree) -> list[Any]:
+        """The leaves of a tree, which must have this structure."""
+        if self.plain:
+            try:
+                return flatten_like(self.template, tree)
+            except OtherStructure:
+                found, expected = outline(tree), outline(self.template)
+        else:
+            import jax
+
+            leaves, found = jax.tree.flatten(tree)
+            expected = jax.tree.structure(self.template)
+            if found == expected:
+                return leaves
+        raise TypeError(
+            f"{who} has another structure than the spec.\n  found: {found}\n  spec:  {expected}\n"
+            "Return the same keys every time."
+        )
 
     def write(self, who: str, out: Sequence[np.ndarray], row: int, index: int | None, sample: PyTree) -> None:
         """Write a sample into one row of a batch, refusing another structure, shape or dtype.
@@ -44,12 +83,7 @@ class SampleSpec:
             sample: What to write.
         """
         what = "the result" if index is None else f"sample {index}"
-        leaves, structure = self._flatten(sample)
-        if structure != self.structure:
-            raise TypeError(
-                f"{who}: {what} has another structure than the spec.\n  found: {structure}\n  spec:  {self.structure}\n"
-                "Return the same keys every time."
-            )
+        leaves = self.flatten(f"{who}: {what}", sample)
         for name, shape, dtype, target, leaf in zip(self.names, self.shapes, self.dtypes, out, leaves, strict=True):
             array = np.asarray(leaf)
             if array.shape == shape and array.dtype == dtype:
@@ -61,11 +95,6 @@ class SampleSpec:
                     f"  spec{name}:  shape {shape}, {dtype}\nReturn the same shape and dtype every time."
                 )
             target[row] = narrowed(f"{who}: {what}{name}", array, dtype)
-
-    def _flatten(self, sample: PyTree) -> tuple[list[Any], Any]:
-        import jax
-
-        return jax.tree.flatten(sample)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +155,15 @@ def spec_of(who: str, sample: PyTree) -> SampleSpec:
             raise NotAnArray(f"{who} needs arrays of numbers or bools. Got {found}.", found)
         shapes.append(tuple(leaf.shape))
         dtypes.append(np.dtype(jax.dtypes.canonicalize_dtype(leaf.dtype)))
-    return SampleSpec(structure, tuple(names), tuple(shapes), tuple(dtypes))
+    template = structure.unflatten(range(len(paths)))
+    return SampleSpec(template, _is_plain(template, len(paths)), tuple(names), tuple(shapes), tuple(dtypes))
+
+
+def _is_plain(template: PyTree, leaves: int) -> bool:
+    try:
+        return flatten_like(template, template) == list(range(leaves))
+    except TypeError:  # keys that cannot be sorted
+        return False
 
 
 def narrowed(who: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -28,6 +28,9 @@ class Transform:
     effects: ClassVar[bool] = False
     """Whether `apply` calls the host in a way that shows: it is then never run ahead of time, nor `vmap`ped."""
 
+    passive: ClassVar[bool] = False
+    """Whether `apply` changes nothing."""
+
     batches: ClassVar[bool] = False
     """Whether this stage groups elements; it then has `batching` in place of `apply`."""
 

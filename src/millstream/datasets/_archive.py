@@ -12,9 +12,9 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import IO, Any, cast
 
-from millstream.datasets._atomic import settle, temporary_path
-from millstream.datasets._lock import locked
-from millstream.datasets._safe_path import safe_path
+from millstream._core.atomic import settle, temporary_path
+from millstream._core.lock import locked
+from millstream._core.safe_path import safe_path
 from millstream.sources._claims import FREE_BYTES, RATIO
 
 _TIMEOUT = 600.0

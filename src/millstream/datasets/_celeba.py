@@ -11,9 +11,9 @@ import numpy as np
 
 from millstream._core.errors import require_choice
 from millstream._core.plan import Ordering
+from millstream._core.safe_path import safe_path
 from millstream.datasets._cache import cache_folder, find_file
 from millstream.datasets._download import RemoteFile, fetch
-from millstream.datasets._safe_path import safe_path
 from millstream.sources import DiskSampleSource
 from millstream.sources._image_folder import decode_image, require_pillow
 

@@ -10,8 +10,8 @@ import time
 import urllib.error
 import urllib.request
 
-from millstream.datasets._atomic import settle, temporary_path
-from millstream.datasets._lock import locked
+from millstream._core.atomic import settle, temporary_path
+from millstream._core.lock import locked
 from millstream.datasets._part import Part, Unwritable
 from millstream.datasets._progress import ProgressLine
 from millstream.datasets._urls import RefusedURL, make_opener, require_url, shown

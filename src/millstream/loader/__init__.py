@@ -1,5 +1,11 @@
 """The loader: a pipeline with a state, an iterator and a scan."""
 
 from millstream._core.state import LoaderState as LoaderState
+from millstream._core.stats import LoaderStats as LoaderStats
+from millstream.loader._info import BatchInfo as BatchInfo
 from millstream.loader._iterator import BatchIterator as BatchIterator
 from millstream.loader._loader import DataLoader as DataLoader
+from millstream.loader._mixed import MixedLoader as MixedLoader
+from millstream.loader._stream_items import StreamItem as StreamItem
+from millstream.loader._stream_items import StreamIterator as StreamIterator
+from millstream.loader._train_stream import TrainStream as TrainStream

@@ -5,52 +5,105 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
-import jax
-
 from millstream._core.contracts import PyTree
 from millstream._core.policy import set_policy_state
+from millstream._core.stats import Clock, LoaderStats
+from millstream.loader._interrupts import Interrupts
+
+Drawn = tuple[Any, PyTree]  # what is handed out, or None for a batch that is left out, and the state behind it
 
 
-class BatchIterator(Iterator[tuple[PyTree, jax.Array]]):
+class BatchIterator(Iterator[Any]):
     """Yields (batch, mask), and knows the state to go on from.
 
+    Leaving a `with` block, running to the end, an error and being forgotten all end the reading. Inside of a `with`
+    block the first Ctrl-C ends the stream after the current batch (`interrupted` is then True), the second raises
+    KeyboardInterrupt at the next batch, the third ends the process.
+
     Example:
-        >>> batches = loader.iterate(state, steps=2)
-        >>> for batch, mask in batches:
-        ...     pass
+        >>> with loader.iterate(state, steps=2) as batches:
+        ...     for batch, mask in batches:
+        ...         pass
         >>> state = batches.state  # continues with the third batch
     """
 
     def __init__(
         self,
-        draw: Callable[[PyTree], tuple[PyTree, PyTree, jax.Array]],
+        draw: Callable[[PyTree], Drawn],
         state: PyTree,
         steps: int,
         ahead: int,
-        on_close: Callable[[], None] = lambda: None,
+        stats: LoaderStats,
+        *,
+        pause: Callable[[], None] = lambda: None,
+        replay: int | None = None,
+        interrupts: Interrupts,
     ) -> None:
         self._draw = draw
         self._steps = steps
         self._undrawn = steps
         self._ahead = ahead
-        self._on_close = on_close
+        self._clock = Clock(stats)
+        self._pause = pause
         self._state = self._drawn_state = state
-        self._drawn: collections.deque[Any] = collections.deque()
+        self._drawn: collections.deque[Drawn | Exception] = collections.deque()
+        self._replayed: list[Any] = []
+        self._replay = replay
+        self._interrupts = interrupts
+        self.interrupted = False
 
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> tuple[PyTree, jax.Array]:
-        # The device computes the batches ahead while the caller works on this one.
-        while self._undrawn and len(self._drawn) <= self._ahead:
-            self._drawn.append(self._draw(self._drawn_state))
-            self._drawn_state = self._drawn[-1][1]
-            self._undrawn -= 1
-        if not self._drawn:
+    def __next__(self) -> Any:
+        self._clock.asked()
+        try:
+            value = self._next()
+        except StopIteration:
             self.close()
-            raise StopIteration
-        batch, self._state, mask = self._drawn.popleft()
-        return batch, mask
+            raise
+        except Exception:
+            self._pause()  # nothing is left running, and the same batch may be asked for again
+            raise
+        except BaseException:  # an interrupt
+            self.close()
+            raise
+        self._clock.answered()
+        return value
+
+    def _next(self) -> Any:
+        while True:
+            if self._interrupts.check():
+                self.interrupted = True
+                raise StopIteration
+            if self._replay is not None and len(self._replayed) == self._replay and self._undrawn:
+                self._undrawn -= 1
+                return self._replayed[self._undrawn % self._replay]
+            self._draw_ahead()
+            if not self._drawn:
+                raise StopIteration
+            drawn = self._drawn.popleft()
+            if isinstance(drawn, Exception):
+                raise drawn
+            value, self._state = drawn
+            if value is not None:
+                if self._replay is not None:
+                    self._replayed.append(value)
+                return value
+
+    def _draw_ahead(self) -> None:
+        """Draw this batch and those that are computed while the caller works on it."""
+        while self._undrawn and len(self._drawn) <= self._ahead:
+            if self._drawn and isinstance(self._drawn[-1], Exception):
+                return  # it is raised after the good batches that came before it
+            try:
+                drawn = self._draw(self._drawn_state)
+            except Exception as error:
+                self._drawn.append(error)
+                return
+            self._undrawn -= 1
+            self._drawn_state = drawn[1]
+            self._drawn.append(drawn)
 
     def __len__(self) -> int:
         """Batches this iterator was made for, from first to last."""
@@ -59,6 +112,11 @@ class BatchIterator(Iterator[tuple[PyTree, jax.Array]]):
     @property
     def state(self) -> PyTree:
         """The state after the batch yielded last."""
+        if self._state is None:
+            raise RuntimeError(
+                "The state is a position in the stream, and batches have overtaken earlier ones that are still to "
+                "come. Ask for it at the end, or use an executor with ordered=True."
+            )
         return self._state
 
     def set_policy_state(self, policy_state: PyTree, *, new_episode: Any = None) -> None:
@@ -75,12 +133,15 @@ class BatchIterator(Iterator[tuple[PyTree, jax.Array]]):
         """End the iteration and let go of batches made ahead; `state` stays valid."""
         self._undrawn = 0
         self._drawn.clear()
-        self._on_close()
+        self._replayed.clear()
+        self._pause()
 
     def __enter__(self) -> Self:
+        self._interrupts.install()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._interrupts.restore()
         self.close()

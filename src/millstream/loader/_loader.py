@@ -4,23 +4,30 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
 
+from millstream._core.cached_backend import CacheOf
 from millstream._core.callbacks import original_errors
 from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value, function_name, require_int
-from millstream._core.host_source import HostSource
+from millstream._core.errors import describe_value, function_name, require_choice, require_int
 from millstream._core.pipeline import Pipeline
 from millstream._core.policy import set_policy_state
-from millstream._core.read_ahead import ReadAhead
-from millstream._core.state import LoaderState, check_origin, is_traced
-from millstream.host import InGraph
+from millstream._core.read_ahead import Backend, PlannedRun, ReadAhead
+from millstream._core.read_in_graph import end_reading_in_graph
+from millstream._core.reading import OnError
+from millstream._core.state import check_origin, is_traced
+from millstream._core.stats import LoaderStats
+from millstream.host import BatchCache, InGraph, Processes, Threads, is_worker
 from millstream.loader._build import build, stages
-from millstream.loader._iterator import BatchIterator
-from millstream.loader._program import BodyFn, batch_at, compiled_scan, next_batch, scan, split
+from millstream.loader._delivery import Delivery, placed
+from millstream.loader._host_reading import HostReading
+from millstream.loader._info import describe_batch
+from millstream.loader._interrupts import Interrupts
+from millstream.loader._iterator import BatchIterator, Drawn
+from millstream.loader._program import BodyFn, compiled_scan, next_batch, scan, split
 from millstream.transforms import DevicePutTransform
 
 _LARGE_CONSTANT = 64 * 2**20
@@ -40,16 +47,38 @@ class DataLoader:
     Args:
         pipeline: A list, source first, or a composed source such as `BatchTransform(4)(source)`. A stage is a
             transform or any function from source to source.
-        executor: Where batches are made. `InGraph()`, the default, makes them on the device, from data that are arrays.
-        prefetch: How many batches `iterate` has under way besides the one it hands out. (A source that is read on the
-            host has a `prefetch_size` of its own, in samples.)
+        executor: Where samples are read. By default data that are arrays are gathered on the device (`InGraph()`), and
+            others are read by threads as their source wishes. `Threads(n)` and `Processes(n)` read any indexed source.
+        prefetch: How many batches are ready or under way besides the one that is handed out. (Without an executor, a
+            source that is read on the host has a `prefetch_size` of its own, in samples.)
+        on_error: What becomes of a sample that raises while it is read: "raise" raises it, "skip item" masks its row,
+            "skip batch" leaves its batch out (in a compiled program: masks all of it). What is skipped is counted.
+        cache: A `BatchCache`, to keep on disk what is read.
     """
 
-    def __init__(self, pipeline: Any, *, executor: InGraph | None = None, prefetch: int = 2) -> None:
-        if not isinstance(executor, InGraph | None):
-            raise TypeError(f"DataLoader needs an executor such as InGraph(). Got {describe_value(executor)}.")
+    def __init__(
+        self,
+        pipeline: Any,
+        *,
+        executor: InGraph | Threads | Processes | None = None,
+        prefetch: int = 2,
+        on_error: OnError = "raise",
+        cache: BatchCache | None = None,
+    ) -> None:
+        if not isinstance(executor, InGraph | Threads | Processes | None):
+            raise TypeError(
+                f"DataLoader needs an executor: InGraph(), Threads(4) or Processes(4). Got {describe_value(executor)}."
+            )
         require_int("DataLoader", "prefetch", prefetch, least=0)
+        require_choice("DataLoader", "on_error", on_error, ("raise", "skip item", "skip batch"))
+        if not isinstance(cache, BatchCache | None):
+            raise TypeError(f"DataLoader needs cache to be a BatchCache. Got {describe_value(cache)}.")
+        if is_worker():
+            raise RuntimeError("DataLoader cannot be made in a worker process. Guard it with: if not ms.is_worker().")
+        executor = None if isinstance(executor, InGraph) else executor
         source = build(pipeline)
+        if executor is not None or on_error != "raise" or cache is not None:
+            source = _read_on_host(source, executor, prefetch, on_error, cache)
         source.element_spec()  # traces every stage, so that a wrong one is found here
         placements = [stage.placement for stage in stages(source) if isinstance(stage, DevicePutTransform)]
         self._placement = placements[-1] if placements else None
@@ -59,8 +88,12 @@ class DataLoader:
     def _set_source(self, source: Any) -> None:
         self._source = source
         self._effects = any(stage.effects for stage in stages(source))
-        self._host_source = source.host_source if isinstance(source, Pipeline) else None
-        self._reader: ReadAhead | None = None
+        self._host = source.host if isinstance(source, Pipeline) else None
+        self._reader: ReadAhead | None = None  # of `next_batch`
+        self._backend: Backend | None = None  # kept between two streams, inside of a `with` block
+        self._kept = False
+        self._interrupts = Interrupts()
+        self._stats = LoaderStats()
         self._program, self._arrays = split(source)
         self._origin = source.origin if isinstance(source, Pipeline) else None
         self._body_fns: dict[Any, set[int]] = {}
@@ -96,45 +129,85 @@ class DataLoader:
         if is_traced(state):
             self._warn_of_constants()
             return next_batch(self._program, self._arrays, state, False)
-        if self._host_source is None:
+        if self._host is None:
             return self._draw(state)
         if self._reader is None:
-            self._reader = ReadAhead(self._host_source, self._source.plan)
-        return self._draw_read(state, int(state.step), self._reader)
+            self._reader = self._host.open(self._source.plan, LoaderStats())
+        step = int(state.step)
+        value, mask = self._delivery.deliver(state.key, self._reader.rows(np.asarray(state.key), step))
+        return value, dataclasses.replace(state, step=np.asarray(step + 1, np.uint32)), mask
 
-    def iterate(self, state: PyTree, *, steps: int | None = None) -> BatchIterator:
+    def iterate(
+        self, state: PyTree, *, steps: int | None = None, with_info: bool = False, replay: int | None = None
+    ) -> BatchIterator:
         """An iterator over (batch, mask), with the state to go on from as its `.state`.
 
         Args:
             state: Where to start; it is not changed, so iterating from it again gives the same batches.
             steps: How many batches; they may run through several epochs. By default those left in the state's epoch.
+            with_info: Yield (batch, mask, info), where `info` is a `BatchInfo`: epoch, indices, seeds and the like.
+            replay: Make only so many batches and hand them out again and again: how fast would the loop be if batches
+                took no time?
         """
         self._check_state("iterate", state)
         if steps is None:
             steps = self.steps_per_epoch - int(getattr(state, "step", 0)) % self.steps_per_epoch
         require_int("iterate", "steps", steps, least=0)
-        if isinstance(self._source, Pipeline):
-            end, limit = int(state.step) + steps, self._source.plan.step_limit
-            if end > limit:
-                raise ValueError(f"iterate can reach step {limit:,}, not {end:,}. Start a run with another key.")
-            if self._host_source is not None:
-                return self._iterate_read(self._host_source, state, steps)
-        # A stream may depend on what the caller does with its values, so it is never drawn ahead.
-        ahead = self._prefetch if isinstance(self._source, Pipeline) and not self._effects else 0
-        return BatchIterator(self._draw, state, steps, ahead)
+        if replay is not None:
+            require_int("iterate", "replay", replay, least=1)
+        self._interrupts = self._interrupts.following()
+        options: dict[str, Any] = {"replay": replay, "interrupts": self._interrupts}
+        if not isinstance(self._source, Pipeline):
+            if with_info:
+                raise TypeError("iterate has no info on the values of a stream. Keep to with_info=False.")
+            # A stream may depend on what the caller does with its values, so it is never drawn ahead.
+            return BatchIterator(self._draw_in_graph, state, steps, 0, self._stats, **options)
+        first, limit = int(state.step), self._source.plan.step_limit
+        if first + steps > limit:
+            raise ValueError(f"iterate can reach step {limit:,}, not {first + steps:,}. Start a run with another key.")
+        if self._host is not None:
+            stop = first + (steps if replay is None else min(steps, replay))
+            begin = functools.partial(self._begin_reading, stop)
+            reading = HostReading(self._source, begin, self._delivery, self._stats, state, steps, with_info)
+            # A batch for another device is on its way while the caller works on the ones before it.
+            ahead = 0 if self._placement is None or self._effects else 2
+            return BatchIterator(reading.draw, state, steps, ahead, self._stats, pause=reading.pause, **options)
+        draw = self._draw_with_info(first, np.asarray(state.key)) if with_info else self._draw_in_graph
+        return BatchIterator(draw, state, steps, 0 if self._effects else self._prefetch, self._stats, **options)
 
-    def _iterate_read(self, source: HostSource, state: LoaderState, steps: int) -> BatchIterator:
-        """Iterate over samples read on the host. Steps are counted here, so nothing waits for the device to tell."""
-        step = int(state.step)
-        reader = ReadAhead(source, self._source.plan, stop=step + steps)
+    def stats(self) -> LoaderStats:
+        """Counts and times of all iterators of this loader so far; printed, a table that names the bottleneck."""
+        return dataclasses.replace(self._stats, reading=self._stats.reading.copy())
 
-        def draw(state: LoaderState) -> tuple[PyTree, LoaderState, Any]:
-            nonlocal step
-            drawn = self._draw_read(state, step, reader)
-            step += 1
-            return drawn
+    def __enter__(self) -> Self:
+        """Keep worker processes and threads from one stream to the next, until the block is left."""
+        self._kept = True
+        return self
 
-        return BatchIterator(draw, state, steps, ahead=0, on_close=reader.close)
+    def __exit__(self, *_: object) -> None:
+        self._kept = False
+        self.close()
+
+    def close(self) -> None:
+        """End all threads and worker processes that are kept; closing twice does no harm."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+        if self._backend is not None:
+            self._backend.close()
+            self._backend = None
+        if self._host is not None:
+            end_reading_in_graph(self._host, self._source.plan)
+
+    def _begin_reading(self, stop: int) -> ReadAhead:
+        assert self._host is not None
+        if self._kept and (self._backend is None or self._backend.closed):
+            self._backend = self._host.backend(self._source.plan, self._stats)
+        return self._host.open(self._source.plan, self._stats, stop=stop, backend=self._backend)
+
+    @functools.cached_property
+    def _delivery(self) -> Delivery:
+        return Delivery(self._source, self._placement, self._run)
 
     def scan_epoch(
         self, state: PyTree, carry: Any, body_fn: BodyFn, *, unroll: int | bool = 1
@@ -163,10 +236,14 @@ class DataLoader:
             self._warn_of_constants()
             return scan(self._program, self._arrays, state, carry, body_fn, unroll)
         self._warn_of_fresh_functions(body_fn)
-        if not self._effects and self._host_source is None:
+        if not self._effects and self._host is None:
             return compiled_scan(self._program, self._arrays, state, carry, body_fn, unroll)
-        with original_errors():
-            return jax.block_until_ready(compiled_scan(self._program, self._arrays, state, carry, body_fn, unroll))
+        try:
+            with original_errors():
+                return jax.block_until_ready(compiled_scan(self._program, self._arrays, state, carry, body_fn, unroll))
+        finally:
+            if self._host is not None and not self._kept:
+                end_reading_in_graph(self._host, self._source.plan)
 
     def set_policy_state(self, state: PyTree, policy_state: PyTree, *, new_episode: Any = None) -> PyTree:
         """The state with another policy state, for a pipeline that starts with an environment.
@@ -180,38 +257,33 @@ class DataLoader:
         return set_policy_state("set_policy_state", state, policy_state, new_episode)
 
     def _draw(self, state: PyTree) -> tuple[PyTree, PyTree, jax.Array]:
-        value, state, mask = self._run(next_batch, state, True)
-        value, mask = self._placed(value, mask)
+        value, state, mask = self._run(next_batch, self._program, self._arrays, state, True)
+        if self._placement is not None:
+            value, mask = jax.tree.map(lambda leaf: placed(leaf, self._placement), (value, mask))
         return value, state, mask
 
-    def _draw_read(self, state: LoaderState, step: int, reader: ReadAhead) -> tuple[PyTree, LoaderState, Any]:
-        """The batch of a state whose step is known, from samples that are read on the host."""
-        words = np.asarray(state.key)
-        rows = reader.rows(words, step)
-        after = dataclasses.replace(state, step=np.asarray(step + 1, np.uint32))
-        if self._source.objects is not None:
-            _, levels = self._source.plan.at(np, words, step)
-            return rows[0].tolist(), after, levels[-1].mask
-        value, mask = self._placed(*self._run(batch_at, state.key, np.uint32(step), rows))
-        return value, after, mask
+    def _draw_in_graph(self, state: PyTree) -> Drawn:
+        value, state, mask = self._draw(state)
+        return (value, mask), state
+
+    def _draw_with_info(self, first: int, words: np.ndarray) -> Callable[[PyTree], Drawn]:
+        planned, step = PlannedRun(self._source.plan, words), first
+
+        def draw(state: PyTree) -> Drawn:
+            nonlocal step
+            value, state, mask = self._draw(state)
+            info = describe_batch(self._source, planned.request(step, keyed=False), {})
+            step += 1
+            return (value, mask, info), state
+
+        return draw
 
     def _run(self, program: Callable[..., Any], *arguments: Any) -> Any:
         """Run one of the compiled programs; errors of callbacks come out as they were raised."""
         if not self._effects:
-            return program(self._program, self._arrays, *arguments)
+            return program(*arguments)
         with original_errors():
-            return jax.block_until_ready(program(self._program, self._arrays, *arguments))
-
-    def _placed(self, value: PyTree, mask: jax.Array) -> tuple[PyTree, jax.Array]:
-        return (value, mask) if self._placement is None else jax.tree.map(self._place, (value, mask))
-
-    def _place(self, leaf: jax.Array) -> jax.Array:
-        target = self._placement
-        if isinstance(target, jax.sharding.NamedSharding):  # the mask has fewer axes than the images
-            target = jax.sharding.NamedSharding(target.mesh, jax.sharding.PartitionSpec(*target.spec[: leaf.ndim]))
-        elif leaf.devices() == {target}:
-            return leaf
-        return jax.device_put(leaf, target)
+            return jax.block_until_ready(program(*arguments))
 
     def _check_state(self, who: str, state: PyTree) -> None:
         if self._origin is not None:
@@ -245,6 +317,16 @@ class DataLoader:
                 "and compiles it again each time. Define it once, outside of the loop over epochs.",
                 stacklevel=3,
             )
+
+
+def _read_on_host(source: Any, executor: Any, prefetch: int, on_error: OnError, cache: BatchCache | None) -> Pipeline:
+    if not isinstance(source, Pipeline):
+        raise TypeError(
+            f"DataLoader can give an executor, on_error and cache only to samples that are read; "
+            f"{type(source).__name__} is a stream, which is computed step by step. Leave them out."
+        )
+    kept = None if cache is None else CacheOf(cache.folder, cache.mode, source.origin)
+    return source.read_by(executor=executor, prefetch=prefetch, on_error=on_error, cache=kept)
 
 
 def _flatten(loader: DataLoader) -> tuple[tuple[list[Any]], tuple[Any, ...]]:

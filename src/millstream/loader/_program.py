@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -57,12 +58,29 @@ def next_batch(program: Program, arrays: list[Any], state: PyTree, apart: bool) 
     return value, state, mask
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def batch_at(
-    program: Program, arrays: list[Any], words: jax.Array, step: Any, rows: list[Any]
-) -> tuple[PyTree, jax.Array]:
-    """Batch number `step`, as a program of its own, from rows that have been read on the host."""
-    return program.source(arrays).at(words, step, apart=True, rows=rows)
+@functools.partial(jax.jit, static_argnums=(0, 5))
+def batch_of(
+    program: Program, words: jax.Array, step: Any, rows: list[Any], intact: Any, passing: tuple[int, ...]
+) -> list[Any]:
+    """The leaves of batch number `step` and its mask, from rows that were read on the host.
+
+    Args:
+        program: The pipeline.
+        words: The run's key.
+        step: The batch's number.
+        rows: One array per leaf, or None for a leaf that nothing looks at.
+        intact: Which rows could be read; None if all could.
+        passing: The leaves that need not be made, because they are such rows.
+    """
+    source = program.source([])
+    axes = tuple(batching.size for batching in reversed(source.plan.batchings))
+    shapes = [(*axes, *leaf.shape) for leaf in jax.tree.leaves(source.sample_spec())]
+    dtypes = [leaf.dtype for leaf in jax.tree.leaves(source.sample_spec())]
+    given = [
+        jnp.zeros(shape, dtype) if row is None else row for row, shape, dtype in zip(rows, shapes, dtypes, strict=True)
+    ]
+    made = jax.tree.leaves(source.at(words, step, apart=True, rows=given, intact=intact))
+    return [leaf for number, leaf in enumerate(made) if number not in passing]
 
 
 def scan(

@@ -1,9 +1,11 @@
 """Where samples come from: one file per kind of source."""
 
+from millstream._core.ordering import Shuffle as Shuffle
 from millstream.sources._array import ArraySampleSource as ArraySampleSource
 from millstream.sources._csv import CsvSource as CsvSource
 from millstream.sources._disk import DatasetSource as DatasetSource
 from millstream.sources._disk import DiskSampleSource as DiskSampleSource
+from millstream.sources._fill import FillSource as FillSource
 from millstream.sources._host_array import HostArraySource as HostArraySource
 from millstream.sources._idx import IdxSource as IdxSource
 from millstream.sources._image_folder import ImageFolderSource as ImageFolderSource

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_leaf, describe_value, require_choice, table
-from millstream._core.plan import Ordering
+from millstream._core.errors import describe_leaf, describe_value, table
+from millstream._core.ordering import Ordering, as_shuffle
 from millstream._core.samples import narrowed
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class ArraySampleSource:
 
     Args:
         data: A pytree of NumPy or JAX arrays with the same number of rows.
-        ordering: "shuffle" for a new order every epoch, or "sequential".
+        ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
     """
 
     data: PyTree
@@ -75,7 +75,7 @@ def _tree() -> Any:
 
 def check_ordering(who: str, ordering: Any) -> None:
     """Refuse an ordering that is not known."""
-    require_choice(who, "ordering", ordering, ("shuffle", "sequential"))
+    as_shuffle(who, ordering)
 
 
 def check_rows(who: str, data: PyTree) -> None:

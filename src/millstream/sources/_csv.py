@@ -29,7 +29,7 @@ class CsvSource(FileSource):
         path: The file, in UTF-8.
         columns: The columns to read; all of them by default.
         dtype: A dtype for every column, or a mapping with one for each chosen column.
-        ordering: "shuffle" for a new order every epoch, or "sequential".
+        ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
         prefetch_size: How many samples are read before they are needed.
     """
 

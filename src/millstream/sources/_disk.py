@@ -9,18 +9,19 @@ import numpy as np
 
 from millstream._core.contracts import PyTree
 from millstream._core.errors import describe_value, function_name, noted, require_callable, require_int
-from millstream._core.host_source import HostSource
-from millstream._core.plan import Ordering
+from millstream._core.host_source import SampleReader
+from millstream._core.ordering import Ordering
 from millstream._core.samples import ObjectSpec, SampleSpec, spec_of, spec_or_objects
+from millstream._core.stage_times import timed
 from millstream.sources._array import check_ordering
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class DiskSampleSource(HostSource):
+class DiskSampleSource(SampleReader):
     """The samples of any function from an index to a pytree of arrays.
 
     Threads read ahead: the plan is known, so the next samples are on their way while the current batch is used, in
-    Python as well as inside a compiled scan.
+    Python as well as inside a compiled scan. With `DataLoader(..., executor=Processes(4))` worker processes read.
 
     Example:
         >>> source = ms.DiskSampleSource(100, lambda index: {"square": np.float32(index**2)})
@@ -31,9 +32,9 @@ class DiskSampleSource(HostSource):
         sample_fn: `sample_fn(index) -> sample`. It is called from several threads.
         sample_spec: The shapes and dtypes of a sample, as a pytree of `jax.ShapeDtypeStruct`; by default those of
             sample 0, which is then read once.
-        ordering: "shuffle" for a new order every epoch, or "sequential".
+        ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
         prefetch_size: How many samples are read before they are needed.
-        readers: How many threads read.
+        readers: How many threads read, if the loader has no executor.
     """
 
     length: int
@@ -56,20 +57,21 @@ class DiskSampleSource(HostSource):
     def __len__(self) -> int:
         return self.length
 
-    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray]) -> None:
-        spec: SampleSpec | ObjectSpec = self.sample_spec
-        for row, index in enumerate(indices.tolist()):
-            spec.write(f"DiskSampleSource({function_name(self.sample_fn)})", out, row, index, self._sample(index))
+    def read_row(self, index: int, out: Sequence[np.ndarray], row: int, key: np.ndarray | None) -> None:
+        self.sample_spec.write(
+            f"DiskSampleSource({function_name(self.sample_fn)})", out, row, index, self._sample(index)
+        )
 
     def _sample(self, index: int) -> PyTree:
         try:
-            return self.sample_fn(index)
+            with timed("sample_fn"):
+                return self.sample_fn(index)
         except Exception as error:
-            raise noted(error, f"This came from sample_fn({index}) of DiskSampleSource.") from None
+            raise noted(error, f"This came from sample_fn({index}) of DiskSampleSource.")  # noqa: B904
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class DatasetSource(HostSource):
+class DatasetSource(SampleReader):
     """The items of any object with a length and `[index]`; `__getitems__(list)` is used where there is one.
 
     Example:
@@ -78,9 +80,9 @@ class DatasetSource(HostSource):
 
     Args:
         dataset: The object. It is called from several threads.
-        ordering: "shuffle" for a new order every epoch, or "sequential".
+        ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
         prefetch_size: How many samples are read before they are needed.
-        readers: How many threads read.
+        readers: How many threads read, if the loader has no executor.
     """
 
     dataset: Any
@@ -105,27 +107,47 @@ class DatasetSource(HostSource):
     @functools.cached_property
     def sample_spec(self) -> SampleSpec | ObjectSpec:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The structure of a sample: that of item 0."""
-        return spec_or_objects(f"DatasetSource({type(self.dataset).__name__})", self._items([0])[0])
+        return spec_or_objects(self._name, self._item(0))
 
-    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray]) -> None:
+    @property
+    def reads_samples(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether items are asked for one by one."""
+        return not hasattr(self.dataset, "__getitems__")
+
+    def item(self, index: int) -> Any:
+        """The item itself."""
+        return self.dataset[index]
+
+    def read_row(self, index: int, out: Sequence[np.ndarray], row: int, key: np.ndarray | None) -> None:
+        self.sample_spec.write(self._name, out, row, index, self._item(index))
+
+    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
+        if self.reads_samples:
+            return super().read_rows(indices, out)
         numbers = indices.tolist()
         for row, (index, item) in enumerate(zip(numbers, self._items(numbers), strict=True)):
-            self.sample_spec.write(f"DatasetSource({type(self.dataset).__name__})", out, row, index, item)
+            self.sample_spec.write(self._name, out, row, index, item)
+
+    @property
+    def _name(self) -> str:
+        return f"DatasetSource({type(self.dataset).__name__})"
+
+    def _item(self, number: int) -> PyTree:
+        if not self.reads_samples:
+            return self._items([number])[0]
+        try:
+            with timed("dataset"):
+                return self.dataset[number]
+        except Exception as error:
+            raise noted(error, f"This came from {type(self.dataset).__name__}[{number}].")  # noqa: B904
 
     def _items(self, numbers: list[int]) -> Sequence[PyTree]:
-        name = type(self.dataset).__name__
-        if hasattr(self.dataset, "__getitems__"):
-            try:
+        try:
+            with timed("dataset"):
                 return self.dataset.__getitems__(numbers)
-            except Exception as error:
-                raise noted(error, f"This came from {name}.__getitems__({describe_value(numbers)}).") from None
-        items = []
-        for number in numbers:
-            try:
-                items.append(self.dataset[number])
-            except Exception as error:
-                raise noted(error, f"This came from {name}[{number}].") from None
-        return items
+        except Exception as error:
+            name = type(self.dataset).__name__
+            raise noted(error, f"This came from {name}.__getitems__({describe_value(numbers)}).")  # noqa: B904
 
 
 def _given_spec(who: str, spec: PyTree) -> SampleSpec:

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from millstream._core.contracts import PyTree
-from millstream._core.plan import Ordering
+from millstream._core.host_source import ArrayRows
+from millstream._core.ordering import Ordering
 from millstream.sources._host_array import HostArraySource
 
 
@@ -14,7 +15,7 @@ class FileSource(HostArraySource):
     Args:
         open_files: Gives the arrays.
         arguments: What it is called with, here and there.
-        ordering: "shuffle" for a new order every epoch, or "sequential".
+        ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
         prefetch_size: How many samples are read before they are needed.
     """
 
@@ -26,27 +27,18 @@ class FileSource(HostArraySource):
         prefetch_size: int = 64,
     ) -> None:
         super().__init__(open_files(*arguments), ordering, prefetch_size)
-        object.__setattr__(self, "_opened_by", (open_files, arguments))
+        self._opened_by = (open_files, arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (type(self), *vars(self)["_opened_by"], self.ordering, self.prefetch_size)
+        rest = (self.sample_spec, self.ordering, self.prefetch_size)
+        return _reopen, (type(self), *self._opened_by, *rest)
 
 
 def _reopen(
-    kind: type[FileSource],
-    open_files: Callable[..., PyTree],
-    arguments: tuple[Any, ...],
-    ordering: Ordering,
-    prefetch_size: int,
+    kind: type[FileSource], open_files: Callable[..., PyTree], arguments: tuple[Any, ...], *rest: Any
 ) -> FileSource:
     """The source again, without the checks of its constructor: they need JAX, which worker processes do without."""
     source = kind.__new__(kind)
-    fields = {
-        "data": open_files(*arguments),
-        "ordering": ordering,
-        "prefetch_size": prefetch_size,
-        "_opened_by": (open_files, arguments),
-    }
-    for name, value in fields.items():
-        object.__setattr__(source, name, value)
+    ArrayRows.__init__(source, kind.__name__, open_files(*arguments), *rest)
+    source._opened_by = (open_files, arguments)
     return source

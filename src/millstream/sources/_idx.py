@@ -32,7 +32,7 @@ class IdxSource(FileSource):
     Args:
         paths: Names and paths: `{"image": "train-images-idx3-ubyte", "label": "train-labels-idx1-ubyte.gz"}`. A
             `.gz` is unpacked into memory.
-        ordering: "shuffle" for a new order every epoch, or "sequential".
+        ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
         prefetch_size: How many samples are read before they are needed.
     """
 

@@ -37,7 +37,7 @@ class ImageFolderSource(DiskSampleSource):
     Args:
         root: The folder of class folders.
         size: (height, width) to scale every picture to. By default they are taken as they are, and must be alike.
-        ordering: "shuffle" for a new order every epoch, or "sequential".
+        ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
         prefetch_size: How many pictures are read before they are needed.
     """
 

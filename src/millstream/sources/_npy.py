@@ -39,7 +39,7 @@ class NpySource(FileSource):
     Args:
         paths: A path, or paths in dictionaries, lists and tuples. A `.npy` becomes an array, a `.npz` a dictionary of
             arrays.
-        ordering: "shuffle" for a new order every epoch, or "sequential".
+        ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
         prefetch_size: How many samples are read before they are needed.
     """
 

@@ -7,6 +7,7 @@ from millstream.transforms._buffer_stream import set_buffer_priorities as set_bu
 from millstream.transforms._device import DevicePutTransform as DevicePutTransform
 from millstream.transforms._host import HostCallbackTransform as HostCallbackTransform
 from millstream.transforms._host import HostMapTransform as HostMapTransform
+from millstream.transforms._host import RandomHostMapTransform as RandomHostMapTransform
 from millstream.transforms._image import FlattenImageTransform as FlattenImageTransform
 from millstream.transforms._image import NormalizeImageTransform as NormalizeImageTransform
 from millstream.transforms._map import MapTransform as MapTransform

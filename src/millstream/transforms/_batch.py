@@ -1,9 +1,13 @@
 """Batching."""
 
 import dataclasses
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
-from millstream._core.errors import describe_value, require_int
+from millstream._core.contracts import Stream
+from millstream._core.derived_sources import CollatedSource
+from millstream._core.errors import describe_value, function_name, require_callable, require_int
+from millstream._core.pipeline import Pipeline, as_stream
 from millstream._core.plan import Batching, Ending
 from millstream._core.transform import Transform
 
@@ -22,6 +26,9 @@ class BatchTransform(Transform):
         drop_last: Leave out the samples that do not fill a batch at the end of an epoch. Wins over `pad_last_batch`.
         pad_last_batch: Complete the last batch of an epoch with zeros whose mask is False. If both are False, it is
             completed with the first samples of the next epoch, which then starts that much later.
+        collate: `collate(samples) -> batch`, a Python function that makes a batch of a list of samples, which may be
+            any objects; it runs where they are read. Arrays with a row per sample, of the same shapes every time, go on
+            into compiled stages; anything else is handed out as it is, by `iterate`.
     """
 
     batches: ClassVar[bool] = True
@@ -29,12 +36,31 @@ class BatchTransform(Transform):
     batch_size: int
     drop_last: bool = False
     pad_last_batch: bool = True
+    collate: Callable[[list[Any]], Any] | None = None
 
     def __post_init__(self) -> None:
+        if self.collate is not None:
+            require_callable("BatchTransform", "collate", self.collate)
         require_int("BatchTransform", "batch_size", self.batch_size, least=1)
         for name in ("drop_last", "pad_last_batch"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"BatchTransform needs {name} to be a bool. Got {describe_value(getattr(self, name))}.")
+
+    @property
+    def name(self) -> str:
+        return "BatchTransform" if self.collate is None else f"BatchTransform({function_name(self.collate)})"
+
+    def __call__(self, source: Any) -> Stream:
+        """Put this stage behind a source."""
+        if self.collate is None:
+            return super().__call__(source)
+        inner = as_stream(source)
+        if not isinstance(inner, Pipeline) or inner.stages or inner.source is None:
+            raise TypeError(
+                "BatchTransform with a collate function works on samples as they are read, so it stands behind the "
+                "source or a HostMapTransform and before all compiled stages. Move those behind it."
+            )
+        return super().__call__(CollatedSource(inner.source, self.collate, self.batch_size))
 
     @property
     def ending(self) -> Ending:

@@ -1,7 +1,7 @@
 """Placement on a device."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
@@ -23,6 +23,8 @@ class DevicePutTransform(Transform):
     Args:
         device: A `jax.Device`, a name such as "cpu" or "gpu:1", a `Sharding`, or None for JAX's default device.
     """
+
+    passive: ClassVar[bool] = True
 
     device: Any = None
 

@@ -1,7 +1,7 @@
 """Python functions on the host: in the middle of a compiled program, or on samples before they are batched."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -9,11 +9,11 @@ import numpy as np
 from jax.experimental import io_callback
 
 from millstream._core.callbacks import remembering
-from millstream._core.contracts import IndexedSource, PyTree, Stream
-from millstream._core.errors import function_name, noted, require_callable, require_int
-from millstream._core.host_source import HostSource
+from millstream._core.contracts import PyTree, Stream
+from millstream._core.derived_sources import MappedSource
+from millstream._core.errors import function_name, require_callable, require_int
 from millstream._core.pipeline import Pipeline, as_stream
-from millstream._core.samples import spec_of, spec_or_objects
+from millstream._core.samples import spec_of
 from millstream._core.transform import Transform
 
 
@@ -58,7 +58,7 @@ class HostCallbackTransform(Transform):
                 return value
             out = [np.empty((1, *shape), dtype) for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True)]
             spec.write(self.name, out, 0, None, result)
-            return spec.structure.unflatten([leaf[0] for leaf in out])
+            return spec.unflatten([leaf[0] for leaf in out])
 
         return io_callback(call, spec.tree(), value, mask, ordered=True), mask
 
@@ -67,7 +67,8 @@ class HostCallbackTransform(Transform):
 class HostMapTransform:
     """Apply a NumPy or Python function to every sample where it is read, before anything is compiled.
 
-    It stands behind the source, or behind another such stage. Threads call it while earlier batches are used.
+    It stands behind the source, or behind another such stage. Threads or worker processes call it while earlier batches
+    are used.
 
     Example:
         >>> source = ms.HostArraySource(np.arange(10.0))
@@ -75,52 +76,45 @@ class HostMapTransform:
 
     Args:
         fn: `fn(sample) -> sample`. Shapes and dtypes are those it gives for sample 0.
-        readers: How many threads read and call it.
+        readers: How many threads read and call it, if the loader has no executor.
     """
 
     fn: Callable[[PyTree], PyTree]
     readers: int = 4
 
     def __post_init__(self) -> None:
-        require_callable("HostMapTransform", "fn", self.fn)
-        require_int("HostMapTransform", "readers", self.readers, least=1)
+        require_callable(type(self).__name__, "fn", self.fn)
+        require_int(type(self).__name__, "readers", self.readers, least=1)
+
+    random: ClassVar[bool] = False
 
     def __call__(self, source: Any) -> Stream:
         """Put this stage behind a source."""
-        source = as_stream(source)
+        source, who = as_stream(source), type(self).__name__
         if not isinstance(source, Pipeline) or source.stages or source.source is None:
             raise TypeError(
-                "HostMapTransform works on samples as they are read, so it stands behind the source and before all "
+                f"{who} works on samples as they are read, so it stands behind the source and before all "
                 "compiled stages. Move it up, or use MapTransform or HostCallbackTransform."
             )
-        return as_stream(_MappedSource(source.source, self.fn, self.readers))
+        name = f"{who}({function_name(self.fn)})"
+        return as_stream(MappedSource(source.source, self.fn, self.readers, name, self.random))
 
 
-class _MappedSource(HostSource):
-    def __init__(self, inner: IndexedSource, fn: Callable[[PyTree], PyTree], readers: int) -> None:
-        self._inner = inner
-        self._inner_objects = inner.spec() is None
-        self._fn = fn
-        self.ordering = inner.ordering
-        self.prefetch_size = getattr(inner, "prefetch_size", 64)
-        self.readers = readers
-        self._name = f"HostMapTransform({function_name(fn)})"
-        self.sample_spec = spec_or_objects(self._name, self._mapped(np.zeros(1, np.int64))[0])
+class RandomHostMapTransform(HostMapTransform):
+    """Apply a NumPy or Python function that needs randomness to every sample where it is read.
 
-    def __len__(self) -> int:
-        return len(self._inner)
+    The random numbers depend on the run's key, the function's name, the epoch and the sample, and on nothing else: not
+    on which worker calls it, nor when.
 
-    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray]) -> None:
-        for row, (index, sample) in enumerate(zip(indices.tolist(), self._mapped(indices), strict=True)):
-            self.sample_spec.write(self._name, out, row, index, sample)
+    Example:
+        >>> def jitter(sample, rng):
+        ...     return sample + rng.normal(0, 0.1)
+        >>> source = ms.HostArraySource(np.arange(10.0))
+        >>> loader = ms.DataLoader([source, ms.RandomHostMapTransform(jitter), ms.BatchTransform(5)])
 
-    def _mapped(self, indices: np.ndarray) -> list[PyTree]:
-        rows = self._inner.read(indices)
-        mapped = []
-        for row, index in enumerate(indices.tolist()):
-            sample = rows[row] if self._inner_objects else jax.tree.map(lambda leaf, row=row: leaf[row], rows)
-            try:
-                mapped.append(self._fn(sample))
-            except Exception as error:
-                raise noted(error, f"This came from {self._name} at sample {index}.") from None
-        return mapped
+    Args:
+        fn: `fn(sample, rng) -> sample`, where `rng` is a `numpy.random.Generator`.
+        readers: How many threads read and call it, if the loader has no executor.
+    """
+
+    random: ClassVar[bool] = True

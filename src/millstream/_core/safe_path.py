@@ -1,7 +1,9 @@
-"""Names that come from data and shall become paths."""
+"""Names that come from data and shall become paths, and folders that others can write to."""
 
+import os
 import pathlib
 import re
+import stat
 
 
 class UnsafePath(ValueError):
@@ -28,3 +30,15 @@ def safe_path(root: pathlib.Path, name: str, where: str) -> pathlib.Path:
             "get the data from its publisher."
         )
     return root / name
+
+
+def require_trust(folder: pathlib.Path, who: str) -> None:
+    """Refuse a folder that another user owns and anybody may write to."""
+    if not hasattr(os, "getuid") or not folder.exists():
+        return
+    found = folder.stat()
+    if found.st_mode & stat.S_IWOTH and found.st_uid != os.getuid():
+        raise PermissionError(
+            f"{who}: {folder} belongs to another user and anybody may write to it, so its files cannot be trusted. "
+            "Give a folder of your own."
+        )

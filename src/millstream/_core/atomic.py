@@ -34,12 +34,22 @@ def settle(temporary: pathlib.Path, final: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def written(final: pathlib.Path, *, alone: bool) -> Iterator[IO[bytes]]:
-    """A file to write, which gets its name at the end of the block and vanishes if the block fails."""
+def written(final: pathlib.Path, *, alone: bool, durable: bool = True) -> Iterator[IO[bytes]]:
+    """A file to write, which gets its name at the end of the block and vanishes if the block fails.
+
+    Args:
+        final: Its name.
+        alone: Whether this process has a lock on it.
+        durable: Whether to wait for the disk. Without that, a power cut may leave the name with half of the file, and
+            its readers must be able to tell.
+    """
     temporary = temporary_path(final, alone=alone)
     try:
         with temporary.open("wb") as file:
             yield file
-        settle(temporary, final)
+        if durable:
+            settle(temporary, final)
+        else:
+            os.replace(temporary, final)
     finally:
         temporary.unlink(missing_ok=True)

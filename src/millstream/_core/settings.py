@@ -1,0 +1,26 @@
+"""Limits of time and memory, in one place, so that a test can wait one second where a user's run waits two minutes."""
+
+import dataclasses
+
+
+@dataclasses.dataclass
+class Settings:
+    """What a process waits for and how long. Change the fields of `ms.settings`.
+
+    Example:
+        >>> ms.settings.stall_seconds = 300.0  # a network drive that may sleep for minutes
+        >>> ms.settings.stall_seconds = 120.0
+
+    Attributes:
+        warn_seconds: A batch that takes longer than this is warned about once.
+        stall_seconds: A batch that takes longer than this is an error, unless the executor has a `timeout`.
+        shared_memory_folder: A folder for the memory that worker processes fill, such as a mounted tmpfs; the file has
+            no name there. None takes anonymous memory of the kernel where there is such a thing.
+    """
+
+    warn_seconds: float = 30.0
+    stall_seconds: float = 120.0
+    shared_memory_folder: str | None = None
+
+
+settings = Settings()

@@ -1,0 +1,256 @@
+"""Worker processes at work: who has which batch, what they say, and what becomes of it when one of them dies."""
+
+import collections
+import dataclasses
+import os
+import select
+import weakref
+from typing import Any
+
+from millstream._core.exception_record import rebuild
+from millstream._core.faults import WorkerCrashed
+from millstream._core.plain import decode
+from millstream._core.reading import Report, Request
+from millstream._core.slots import Slot
+from millstream.host._messages import DONE, FAILED, READ, READY, ReadMessage, SlotForm
+from millstream.host._process import WorkerProcess, end_all
+from millstream.host._shared_memory import SharedFile
+
+_DEATHS = 3  # a sample, or starting up, that ends so many workers will end the next one too
+_QUEUED = 2  # batches a worker has: one it reads, and one so that it never waits
+_ADVICE = "Out of memory? The kernel's log (dmesg) says so; try fewer workers. Or does a decoder crash on its file?"
+
+
+@dataclasses.dataclass(eq=False)
+class Job:
+    """A batch that is being read, or waits to be.
+
+    Attributes:
+        number: Which one it is, counted from 1.
+        request: What is asked for; rows that have been given up count as padding.
+        samples: How many samples are asked for.
+        slot: Where it is read into; None if it never will be.
+        free: Makes the slot free; this happens by itself when the job is forgotten.
+        done: Whether it is read, or has failed.
+        dropped: Whether nobody wants it any more.
+        error: Why it has failed.
+        report: What came of its rows.
+        objects: The samples, if they are Python objects.
+        seconds: How long it took.
+        deaths: How many workers have died at each row.
+    """
+
+    number: int
+    request: Request
+    samples: int
+    slot: Slot | None = None
+    free: Any = None
+    done: bool = False
+    dropped: bool = False
+    error: BaseException | None = None
+    report: Report = dataclasses.field(default_factory=Report)
+    objects: list[Any] = dataclasses.field(default_factory=list)
+    seconds: float = 0.0
+    deaths: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
+
+
+class Crew:
+    """Worker processes and the memory they share. It is for one thread at a time.
+
+    Args:
+        form: What is in a slot.
+        tolerant: Whether samples that cannot be read become failed rows.
+        whole_batches: Whether a batch is read by one call, so that its samples cannot be told apart.
+
+    Attributes:
+        process_id: The process it belongs to.
+        files: The shared memory.
+        workers: The processes.
+        ended: Whether it has ended.
+        reason: Why it has ended, or will have.
+        restarts: Workers that have died.
+        news: What a user should be warned of.
+    """
+
+    def __init__(self, form: SlotForm, *, tolerant: bool, whole_batches: bool) -> None:
+        self._form = form
+        self._tolerant = tolerant
+        self._whole_batches = whole_batches
+        self._waiting: collections.deque[Job] = collections.deque()
+        self._idle_deaths = 0
+        self._warned_of_death = False
+        self.process_id = os.getpid()
+        self.files: list[SharedFile] = []
+        self.workers: list[WorkerProcess] = []
+        self.ended = False
+        self.reason: BaseException = RuntimeError(
+            "The worker processes of this stream have been ended. Call loader.iterate(...) for a new one."
+        )
+        self.restarts = 0
+        self.news: list[str] = []
+        # A finalizer that knows the parts, not the crew: it runs when the crew is forgotten, and at exit.
+        self._end = weakref.finalize(self, end_all, self.workers, self.files, self.process_id)
+
+    def shared(self, what: str, advice: str) -> SharedFile:
+        """A new file of shared memory, which ends with the crew."""
+        self.files.append(SharedFile(what, advice))
+        return self.files[-1]
+
+    def hire(self, worker: WorkerProcess) -> None:
+        """Start a worker."""
+        self.workers.append(worker)
+        worker.start()
+
+    def add(self, job: Job) -> None:
+        """Have a batch read."""
+        self._write(job)
+        self._waiting.append(job)
+        self._hand_out_work()
+
+    def drop(self, job: Job) -> None:
+        """Forget about a batch; its slot is free once no worker writes into it."""
+        job.dropped = True
+        if job in self._waiting:
+            self._waiting.remove(job)
+            job.done = True
+        if job.done:
+            job.free()
+
+    def end(self, reason: BaseException) -> None:
+        """End the workers. Batches that are not read yet have failed; those that are can still be used."""
+        self.ended, self.reason = True, reason
+        for job in [*self._waiting, *(job for worker in self.workers for job in worker.jobs)]:
+            job.error = reason
+            job.done = True
+        self._waiting.clear()
+        end_all(self.workers, self.files, self.process_id)
+        self._end.detach()  # only now: what an interrupt cuts short here is done when the crew is forgotten
+
+    def look(self, seconds: float) -> bool:
+        """Take in what the workers have to say, waiting for it at most so long; whether there was anything."""
+        if self.ended:
+            return False
+        by_fd = {worker.channel.fileno(): worker for worker in self.workers}
+        watch = select.poll()
+        for fd in by_fd:
+            watch.register(fd, select.POLLIN)
+        speaking = [by_fd[fd] for fd, _ in watch.poll(1000 * seconds)]
+        gone = [worker for worker in speaking if not self.ended and not self._listen(worker)]
+        if not speaking and seconds:
+            gone = [worker for worker in self.workers if worker.has_ended()]
+        for worker in gone:
+            if not self.ended:
+                self._bury(worker)
+        if not self.ended:
+            self._hand_out_work()
+        return bool(speaking or gone)
+
+    def _listen(self, worker: WorkerProcess) -> bool:
+        """Take in what a worker has to say; whether it is still there and makes sense."""
+        try:
+            frames, gone = worker.channel.received()
+            for kind, data in frames:
+                self._hear(worker, kind, data)
+        except (ValueError, LookupError, TypeError, AttributeError):  # no frame, or no message of ours
+            return False
+        return not gone
+
+    def _hear(self, worker: WorkerProcess, kind: int, data: bytes) -> None:
+        if kind == READY:
+            worker.ready = True
+            return
+        message = decode(data)
+        if kind == FAILED and message["job"] < 0:
+            return self.end(rebuild(message["error"]))
+        job: Job = worker.jobs[0]
+        if kind == DONE:
+            failed = {row: rebuild(error) for row, error in message["failed"].items()}
+            job.report = Report({**job.report.failed, **failed}, message["extras"], message["times"])
+            job.objects, job.seconds = message["objects"], message["seconds"]
+        else:
+            job.error = rebuild(message["error"])
+            if message["sample"] >= 0:
+                job.error.add_note(f"It happened at sample {message['sample']}, in worker {worker.number}.")
+        worker.jobs.popleft()
+        self._idle_deaths = 0
+        self._finish(job)
+
+    def _finish(self, job: Job) -> None:
+        job.done = True
+        if job.dropped:
+            job.free()
+
+    def _write(self, job: Job) -> None:
+        assert job.slot is not None
+        self._form.write(job.slot.leaves, job.request)
+
+    def _hand_out_work(self) -> None:
+        while self._waiting:
+            worker = min(self.workers, key=lambda worker: len(worker.jobs) + (not worker.ready))
+            if len(worker.jobs) >= _QUEUED:
+                return
+            job = self._waiting.popleft()
+            worker.jobs.append(job)
+            assert job.slot is not None
+            singly = bool(job.deaths) and not self._whole_batches
+            place = (*job.slot.chunk, job.slot.offset)
+            worker.send(READ, ReadMessage(job.number, *place, job.request.step, singly).to_bytes())
+
+    def _bury(self, worker: WorkerProcess) -> None:
+        """A worker has died: ask another for what it was at, and start one in its place."""
+        how, stack, at = worker.bury(), worker.stack(), worker.whereabouts
+        where = "between two batches" if worker.ready else "while it started"
+        if at.row >= 0:
+            where = f"while reading sample {at.sample}"
+        text = f"Worker {worker.number} (pid {worker.pid}) {how} {where}."
+        self.restarts += 1
+        current = self._take_back(worker)
+        if current is not None:
+            self._blame(current, at.row, text, stack)
+        elif at.row < 0:
+            self._idle_deaths += 1
+            if self._idle_deaths >= _DEATHS:
+                text = f"{text} {_DEATHS} workers in a row have ended before they had read anything. {_ADVICE}"
+                return self.end(WorkerCrashed(_with_stack(text, stack)))
+        if not self._warned_of_death:
+            self._warned_of_death = True
+            self.news.append(_with_stack(f"{text} Its batch is read again, so nothing is lost.", stack))
+        try:
+            worker.start()
+        except OSError as error:
+            self.end(error)
+
+    def _take_back(self, worker: WorkerProcess) -> Job | None:
+        """Let others read the batches of a worker; the one that it was reading a sample of."""
+        jobs, at, current = [*worker.jobs], worker.whereabouts, None
+        worker.jobs.clear()
+        for job in reversed(jobs):
+            if job.dropped:
+                self._finish(job)
+                continue
+            self._waiting.appendleft(job)
+            if job.number == at.job and at.row >= 0:
+                current = job
+        return current
+
+    def _blame(self, job: Job, row: int, text: str, stack: str) -> None:
+        """Count the workers a sample has cost, and give it up when it is too many."""
+        job.deaths[row] += 1
+        if job.deaths[row] < _DEATHS:
+            return
+        what = "The batch of this sample" if self._whole_batches else "This sample"
+        error = WorkerCrashed(_with_stack(f"{text} {what} has now ended {_DEATHS} workers. {_ADVICE}", stack))
+        if not self._tolerant:
+            self._waiting.remove(job)
+            job.error = error
+            return self._finish(job)
+        real = job.request.real.copy()
+        rows = real.nonzero()[0].tolist() if self._whole_batches else [row]
+        real[rows] = False
+        job.report.failed.update(dict.fromkeys(rows, error))
+        job.request = dataclasses.replace(job.request, real=real)
+        self._write(job)
+
+
+def _with_stack(text: str, stack: str) -> str:
+    return f"{text}\nThe last it wrote:\n{stack}" if stack else text

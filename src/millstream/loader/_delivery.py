@@ -1,0 +1,153 @@
+"""From samples that were read on the host to the batch that is handed out: compiled stages, and placement."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from millstream._core.contracts import PyTree
+from millstream._core.held_batches import remember
+from millstream._core.host_side import HostSide
+from millstream._core.host_source import HostSource
+from millstream._core.pipeline import Pipeline
+from millstream._core.readers import Filled
+from millstream._core.samples import SampleSpec
+from millstream.loader._program import batch_of, split
+
+# XLA copies what only passes through a program. Above this size placing an array on its own is faster than that.
+_LARGE = 1 << 19
+
+
+@dataclasses.dataclass(frozen=True)
+class _Described(HostSource):
+    """A source as far as compiled stages know it, so that pipelines of equal shape share their programs."""
+
+    sample_spec: SampleSpec  # pyright: ignore[reportIncompatibleVariableOverride]
+    ordering: Any = "sequential"  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
+class Delivery:
+    """Makes batches of rows.
+
+    Args:
+        pipeline: The pipeline, whose samples are read on the host.
+        placement: A device or sharding for the batches; None leaves it to JAX.
+        run: Runs a compiled program, with whatever care its effects need.
+    """
+
+    def __init__(self, pipeline: Pipeline, placement: Any, run: Callable[..., Any]) -> None:
+        host = pipeline.host
+        assert host is not None
+        self._pipeline = pipeline
+        self._host = host
+        self._placement = placement
+        self._run = run
+        self._layout = host.layout(pipeline.plan)
+        self._plain = all(stage.batches or stage.passive for stage in pipeline.stages)
+        if not isinstance(host.source.sample_spec, SampleSpec):
+            return
+        described = HostSide(_Described(host.source.sample_spec))
+        self._program, _ = split(dataclasses.replace(pipeline, source=None, host=described))
+        self._structure, self._passing = self._trace(host)
+        self._full_mask = jnp.ones(self._layout.axes, bool)
+
+    def deliver(self, key: Any, filled: Filled) -> tuple[PyTree, Any]:
+        """The batch that was read, and its mask.
+
+        Args:
+            key: The run's raw key data.
+            filled: What was read.
+        """
+        request = filled.request
+        assert request is not None
+        if self._pipeline.objects is not None:
+            return self._objects(filled)
+        rows = filled.rows
+        if self._placement is not None:
+            rows = [placed(leaf, self._placement) for leaf in rows]
+        leaves = self._untouched(rows, filled) if self._plain else self._made(key, rows, filled)
+        if self._placement is not None:
+            leaves = [placed(leaf, self._placement) for leaf in leaves]
+        remember(request.step, leaves[:-1])  # the last one is the mask
+        return jax.tree.unflatten(self._structure, leaves)
+
+    def _untouched(self, rows: list[Any], filled: Filled) -> list[Any]:
+        """The leaves of a batch that has no compiled stages."""
+        small = iter(_copied([leaf for leaf in rows if leaf.nbytes < _LARGE]))
+        leaves = [_whole(leaf) if leaf.nbytes >= _LARGE else next(small) for leaf in rows]
+        layout = self._layout
+        if filled.samples == layout.rows and not filled.report.failed:
+            return [*leaves, self._full_mask]
+        return [*leaves, jnp.asarray(self._mask(filled))]
+
+    def _made(self, key: Any, rows: list[Any], filled: Filled) -> list[Any]:
+        """The leaves of a batch that goes through compiled stages."""
+        assert filled.request is not None
+        passing = {out: row for out, row in self._passing.items() if rows[row].nbytes >= _LARGE}
+        given = [None if row in passing.values() else leaf for row, leaf in enumerate(rows)]
+        intact = self._host.intact(self._pipeline.plan, filled) if self._host.tolerant else None
+        step = np.uint32(filled.request.step)
+        made = iter(self._run(batch_of, self._program, key, step, given, intact, tuple(passing)))
+        return [
+            _whole(rows[passing[number]]) if number in passing else next(made)
+            for number in range(self._structure.num_leaves)
+        ]
+
+    def _mask(self, filled: Filled) -> np.ndarray:
+        assert filled.request is not None
+        real = filled.request.real.reshape(self._layout.axes)
+        return real & self._host.intact(self._pipeline.plan, filled)
+
+    def _objects(self, filled: Filled) -> tuple[Any, np.ndarray]:
+        objects = filled.rows[0]
+        value = objects.reshape(-1)[0] if self._host.source.whole_batches else objects.tolist()
+        return value, self._mask(filled)
+
+    def _trace(self, host: HostSide) -> tuple[Any, dict[int, int]]:
+        """The structure of (batch, mask), and which of its leaves are rows that no stage changes or looks at."""
+        layout = self._layout
+        leaves = zip(layout.shapes, layout.dtypes, strict=True)
+        rows = [jax.ShapeDtypeStruct((*layout.axes, *shape), dtype) for shape, dtype in leaves]
+        intact = jax.ShapeDtypeStruct(layout.axes, np.dtype(bool)) if host.tolerant else None
+        words, step = jax.ShapeDtypeStruct((2,), np.uint32), jax.ShapeDtypeStruct((), np.uint32)
+        source = self._program.source([])
+
+        def at(words: Any, step: Any, rows: list[Any], intact: Any) -> Any:
+            return source.at(words, step, apart=True, rows=rows, intact=intact)
+
+        traced, shape = jax.make_jaxpr(at, return_shape=True)(words, step, rows, intact)
+        inputs = traced.jaxpr.invars[2 : 2 + len(rows)]
+        used = {id(v) for equation in traced.jaxpr.eqns for v in equation.invars}
+        passing = {}
+        for number, out in enumerate(traced.jaxpr.outvars):
+            row = next((row for row, variable in enumerate(inputs) if variable is out and id(out) not in used), None)
+            if row is not None:
+                passing[number] = row
+        return jax.tree.structure(shape), passing
+
+
+@jax.jit
+def _copied(leaves: list[Any]) -> list[Any]:
+    """Small arrays, all at once: for them a compiled program that copies is the fastest way to the device."""
+    return leaves
+
+
+def placed(leaf: Any, placement: Any) -> jax.Array:
+    """An array where it is wanted. A sharding fits arrays with fewer axes too: a mask has fewer than the images."""
+    if isinstance(placement, jax.sharding.NamedSharding):
+        placement = jax.sharding.NamedSharding(placement.mesh, jax.sharding.PartitionSpec(*placement.spec[: leaf.ndim]))
+    elif isinstance(leaf, jax.Array) and leaf.devices() == {placement}:
+        return leaf
+    return jax.device_put(leaf, placement)
+
+
+def _whole(leaf: Any) -> jax.Array:
+    """Aligned host memory as a JAX array, without a copy where the device is the host."""
+    if isinstance(leaf, jax.Array):
+        return leaf
+    device = jax.config.jax_default_device or jax.local_devices()[0]  # pyright: ignore[reportAttributeAccessIssue]
+    device = jax.devices(device)[0] if isinstance(device, str) else device
+    return jax.make_array_from_callback(leaf.shape, jax.sharding.SingleDeviceSharding(device), lambda _: leaf)

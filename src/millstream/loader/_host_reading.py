@@ -1,0 +1,88 @@
+"""Iterating over samples that are read on the host."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import numpy as np
+
+from millstream._core.contracts import PyTree
+from millstream._core.pipeline import Pipeline
+from millstream._core.read_ahead import ReadAhead
+from millstream._core.state import LoaderState
+from millstream._core.stats import LoaderStats
+from millstream.loader._delivery import Delivery
+from millstream.loader._info import describe_batch
+from millstream.loader._iterator import Drawn
+
+
+class HostReading:
+    """Draws the batches of a run. Steps are counted here, so nothing waits for the device to tell.
+
+    Args:
+        pipeline: The pipeline.
+        open_reader: Gives what reads its samples; called again after a pause.
+        delivery: What makes batches of them.
+        stats: Where to count.
+        state: Where to begin.
+        steps: How many batches will be drawn.
+        with_info: Whether each comes with what is known about it.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        open_reader: Callable[[], ReadAhead],
+        delivery: Delivery,
+        stats: LoaderStats,
+        state: LoaderState,
+        steps: int,
+        with_info: bool,
+    ) -> None:
+        assert pipeline.host is not None
+        self._pipeline = pipeline
+        self._host = pipeline.host
+        self._open_reader = open_reader
+        self._reader: ReadAhead | None = None
+        self._delivery = delivery
+        self._stats = stats
+        self._state = state
+        self._key = jnp.asarray(state.key)
+        self._words = np.asarray(state.key)
+        self._left = range(int(state.step), int(state.step) + steps)
+        self._overtaken: list[int] = []  # steps behind the first of `_left` that have come before it
+        self._with_info = with_info
+
+    def draw(self, state: PyTree) -> Drawn:
+        """The next batch, and the state after it; None as long as batches have overtaken others."""
+        if self._reader is None:
+            self._reader = self._open_reader()
+        if self._host.ordered:
+            step = self._left[0]
+            filled = self._reader.rows(self._words, step)
+        else:
+            open_steps = [step for step in self._left[: 2 * len(self._overtaken) + 64] if step not in self._overtaken]
+            step, filled = self._reader.any_rows(self._words, open_steps)
+        after = self._after(step)
+        if filled.report.failed and self._host.on_error == "skip batch":
+            self._stats.dropped += 1
+            return None, after
+        value, mask = self._delivery.deliver(self._key, filled)
+        if not self._with_info:
+            return (value, mask), after
+        assert filled.request is not None
+        return (value, mask, describe_batch(self._pipeline, filled.request, filled.report.extras)), after
+
+    def _after(self, step: int) -> LoaderState | None:
+        self._overtaken.append(step)
+        while self._left and self._left[0] in self._overtaken:
+            self._overtaken.remove(self._left[0])
+            self._left = self._left[1:]
+        if self._overtaken:
+            return None
+        return LoaderState(self._state.key, np.asarray(self._left.start, np.uint32), self._state.origin)  # pyright: ignore
+
+    def pause(self) -> None:
+        """End the reading; drawing another batch begins it again."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None

@@ -1,0 +1,120 @@
+"""Loaders as parts of a larger stream."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from millstream._core.errors import describe_value
+from millstream._core.stats import LoaderStats
+from millstream.loader._interrupts import Interrupts
+from millstream.loader._iterator import BatchIterator, Drawn
+from millstream.loader._loader import DataLoader
+
+
+class Part:
+    """The batches of one loader, asked for one by one. The loader reads ahead from the first to the last.
+
+    Args:
+        name: What the loader is called in the stream.
+        batches: Its batches, in order.
+        first: The number of the first one.
+    """
+
+    def __init__(self, name: str, batches: BatchIterator, first: int) -> None:
+        self.name = name
+        self._batches = batches
+        self._asked = first
+        self._early: tuple[int, Any] | None = None  # a batch that others, which were left out, should have come before
+
+    def next(self) -> Any:
+        """What the iterator yields for the next number, or None if that batch is left out because of an error."""
+        if self._early is None:
+            self._early = self._draw()  # if this raises, the same number is asked for again
+        number, self._asked = self._asked, self._asked + 1
+        if self._early is None or self._early[0] != number:
+            return None
+        (_, value), self._early = self._early, None
+        return value
+
+    def _draw(self) -> tuple[int, Any] | None:
+        try:
+            value = next(self._batches, None)
+        except Exception as error:
+            error.add_note(f"This came from the loader {self.name!r}.")
+            raise
+        if value is None:
+            return None
+        # A state on the device would have to be waited for, and nothing is left out there.
+        step = self._batches.state.step
+        return (int(step) - 1 if isinstance(step, np.ndarray) else self._asked), value
+
+    def pause(self) -> None:
+        """End the reading; asking for another batch begins it again."""
+        self._batches._pause()
+
+    def close(self) -> None:
+        """End the reading, and let go of what was made ahead."""
+        self._early = None
+        self._batches.close()
+
+
+class JoinedIterator(BatchIterator):
+    """Yields what is drawn from several loaders.
+
+    Args:
+        parts: The loaders.
+        draw: From the state of the whole to what is handed out and the state after it.
+        state: Where to begin.
+        steps: How many times to draw.
+        interrupts: What Ctrl-C does.
+    """
+
+    def __init__(
+        self, parts: list[Part], draw: Callable[[Any], Drawn], state: Any, steps: int, interrupts: Interrupts
+    ) -> None:
+        self._parts = parts
+        pause = functools.partial(_pause, parts)  # a method would tie the iterator to itself and keep it alive
+        # The loaders make batches ahead, so nothing is drawn ahead here.
+        super().__init__(draw, state, steps, 0, LoaderStats(), pause=pause, interrupts=interrupts)
+
+    def close(self) -> None:
+        """End the iteration and let go of batches made ahead; `state` stays valid."""
+        super().close()
+        for part in self._parts:
+            part.close()
+
+
+def _pause(parts: list[Part]) -> None:
+    for part in parts:
+        part.pause()
+
+
+def require_indexed(who: str, name: str, loader: Any) -> DataLoader:
+    """Refuse a loader that cannot be started at any step, or does not keep to the order of its steps."""
+    if not isinstance(loader, DataLoader):
+        raise TypeError(f"{who} needs {name} to be a DataLoader. Got {describe_value(loader)}.")
+    if loader._origin is None:
+        raise TypeError(
+            f"{who} needs {name} to start with an indexed source, which can be read from any step on. "
+            f"Got {type(loader._source).__name__}, a stream, which has to be drawn in order."
+        )
+    if loader._host is not None and not loader._host.ordered:
+        raise ValueError(
+            f"{who} needs {name} to keep its batches in order, or no step to go on from would be known. "
+            "Leave ordered=False out of its executor."
+        )
+    return loader
+
+
+def step_limit(loader: DataLoader) -> int:
+    """Steps that a state of this loader can count."""
+    return loader._source.plan.step_limit
+
+
+def crosses_epochs(loader: DataLoader) -> bool:
+    """Whether batches are completed from the next epoch, which then lacks those samples."""
+    return any(
+        batching.ending == "wrap" and batching.inner % batching.size for batching in loader._source.plan.batchings
+    )
