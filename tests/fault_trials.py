@@ -6,12 +6,14 @@ What workers run is defined here, in the main script, so that no worker loads JA
 import collections
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import pathlib
 import random
 import resource
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -108,6 +110,14 @@ def killed_worker(outcome, runs, chance):
         outcome.add(differences(outcome, found, expected) + [f"left: {leaks}"] * bool(leaks), seconds, bool(leaks))
 
 
+def talk_nonsense():
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                os.write(fd, b"\xff" * 64)
+    time.sleep(1)
+
+
 def deaths():
     return {
         "exit 0": lambda: os._exit(0),
@@ -117,6 +127,7 @@ def deaths():
         "SIGBUS": lambda: os.kill(os.getpid(), signal.SIGBUS),
         "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
         "at start": lambda: os._exit(1),
+        "nonsense on its socket": talk_nonsense,
         "a fork that keeps its socket": lambda: (os.fork() and os._exit(1)) or time.sleep(1) or os._exit(1),
         "a program that outlives it": lambda: subprocess.Popen(["sleep", "1"], close_fds=False) and os._exit(1),
     }
@@ -161,30 +172,45 @@ def death(outcome, runs, chance):
             outcome.add([f"{kind}: {failure}" for failure in failures], seconds)
 
 
+class Together:
+    """Items that are read many at once."""
+
+    def __init__(self, fn):
+        self.fn = fn
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        return self.fn(index)
+
+    def __getitems__(self, indices):
+        return [self.fn(index) for index in indices]
+
+
 @trial
 def poison(outcome, runs, chance):
     """A sample that kills whoever reads it: named after two restarts, or one masked row."""
     for number in range(runs):
-        target, skip = chance.randrange(SAMPLES), number % 2 == 1
+        target, skip, together = chance.randrange(1, SAMPLES), number % 2 == 1, number % 4 >= 2
 
         def deadly(index, target=target):
             if index == target:
-                os.kill(os.getpid(), chance_of_signal(index))
+                os.kill(os.getpid(), [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT][index % 3])
             return sample(index)
 
-        def chance_of_signal(index):
-            return [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT][index % 3]
-
-        loader = loader_of(deadly, on_error="skip item" if skip else "raise")
+        stages = [ms.DatasetSource(Together(deadly)), ms.BatchTransform(ROWS)]
+        options = {"executor": ms.Processes(2), "on_error": "skip item" if skip else "raise"}
+        loader = ms.DataLoader(stages, **options) if together else loader_of(deadly, **options)
         begun, failures = time.monotonic(), []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
                 found = epoch(loader)
                 good = {int(i) for batch, mask in found for i in batch["index"][mask]}
-                stats = loader.stats()
-                if not skip or good != set(range(SAMPLES)) - {target} or stats.failed != 1 or stats.restarts != 3:
-                    failures = [f"no error, and {len(good)} samples; {stats.failed} failed, {stats.restarts} restarts"]
+                missing, failed, restarts = {*range(SAMPLES)} - good, loader.stats().failed, loader.stats().restarts
+                if not skip or missing != {target} or failed != 1 or restarts > 3 + together:
+                    failures = [f"no error, and {missing} missing; {failed} failed, {restarts} restarts"]
             except ms.WorkerCrashed as error:
                 text = str(error)
                 stack = target % 3 == 0 or "in deadly" in text
@@ -559,6 +585,29 @@ def closed_elsewhere(outcome, runs, chance):
         seconds = time.monotonic() - begun
         failures = [] if caught and "have been ended" in caught[0] and seconds < 1 else [f"{caught}, {seconds:.1f} s"]
         outcome.add(failures, seconds, len(chaos.children()))
+
+
+@trial
+def interrupted_inside(outcome, runs, chance):
+    """Interrupts at random moments of a loader whose workers are kept, also while they start."""
+    expected = epoch(loader_of(sample, ms.Threads(2)))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = chaos.holdings()
+    with loader_of(sample) as loader:
+        for number in range(runs):
+            begun, press = time.monotonic(), functools.partial(os.kill, os.getpid(), signal.SIGINT)
+            try:
+                with chaos.later(chance.choice([chance.uniform(0, 0.1), chance.uniform(0, 0.6)]), press):
+                    epoch(loader)
+                    time.sleep(0.7)  # if it has not come until now
+            except KeyboardInterrupt:
+                pass
+            seconds = time.monotonic() - begun
+            failures = differences(outcome, epoch(loader), expected) if number % 3 == 2 else []
+            outcome.add(failures, seconds)
+    leaks = chaos.growth(before)
+    outcome.leaks += bool(leaks)
+    outcome.failures += [f"left: {leaks}"] * bool(leaks)
 
 
 def main(seed: str, *rows: str) -> None:

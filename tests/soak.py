@@ -16,7 +16,7 @@ import chaos
 # What to do how often, and what the column "worst" is.
 TRIALS = {
     "killed_worker": (100, "s between two batches"),
-    "death": (90, "s until noticed"),
+    "death": (100, "s until noticed"),
     "poison": (20, "s, with three starts"),
     "exceptions": (150, "s until raised"),
     "stalled": (60, "s, with a timeout of 1 s"),
@@ -27,6 +27,7 @@ TRIALS = {
     "held": (12, "s"),
     "many_held": (1000, ""),
     "warning_as_error": (20, ""),
+    "interrupted_inside": (60, "s"),
     "forked": (10, ""),
     "closed_elsewhere": (20, "s until told"),
 }
@@ -47,7 +48,7 @@ def one_round(seed: int, share: int) -> list[chaos.Outcome]:
             found += chaos.trials({name: count}, seed, limit=600).values()
     found += [chaos.driven(name, -(-count // share), 1000 * seed) for name, (count, _) in DRIVEN.items()]
     if os.environ.get("SMALL_TMPFS"):
-        small = chaos.trials({"no_room": 2}, seed, SMALL_TMPFS=os.environ["SMALL_TMPFS"])["no_room"]
+        small = chaos.trials({"no_room": 20 // share}, seed, SMALL_TMPFS=os.environ["SMALL_TMPFS"])["no_room"]
         small.fault = SMALL_TMPFS
         found.append(small)
     return found

@@ -4,6 +4,7 @@ Every row counts its runs, and says with which seed it ran. What hangs shows all
 """
 
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -11,10 +12,14 @@ import textwrap
 import chaos
 import pytest
 
+from millstream.host._channel import _HEADER, MAX_FRAME, Channel
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes and what they hold are counted in /proc")
+
 SEED = int.from_bytes(os.urandom(2))
 ROWS = {
     "killed_worker": 3,
-    "death": 9,
+    "death": 10,
     "poison": 2,
     "exceptions": 15,
     "stalled": 3,
@@ -25,6 +30,7 @@ ROWS = {
     "held": 1,
     "many_held": 100,
     "warning_as_error": 1,
+    "interrupted_inside": 3,
     "forked": 1,
     "closed_elsewhere": 1,
 }
@@ -69,6 +75,37 @@ def test_a_tmpfs_that_is_too_small_is_named_before_the_first_batch(tmp_path):
         pytest.skip(f"a mount namespace is not allowed: {ran.stderr.strip()}")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert os.listdir(tmp_path) == []
+
+
+def test_a_frame_comes_whole_or_not_at_all():
+    ours, theirs = socket.socketpair()
+    channel, sender = Channel(ours), Channel(theirs)
+    sender.send(3, b"first")
+    sender.send(4, b"")
+    theirs.sendall(_HEADER.pack(5, 100_000) + b"half")
+    assert channel.received() == ([(3, b"first"), (4, b"")], False)
+    theirs.sendall(b"x" * 99_996)
+    frames = []
+    while not frames:
+        frames, _ = channel.received()
+    assert frames == [(5, b"half" + b"x" * 99_996)]
+    theirs.sendall(_HEADER.pack(5, MAX_FRAME + 1))
+    with pytest.raises(ValueError, match="at most"):
+        channel.received()
+    sender.close()
+    channel.close()
+    channel.close()
+
+
+def test_the_other_end_is_gone_after_its_last_frame():
+    ours, theirs = socket.socketpair()
+    channel, sender = Channel(ours), Channel(theirs)
+    channel.send(1, b"never read")
+    sender.send(3, b"last")
+    sender.close()
+    assert channel.received() == ([(3, b"last")], False)
+    assert channel.received() == ([], True)
+    channel.close()
 
 
 UNGUARDED = """

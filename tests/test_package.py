@@ -107,6 +107,7 @@ def test_public_names_are_these_and_all_say_what_they_are():
         "rl",
         "set_buffer_priorities",
         "settings",
+        "sharding",
     ]
     for name in ms.__all__:
         assert getattr(ms, name).__doc__, f"{name} has no docstring"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from millstream import datasets as datasets
     from millstream import rl as rl
+    from millstream import sharding as sharding
     from millstream.host import ArrayCache as ArrayCache
     from millstream.host import BatchCache as BatchCache
     from millstream.host import InGraph as InGraph
@@ -111,7 +112,7 @@ _CONTENTS = {
         "set_buffer_priorities",
     ],
 }
-_ROOMS = ("datasets", "rl")
+_ROOMS = ("datasets", "rl", "sharding")
 _HOMES = {name: room for room, names in _CONTENTS.items() for name in names}
 
 __all__ = [*_ROOMS, *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -1,7 +1,6 @@
 """The part of a pipeline that runs on the host: what is read, by whom, how far ahead, and what becomes of errors."""
 
 import dataclasses
-import math
 from typing import Protocol
 
 import numpy as np
@@ -43,6 +42,7 @@ class HostSide:
         prefetch: How many batches an executor reads ahead.
         on_error: What a sample that raises does to its row or its batch.
         cache: Where batches are kept on disk, if anywhere.
+        rows: The rows of a global batch that this process reads; None for all.
     """
 
     source: HostSource
@@ -50,6 +50,7 @@ class HostSide:
     prefetch: int = 2
     on_error: OnError = "raise"
     cache: CacheOf | None = None
+    rows: tuple[int, ...] | None = None
 
     @property
     def tolerant(self) -> bool:
@@ -64,13 +65,14 @@ class HostSide:
     def layout(self, plan: Plan) -> Layout:
         """The memory of a batch."""
         axes = tuple(batching.size for batching in reversed(plan.batchings))
+        axes = axes if self.rows is None else (len(self.rows), *axes[1:])
         return Layout(axes, self.source.sample_spec.shapes, self.source.sample_spec.dtypes)
 
     def ahead(self, plan: Plan) -> int:
         """Batches under way besides the one that is asked for."""
         if self.executor is not None:
             return self.executor.ahead(self.prefetch)
-        return -(-self.source.prefetch_size // math.prod(batching.size for batching in plan.batchings))
+        return -(-self.source.prefetch_size // self.layout(plan).rows)
 
     def backend(self, plan: Plan, stats: LoaderStats) -> Backend:
         """Whoever reads, or finds what was read before."""
@@ -120,5 +122,6 @@ class HostSide:
             self.ahead(plan),
             stats,
             stop=stop,
+            rows=self.rows,
             own_backend=own,
         )

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 
 from millstream._core.contracts import IndexedSource, PyTree, Stream
 from millstream._core.errors import describe_value
 from millstream._core.host_side import HostSide
 from millstream._core.host_source import as_host_source
 from millstream._core.keys import Array
+from millstream._core.placement import BatchPlacement
 from millstream._core.plan import Plan
 from millstream._core.read_in_graph import read_in_graph
 from millstream._core.rows import blank, take
@@ -70,6 +72,7 @@ class Pipeline:
     stages: tuple["Transform", ...]
     source: IndexedSource | None = None
     host: HostSide | None = None  # how the samples are read, unless they are gathered from the arrays
+    placement: BatchPlacement | None = None  # where batches lie, if they lie over a mesh
 
     def then(self, transform: "Transform") -> "Pipeline":
         """This pipeline with one more stage."""
@@ -77,6 +80,13 @@ class Pipeline:
         if transform.batches:
             plan = dataclasses.replace(plan, batchings=(*plan.batchings, transform.batching(plan.steps_per_epoch)))
         return dataclasses.replace(self, plan=plan, stages=(*self.stages, transform))
+
+    def over(self, sharding: NamedSharding) -> "Pipeline":
+        """This pipeline with its batches over a mesh."""
+        placement = BatchPlacement(sharding, self.plan.batchings[-1].size)
+        if self.host is None:
+            return dataclasses.replace(self, arrays=placement.replicate(self.arrays), placement=placement)
+        return dataclasses.replace(self.read_by(rows=placement.local_rows()), placement=placement)
 
     def read_by(self, **how: Any) -> "Pipeline":
         """This pipeline with its samples read on the host, with these fields of `HostSide`."""
@@ -139,7 +149,14 @@ class Pipeline:
                     self.objects.require_host(name)
             return None
         words, step = jax.ShapeDtypeStruct((2,), np.uint32), jax.ShapeDtypeStruct((), np.uint32)
-        return jax.eval_shape(lambda *args: self.at(*args)[0], words, step)
+        rows = None if self.host is None else self.row_specs()
+        return jax.eval_shape(lambda words, step, rows: self.at(words, step, rows=rows)[0], words, step, rows)
+
+    def row_specs(self) -> list[Any]:
+        """The shape and dtype of the samples of one (global) batch, leaf by leaf."""
+        axes = tuple(batching.size for batching in reversed(self.plan.batchings))
+        leaves = jax.tree.leaves(self.sample_spec())
+        return [jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype) for leaf in leaves]
 
     def at(
         self,
@@ -159,6 +176,7 @@ class Pipeline:
             rows: The leaves of the batch's samples, if they have been read already.
             intact: Which of these samples could be read; None if all could.
         """
+        apart = apart and self.placement is None  # those ways of making a batch are for one device
         indices, levels = self.plan.at(jnp, words, step)
         if self.host is not None:
             if rows is None:
@@ -180,15 +198,15 @@ class Pipeline:
             element = level.element if indices is None else indices
             key = element_key(words, name, level.epoch, element) if stage.keyed else None
             value, mask = apply_stage(name, stage, level.mask.ndim, value, mask, key)
-        return value, mask
+        return (value, mask) if self.placement is None else self.placement.constrain((value, mask))
 
 
 # A source of arrays stays outside the traced tree: a compiled program depends on shapes and stages, not on who owns the
 # data, so loaders of equal shape share their programs. A program that reads on the host does depend on the reader.
 jax.tree_util.register_pytree_node(
     Pipeline,
-    lambda pipeline: ((pipeline.arrays,), (pipeline.plan, pipeline.stages, pipeline.host)),
-    lambda static, children: Pipeline(children[0], *static[:2], None, static[2]),
+    lambda pipeline: ((pipeline.arrays,), (pipeline.plan, pipeline.stages, pipeline.host, pipeline.placement)),
+    lambda static, children: Pipeline(children[0], *static[:2], None, *static[2:]),
 )
 
 

@@ -60,11 +60,12 @@ class Batching:
             return STEP_LIMIT
         return min(STEP_LIMIT, (STEP_LIMIT - self.inner - 2 * self.size) // drift * self.length)
 
-    def rows(self, xp: ModuleType, batch: Rows) -> Rows:
-        """The rows of a batch, along a new last axis."""
+    def rows(self, xp: ModuleType, batch: Rows, chosen: np.ndarray | None = None) -> Rows:
+        """The rows of a batch, or only the chosen ones, along a new last axis."""
         inner = batch.element.dtype.type(self.inner)
         epoch, element = batch.epoch[..., None], batch.element[..., None]
-        row = xp.arange(self.size, dtype=inner.dtype).reshape((1,) * batch.element.ndim + (-1,))
+        row = xp.arange(self.size, dtype=inner.dtype) if chosen is None else xp.asarray(chosen).astype(inner.dtype)
+        row = row.reshape((1,) * batch.element.ndim + (-1,))
         position = element * inner.dtype.type(self.size) + row
         mask = batch.mask[..., None]
         if self.ending == "wrap":
@@ -121,19 +122,23 @@ class Plan:
         return limit
 
     @np.errstate(over="ignore")
-    def at(self, xp: ModuleType, words: Array, step: Array) -> tuple[Array, list[Rows]]:
+    def at(
+        self, xp: ModuleType, words: Array, step: Array, chosen: np.ndarray | None = None
+    ) -> tuple[Array, list[Rows]]:
         """The sample indices of a step, and the rows of every level from the step itself (first) to the samples.
 
         Args:
             xp: `numpy` or `jax.numpy`; both give the same numbers. NumPy also takes sizes past 2**32.
             words: The run's raw key data, uint32.
             step: One step, or an array of steps whose axes then lead every result.
+            chosen: The rows of the (outermost) batch that are wanted; None for all. Others cost nothing.
         """
         wide = self.samples > (1 << 31)
         step = xp.asarray(step).astype(np.uint64 if wide else np.uint32)
         rows = [self._element(xp, words, step)]
         for batching in reversed(self.batchings):
-            rows.append(batching.rows(xp, rows[-1]))
+            rows.append(batching.rows(xp, rows[-1], chosen))
+            chosen = None
         return self._indices(xp, words, rows), rows
 
     def _element(self, xp: ModuleType, words: Array, step: Array) -> Rows:

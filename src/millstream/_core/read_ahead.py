@@ -69,6 +69,7 @@ class ReadAhead:
         ahead: How many batches to read ahead.
         stats: Where to count.
         stop: The first step that will not be asked for, if that is known; nothing behind it is read.
+        rows: The rows of a batch that are read; None for all.
         own_backend: Whether the backend ends with this.
     """
 
@@ -81,11 +82,13 @@ class ReadAhead:
         stats: LoaderStats,
         *,
         stop: int | None = None,
+        rows: tuple[int, ...] | None = None,
         own_backend: bool = True,
     ) -> None:
         self._stats = stats
         self._own_backend = own_backend
         self._plan = plan
+        self._rows = rows
         self._keyed = source.keyed
         self._backend = backend
         self._ahead = ahead
@@ -159,7 +162,7 @@ class ReadAhead:
         name = words.tobytes()
         run = self._runs.pop(name, None)
         if run is None:
-            run = PlannedRun(self._plan, words)
+            run = PlannedRun(self._plan, words, self._rows)
         self._runs[name] = run  # the run used last comes last
         if len(self._runs) > _RUNS:
             oldest = self._runs.pop(next(iter(self._runs)))
@@ -169,9 +172,16 @@ class ReadAhead:
 
 
 class PlannedRun:
-    """One key's steps: planned in blocks, and the batches that are being read."""
+    """One key's steps: planned in blocks, and the batches that are being read.
 
-    def __init__(self, plan: Plan, words: np.ndarray) -> None:
+    Args:
+        plan: The plan.
+        words: The key.
+        rows: The rows of a batch that are wanted; None for all.
+    """
+
+    def __init__(self, plan: Plan, words: np.ndarray, rows: tuple[int, ...] | None = None) -> None:
+        self._rows = None if rows is None else np.array(rows, np.uint64)
         self.pending: dict[int, Any] = {}
         self._plan = plan
         self._words = words.copy()
@@ -184,7 +194,8 @@ class PlannedRun:
         """What a step asks for, with the keys of its samples if they are wanted."""
         if not 0 <= step - self._first < len(self._indices):
             self._first = step
-            indices, rows = self._plan.at(np, self._words, step + np.arange(_PLANNED_STEPS, dtype=np.uint64))
+            steps = step + np.arange(_PLANNED_STEPS, dtype=np.uint64)
+            indices, rows = self._plan.at(np, self._words, steps, self._rows)
             flat = lambda array: array.reshape(_PLANNED_STEPS, -1)  # noqa: E731
             self._indices = flat(indices).astype(np.int64)
             self._mask, self._epochs = flat(rows[-1].mask), flat(rows[-1].epoch)

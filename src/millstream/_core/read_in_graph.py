@@ -23,6 +23,11 @@ def read_in_graph(host: HostSide, plan: Plan, words: Array, step: Array) -> tupl
     spec = host.source.sample_spec
     if isinstance(spec, ObjectSpec):
         spec.require_host("This")
+    if jax.process_count() > 1 and host.rows is not None:
+        raise TypeError(
+            "A compiled program over several processes cannot read samples on the host. Use iterate, or next_batch "
+            "outside of jax.jit; there each process reads its own rows."
+        )
     layout = host.layout(plan)
     leaves = zip(spec.shapes, spec.dtypes, strict=True)
     result = [jax.ShapeDtypeStruct((*layout.axes, *shape), dtype) for shape, dtype in leaves]

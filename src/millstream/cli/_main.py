@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 import millstream
+from millstream.cli._launch import add_arguments as add_launch
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -16,14 +17,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     demo.add_argument("--epochs", type=_positive, default=40, help="epochs to train (default: 40)")
     demo.add_argument("--seed", type=int, default=0, help="seed of the run's key (default: 0)")
+    demo.set_defaults(run=_demo)
+    add_launch(commands)
     options = parser.parse_args(arguments)
     try:
-        from millstream.cli._demo import run  # JAX is loaded only now, so that --help answers at once
-
-        return run(epochs=options.epochs, seed=options.seed)
+        return options.run(options)
     except KeyboardInterrupt:
         print("\nstopped")
         return 130
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from millstream.cli._demo import run  # JAX is loaded only now, so that --help answers at once
+
+    return run(epochs=options.epochs, seed=options.seed)
 
 
 def _positive(text: str) -> int:

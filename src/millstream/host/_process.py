@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from millstream.host._channel import Channel
@@ -67,13 +67,14 @@ class WorkerProcess:
             # The kernel ends a bound process with the thread that started it, so only the main thread binds it.
             bound = int(threading.current_thread() is threading.main_thread())
             numbers = [*fds, self.number, os.getpid(), bound]
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, json.dumps([*map(str, sys.path)]), *map(str, numbers)],
-                pass_fds=fds,
-                stdin=subprocess.DEVNULL,
-                env={**_ENVIRONMENT, **os.environ},
-                process_group=0,  # an interrupt from the terminal is for the main process alone
-            )
+            with _interrupts_wait():  # there must be no process that nobody knows of
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-c", _BOOT, json.dumps([*map(str, sys.path)]), *map(str, numbers)],
+                    pass_fds=fds,
+                    stdin=subprocess.DEVNULL,
+                    env={**_ENVIRONMENT, **os.environ},
+                    process_group=0,  # an interrupt from the terminal is for the main process alone
+                )
         self.send(*self._setup)
 
     def send(self, kind: int, payload: bytes) -> None:
@@ -184,6 +185,24 @@ def stacks_of_busy(workers: Iterable[WorkerProcess]) -> str:
     deadline = time.monotonic() + _ANSWER
     texts = [(worker.number, worker.stack(deadline) or "  (it gave no answer)\n") for worker in busy]
     return "\n".join(f"Worker {number} is here:\n{text}" for number, text in texts)
+
+
+@contextlib.contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """A block that is not cut in two by Ctrl-C, which takes effect behind it. Nor is a process that it starts."""
+    handler, caught = signal.getsignal(signal.SIGINT), []
+    handled_here = threading.current_thread() is threading.main_thread() and callable(handler)
+    if handled_here:
+        signal.signal(signal.SIGINT, lambda *arguments: caught.append(arguments))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # which a process that is started inherits
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if handled_here:
+            signal.signal(signal.SIGINT, handler)
+        for arguments in caught:
+            handler(*arguments)  # pyright: ignore[reportCallIssue, reportOptionalCall]
 
 
 def _signal_name(number: int) -> str:

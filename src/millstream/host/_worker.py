@@ -40,6 +40,7 @@ def main(sock: int, ring: int, data: int, control: int, stacks: int, number: int
     """
     become_worker()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides what an interrupt means
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     file = open(stacks, "w")
     faulthandler.enable(file)
     faulthandler.register(signal.SIGUSR1, file, all_threads=True)

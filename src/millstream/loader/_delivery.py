@@ -49,10 +49,10 @@ class Delivery:
         self._plain = all(stage.batches or stage.passive for stage in pipeline.stages)
         if not isinstance(host.source.sample_spec, SampleSpec):
             return
-        described = HostSide(_Described(host.source.sample_spec))
+        described = HostSide(_Described(host.source.sample_spec), on_error=host.on_error)
         self._program, _ = split(dataclasses.replace(pipeline, source=None, host=described))
-        self._structure, self._passing = self._trace(host)
-        self._full_mask = jnp.ones(self._layout.axes, bool)
+        self._structure, self._passing = _trace(dataclasses.replace(pipeline, host=described, placement=None))
+        self._full_mask = self._on_device(np.ones(self._layout.axes, bool))
 
     def deliver(self, key: Any, filled: Filled) -> tuple[PyTree, Any]:
         """The batch that was read, and its mask.
@@ -65,8 +65,10 @@ class Delivery:
         assert request is not None
         if self._pipeline.objects is not None:
             return self._objects(filled)
-        rows = filled.rows
-        if self._placement is not None:
+        rows: list[Any] = filled.rows
+        if self._pipeline.placement is not None:
+            rows = [self._on_device(leaf) for leaf in rows]
+        elif self._placement is not None:
             rows = [placed(leaf, self._placement) for leaf in rows]
         leaves = self._untouched(rows, filled) if self._plain else self._made(key, rows, filled)
         if self._placement is not None:
@@ -76,19 +78,22 @@ class Delivery:
 
     def _untouched(self, rows: list[Any], filled: Filled) -> list[Any]:
         """The leaves of a batch that has no compiled stages."""
-        small = iter(_copied([leaf for leaf in rows if leaf.nbytes < _LARGE]))
-        leaves = [_whole(leaf) if leaf.nbytes >= _LARGE else next(small) for leaf in rows]
-        layout = self._layout
-        if filled.samples == layout.rows and not filled.report.failed:
-            return [*leaves, self._full_mask]
-        return [*leaves, jnp.asarray(self._mask(filled))]
+        large = [isinstance(leaf, jax.Array) or leaf.nbytes >= _LARGE for leaf in rows]
+        small = iter(
+            () if all(large) else _copied([leaf for leaf, whole in zip(rows, large, strict=True) if not whole])
+        )
+        leaves = [_whole(leaf) if whole else next(small) for leaf, whole in zip(rows, large, strict=True)]
+        full = filled.samples == self._layout.rows and not filled.report.failed
+        return [*leaves, self._full_mask if full else self._on_device(self._mask(filled))]
 
     def _made(self, key: Any, rows: list[Any], filled: Filled) -> list[Any]:
         """The leaves of a batch that goes through compiled stages."""
         assert filled.request is not None
         passing = {out: row for out, row in self._passing.items() if rows[row].nbytes >= _LARGE}
         given = [None if row in passing.values() else leaf for row, leaf in enumerate(rows)]
-        intact = self._host.intact(self._pipeline.plan, filled) if self._host.tolerant else None
+        intact = None
+        if self._host.tolerant:
+            intact = self._on_device(self._host.intact(self._pipeline.plan, filled))
         step = np.uint32(filled.request.step)
         made = iter(self._run(batch_of, self._program, key, step, given, intact, tuple(passing)))
         return [
@@ -106,27 +111,31 @@ class Delivery:
         value = objects.reshape(-1)[0] if self._host.source.whole_batches else objects.tolist()
         return value, self._mask(filled)
 
-    def _trace(self, host: HostSide) -> tuple[Any, dict[int, int]]:
-        """The structure of (batch, mask), and which of its leaves are rows that no stage changes or looks at."""
-        layout = self._layout
-        leaves = zip(layout.shapes, layout.dtypes, strict=True)
-        rows = [jax.ShapeDtypeStruct((*layout.axes, *shape), dtype) for shape, dtype in leaves]
-        intact = jax.ShapeDtypeStruct(layout.axes, np.dtype(bool)) if host.tolerant else None
-        words, step = jax.ShapeDtypeStruct((2,), np.uint32), jax.ShapeDtypeStruct((), np.uint32)
-        source = self._program.source([])
+    def _on_device(self, array: np.ndarray) -> jax.Array:
+        """What this process has of an array with a row per sample, as a JAX array of all rows."""
+        placement, rows = self._pipeline.placement, self._host.rows
+        return jnp.asarray(array) if placement is None or rows is None else placement.place(array, rows)
 
-        def at(words: Any, step: Any, rows: list[Any], intact: Any) -> Any:
-            return source.at(words, step, apart=True, rows=rows, intact=intact)
 
-        traced, shape = jax.make_jaxpr(at, return_shape=True)(words, step, rows, intact)
-        inputs = traced.jaxpr.invars[2 : 2 + len(rows)]
-        used = {id(v) for equation in traced.jaxpr.eqns for v in equation.invars}
-        passing = {}
-        for number, out in enumerate(traced.jaxpr.outvars):
-            row = next((row for row, variable in enumerate(inputs) if variable is out and id(out) not in used), None)
-            if row is not None:
-                passing[number] = row
-        return jax.tree.structure(shape), passing
+def _trace(pipeline: Pipeline) -> tuple[Any, dict[int, int]]:
+    """The structure of (batch, mask), and which of its leaves are rows that no stage changes or looks at."""
+    assert pipeline.host is not None
+    rows, axes = pipeline.row_specs(), pipeline.host.layout(pipeline.plan).axes
+    intact = jax.ShapeDtypeStruct(axes, np.dtype(bool)) if pipeline.host.tolerant else None
+    words, step = jax.ShapeDtypeStruct((2,), np.uint32), jax.ShapeDtypeStruct((), np.uint32)
+
+    def at(words: Any, step: Any, rows: list[Any], intact: Any) -> Any:
+        return pipeline.at(words, step, apart=True, rows=rows, intact=intact)
+
+    traced, shape = jax.make_jaxpr(at, return_shape=True)(words, step, rows, intact)
+    inputs = traced.jaxpr.invars[2 : 2 + len(rows)]
+    used = {id(variable) for equation in traced.jaxpr.eqns for variable in equation.invars}
+    passing = {}
+    for number, out in enumerate(traced.jaxpr.outvars):
+        row = next((row for row, variable in enumerate(inputs) if variable is out and id(out) not in used), None)
+        if row is not None:
+            passing[number] = row
+    return jax.tree.structure(shape), passing
 
 
 @jax.jit

@@ -24,10 +24,12 @@ from millstream.host import BatchCache, InGraph, Processes, Threads, is_worker
 from millstream.loader._build import build, stages
 from millstream.loader._delivery import Delivery, placed
 from millstream.loader._host_reading import HostReading
+from millstream.loader._hosts import require_agreement
 from millstream.loader._info import describe_batch
 from millstream.loader._interrupts import Interrupts
 from millstream.loader._iterator import BatchIterator, Drawn
 from millstream.loader._program import BodyFn, compiled_scan, next_batch, scan, split
+from millstream.sharding import as_batch_sharding, check_batch_size
 from millstream.transforms import DevicePutTransform
 
 _LARGE_CONSTANT = 64 * 2**20
@@ -54,6 +56,9 @@ class DataLoader:
         on_error: What becomes of a sample that raises while it is read: "raise" raises it, "skip item" masks its row,
             "skip batch" leaves its batch out (in a compiled program: masks all of it). What is skipped is counted.
         cache: A `BatchCache`, to keep on disk what is read.
+        sharding: Where batches lie, if they lie over several devices: a `NamedSharding` whose first axis is that of the
+            batch, a mesh with an axis "data", or a `sharding.MeshConfig`. Batches are then global arrays, and each
+            process reads only the rows that its devices need.
     """
 
     def __init__(
@@ -64,6 +69,7 @@ class DataLoader:
         prefetch: int = 2,
         on_error: OnError = "raise",
         cache: BatchCache | None = None,
+        sharding: Any = None,
     ) -> None:
         if not isinstance(executor, InGraph | Threads | Processes | None):
             raise TypeError(
@@ -79,8 +85,10 @@ class DataLoader:
         source = build(pipeline)
         if executor is not None or on_error != "raise" or cache is not None:
             source = _read_on_host(source, executor, prefetch, on_error, cache)
-        source.element_spec()  # traces every stage, so that a wrong one is found here
         placements = [stage.placement for stage in stages(source) if isinstance(stage, DevicePutTransform)]
+        if sharding is not None:
+            source = _sharded(source, as_batch_sharding(sharding), placements)
+        source.element_spec()  # traces every stage, so that a wrong one is found here
         self._placement = placements[-1] if placements else None
         self._prefetch = prefetch
         self._set_source(source)
@@ -132,6 +140,7 @@ class DataLoader:
         if self._host is None:
             return self._draw(state)
         if self._reader is None:
+            self._check_agreement("next_batch", state)
             self._reader = self._host.open(self._source.plan, LoaderStats())
         step = int(state.step)
         value, mask = self._delivery.deliver(state.key, self._reader.rows(np.asarray(state.key), step))
@@ -155,6 +164,7 @@ class DataLoader:
         require_int("iterate", "steps", steps, least=0)
         if replay is not None:
             require_int("iterate", "replay", replay, least=1)
+        self._check_agreement("iterate", state, steps)
         self._interrupts = self._interrupts.following()
         options: dict[str, Any] = {"replay": replay, "interrupts": self._interrupts}
         if not isinstance(self._source, Pipeline):
@@ -236,6 +246,7 @@ class DataLoader:
             self._warn_of_constants()
             return scan(self._program, self._arrays, state, carry, body_fn, unroll)
         self._warn_of_fresh_functions(body_fn)
+        self._check_agreement("scan_epoch", state)
         if not self._effects and self._host is None:
             return compiled_scan(self._program, self._arrays, state, carry, body_fn, unroll)
         try:
@@ -294,6 +305,16 @@ class DataLoader:
                 f"{who} got a state of another pipeline. It has\n  {found}\nand this loader's states have\n  {expected}"
             )
 
+    def _check_agreement(self, who: str, state: PyTree, steps: int = 1) -> None:
+        """Processes that share batches must be about to read the same ones."""
+        if not isinstance(self._source, Pipeline) or self._source.placement is None or self._source.placement.is_local:
+            return
+        key, sharding = np.asarray(state.key).tobytes().hex(), self._source.placement.sharding
+        run = (("key", key), ("step", str(int(state.step))), ("steps", str(steps)))
+        require_agreement(
+            who, (*self._source.origin, *run, ("mesh", str(sharding.mesh.shape)), ("spec", str(sharding.spec)))
+        )
+
     @functools.cached_property
     def _state_structure(self) -> Any:
         return jax.tree.structure(jax.eval_shape(self._source.init_state, jax.random.key(0)))
@@ -327,6 +348,25 @@ def _read_on_host(source: Any, executor: Any, prefetch: int, on_error: OnError, 
         )
     kept = None if cache is None else CacheOf(cache.folder, cache.mode, source.origin)
     return source.read_by(executor=executor, prefetch=prefetch, on_error=on_error, cache=kept)
+
+
+def _sharded(source: Any, sharding: jax.sharding.NamedSharding, placements: list[Any]) -> Pipeline:
+    who = "DataLoader with a sharding"
+    if not isinstance(source, Pipeline) or not source.plan.batchings:
+        raise TypeError(
+            f"{who} needs an indexed source and a BatchTransform behind it: it is the batches that are sharded."
+        )
+    if any(placement is not None for placement in placements):
+        raise ValueError(f"{who} says already where batches go. Leave out the device of the DevicePutTransform.")
+    check_batch_size("DataLoader", source.plan.batchings[-1].size, sharding)
+    if source.host is not None and not sharding.is_fully_addressable:
+        if not source.host.ordered:
+            raise ValueError(
+                f"{who} over several processes needs an executor with ordered=True: all take the same batch."
+            )
+        if source.host.on_error == "skip batch":
+            raise ValueError(f'{who} over several processes cannot skip batches. Use on_error="skip item".')
+    return source.over(sharding)
 
 
 def _flatten(loader: DataLoader) -> tuple[tuple[list[Any]], tuple[Any, ...]]:

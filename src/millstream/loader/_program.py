@@ -73,12 +73,8 @@ def batch_of(
         passing: The leaves that need not be made, because they are such rows.
     """
     source = program.source([])
-    axes = tuple(batching.size for batching in reversed(source.plan.batchings))
-    shapes = [(*axes, *leaf.shape) for leaf in jax.tree.leaves(source.sample_spec())]
-    dtypes = [leaf.dtype for leaf in jax.tree.leaves(source.sample_spec())]
-    given = [
-        jnp.zeros(shape, dtype) if row is None else row for row, shape, dtype in zip(rows, shapes, dtypes, strict=True)
-    ]
+    specs = source.row_specs()
+    given = [jnp.zeros(spec.shape, spec.dtype) if row is None else row for row, spec in zip(rows, specs, strict=True)]
     made = jax.tree.leaves(source.at(words, step, apart=True, rows=given, intact=intact))
     return [leaf for number, leaf in enumerate(made) if number not in passing]
 

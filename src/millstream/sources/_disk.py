@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from millstream._core.errors import describe_value, function_name, noted, requir
 from millstream._core.host_source import SampleReader
 from millstream._core.ordering import Ordering
 from millstream._core.samples import ObjectSpec, SampleSpec, spec_of, spec_or_objects
-from millstream._core.stage_times import timed
+from millstream._core.stage_times import spent
 from millstream.sources._array import check_ordering
 
 
@@ -58,14 +59,18 @@ class DiskSampleSource(SampleReader):
         return self.length
 
     def read_row(self, index: int, out: Sequence[np.ndarray], row: int, key: np.ndarray | None) -> None:
-        self.sample_spec.write(
-            f"DiskSampleSource({function_name(self.sample_fn)})", out, row, index, self._sample(index)
-        )
+        self.sample_spec.write(self._name, out, row, index, self._sample(index))
+
+    @functools.cached_property
+    def _name(self) -> str:
+        return f"DiskSampleSource({function_name(self.sample_fn)})"
 
     def _sample(self, index: int) -> PyTree:
         try:
-            with timed("sample_fn"):
-                return self.sample_fn(index)
+            begun = time.perf_counter()
+            sample = self.sample_fn(index)
+            spent("sample_fn", begun)
+            return sample
         except Exception as error:
             raise noted(error, f"This came from sample_fn({index}) of DiskSampleSource.")  # noqa: B904
 
@@ -128,7 +133,7 @@ class DatasetSource(SampleReader):
         for row, (index, item) in enumerate(zip(numbers, self._items(numbers), strict=True)):
             self.sample_spec.write(self._name, out, row, index, item)
 
-    @property
+    @functools.cached_property
     def _name(self) -> str:
         return f"DatasetSource({type(self.dataset).__name__})"
 
@@ -136,15 +141,19 @@ class DatasetSource(SampleReader):
         if not self.reads_samples:
             return self._items([number])[0]
         try:
-            with timed("dataset"):
-                return self.dataset[number]
+            begun = time.perf_counter()
+            item = self.dataset[number]
+            spent("dataset", begun)
+            return item
         except Exception as error:
             raise noted(error, f"This came from {type(self.dataset).__name__}[{number}].")  # noqa: B904
 
     def _items(self, numbers: list[int]) -> Sequence[PyTree]:
         try:
-            with timed("dataset"):
-                return self.dataset.__getitems__(numbers)
+            begun = time.perf_counter()
+            items = self.dataset.__getitems__(numbers)
+            spent("dataset", begun)
+            return items
         except Exception as error:
             name = type(self.dataset).__name__
             raise noted(error, f"This came from {name}.__getitems__({describe_value(numbers)}).")  # noqa: B904

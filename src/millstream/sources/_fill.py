@@ -2,6 +2,7 @@
 
 import gc
 import sys
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from millstream._core.host_source import SampleReader
 from millstream._core.ordering import Ordering
 from millstream._core.plain import decode, encode
 from millstream._core.samples import SampleSpec, spec_of
-from millstream._core.stage_times import timed
+from millstream._core.stage_times import spent
 from millstream.sources._array import check_ordering
 
 _STALE = 0xA5  # repeated, it is no NaN, whose arithmetic would warn
@@ -112,8 +113,9 @@ class FillSource(SampleReader):
         item, arrays = self.item(index), self.sample_spec.unflatten(leaves)
         rng = None if key is None else generator(key, "FillSource")
         try:
-            with timed("fill"):
-                returned = self._fill(item, arrays, rng)
+            begun = time.perf_counter()
+            returned = self._fill(item, arrays, rng)
+            spent("fill", begun)
         except Exception as error:
             note = f"This came from {self._who} at sample {index}, item {describe_value(item)}."
             raise noted(error, note)  # noqa: B904 (`from` would take away the error's own cause)

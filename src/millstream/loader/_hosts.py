@@ -1,0 +1,55 @@
+"""Processes that work at one stream must agree on it."""
+
+import collections
+import hashlib
+import json
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+Facts = Sequence[tuple[str, str]]
+
+
+def require_agreement(who: str, facts: Facts) -> None:
+    """Refuse to go on if processes are about to do different things, naming who differs in what.
+
+    All processes have to call this, in the same order.
+
+    Args:
+        who: Who speaks.
+        facts: What this process is about to do, in words.
+    """
+    if jax.process_count() == 1:
+        return
+    encoded = json.dumps(list(facts)).encode()
+    text, digest = np.frombuffer(encoded, np.uint8), np.frombuffer(hashlib.sha256(encoded).digest(), np.uint32)
+    lengths_and_digests = _gathered(np.array([len(text), *digest], np.uint32))
+    if (lengths_and_digests[:, 1:] == digest).all():
+        return
+    padded = np.zeros(int(lengths_and_digests[:, 0].max()), np.uint8)
+    padded[: len(text)] = text
+    texts = _gathered(padded)
+    told = [
+        dict(json.loads(bytes(text[:length])))
+        for text, length in zip(texts, lengths_and_digests[:, 0].tolist(), strict=True)
+    ]
+    raise ValueError(f"{who} needs all processes to read the same. They differ:\n" + "\n".join(_differences(told)))
+
+
+def _differences(told: list[dict[str, str]]) -> list[str]:
+    """One line per fact and process that is not as most have it."""
+    lines = []
+    for name in dict.fromkeys(name for facts in told for name in facts):
+        usual, _ = collections.Counter(facts.get(name, "nothing") for facts in told).most_common(1)[0]
+        lines += [
+            f"  {name}: {facts.get(name, 'nothing')} in process {process}, {usual} in most others"
+            for process, facts in enumerate(told)
+            if facts.get(name, "nothing") != usual
+        ]
+    return lines
+
+
+def _gathered(values: np.ndarray) -> np.ndarray:
+    return np.asarray(multihost_utils.process_allgather(values))
