@@ -29,6 +29,8 @@ bench: $(BENCH)/ready  ## benchmarks beside their peers
 	$(BENCH)/bin/python benchmarks/in_memory.py
 	$(BENCH)/bin/python benchmarks/disk.py
 	$(BENCH)/bin/python benchmarks/rl.py
+	$(BENCH)/bin/python benchmarks/workers.py
+	$(BENCH)/bin/python benchmarks/sharded.py
 
 clean:
 	rm -rf .venv dist

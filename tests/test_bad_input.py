@@ -265,10 +265,10 @@ def test_steps_out_of_range(key):
     loader = ms.DataLoader([source(), BATCH])
     with refuses(ValueError, "steps to be an int of at least 0", "-1 (int)"):
         loader.iterate(loader.init_state(key), steps=-1)
-    with refuses(ValueError, "init_state needs a step from 0 to 4,294,967,295. Got -1."):
+    with refuses(ValueError, "init_state needs a step from 0 to 4,294,967,294. Got -1."):
         loader.init_state(key, step=-1)
-    with refuses(ValueError, "iterate can reach step 4,294,967,296, not 4,294,967,299"):
-        loader.iterate(loader.init_state(key, step=2**32 - 1), steps=4)
+    with refuses(ValueError, "iterate can reach step 4,294,967,295, not 4,294,967,298"):
+        loader.iterate(loader.init_state(key, step=2**32 - 2), steps=4)
     with refuses(ValueError, "can start only indexed sources at step 3"):
         ms.DataLoader([source(), lambda inner: Echo(inner)]).init_state(key, step=3)
 

@@ -1,11 +1,12 @@
 """Batches over a mesh: which rows this process needs, and how they become one global array."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from millstream._core.contracts import PyTree
 
@@ -13,6 +14,9 @@ from millstream._core.contracts import PyTree
 @dataclasses.dataclass(frozen=True)
 class BatchPlacement:
     """A sharding of the first axes of a batch, for all of its leaves.
+
+    Stages are compiled over a mesh whose axes the compiler may use as it likes ("auto"), whatever the mesh of the user:
+    they are written for one device. What comes out is handed over on the mesh of the user.
 
     Attributes:
         sharding: Of a leaf with as many axes as the spec names, or more.
@@ -22,9 +26,41 @@ class BatchPlacement:
     sharding: NamedSharding
     size: int
 
+    @functools.cached_property
+    def mesh(self) -> Mesh:
+        """The mesh that stages are compiled over."""
+        mesh = self.sharding.mesh
+        return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+
     def of(self, axes: int) -> NamedSharding:
         """For a leaf with so many axes; a label has fewer than an image."""
-        return NamedSharding(self.sharding.mesh, PartitionSpec(*self.sharding.spec[:axes]))
+        return NamedSharding(self.mesh, PartitionSpec(*self.sharding.spec[:axes]))
+
+    def require_auto(self, who: str) -> None:
+        """Refuse a mesh with explicit axes, in programs that are not made of our stages alone."""
+        if self.mesh != self.sharding.mesh:
+            raise TypeError(
+                f"{who} compiles your function together with stages that are written for one device, which a mesh with "
+                "explicit axes does not allow. Make the mesh with axis_types=(jax.sharding.AxisType.Auto,) * axes, or use "
+                "iterate."
+            )
+
+    def take_over(self, tree: PyTree) -> PyTree:
+        """A state that was made under a mesh of explicit axes, as NumPy arrays."""
+
+        def taken(leaf: Any) -> Any:
+            made_under = jax.typeof(leaf).sharding.mesh.axis_types if isinstance(leaf, jax.Array) else ()
+            return np.asarray(leaf) if AxisType.Explicit in made_under else leaf
+
+        return jax.tree.map(taken, tree)
+
+    def hand_over(self, leaf: jax.Array) -> jax.Array:
+        """An array over the mesh of the user."""
+        if self.mesh == self.sharding.mesh:
+            return leaf
+        target = NamedSharding(self.sharding.mesh, leaf.sharding.spec)  # pyright: ignore[reportAttributeAccessIssue]
+        shards = [shard.data for shard in leaf.addressable_shards]
+        return jax.make_array_from_single_device_arrays(leaf.shape, target, shards)
 
     @property
     def is_local(self) -> bool:
@@ -63,6 +99,8 @@ class BatchPlacement:
         def on_mesh(leaf: Any) -> Any:
             if isinstance(leaf, jax.Array) and leaf.sharding.device_set == self.sharding.device_set:
                 return leaf
-            return jax.device_put(np.asarray(leaf), NamedSharding(self.sharding.mesh, PartitionSpec()))
+            # `device_put` would send all data to all processes to compare them, and hang where their sizes differ.
+            whole = np.asarray(leaf)
+            return jax.make_array_from_callback(whole.shape, self.of(0), whole.__getitem__)
 
         return jax.tree.map(on_mesh, tree)

@@ -1,1 +1,1 @@
-"""The command line: `millstream demo`."""
+"""The command line: `millstream demo` and `millstream launch`."""

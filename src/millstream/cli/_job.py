@@ -47,6 +47,7 @@ class Job:
     def run(self) -> int:
         """Start all and wait for all; the code of the first that failed, or 0."""
         with contextlib.ExitStack() as stack:
+            stack.enter_context(self._selector)
             guard = stack.enter_context(_guarded())
             stack.enter_context(self._receiving_signals())
             report, reported = os.pipe()

@@ -27,8 +27,7 @@ class Job:
 
     Attributes:
         number: Which one it is, counted from 1.
-        request: What is asked for; rows that have been given up count as padding.
-        samples: How many samples are asked for.
+        request: What is asked for.
         slot: Where it is read into; None if it never will be.
         free: Makes the slot free; this happens by itself when the job is forgotten.
         done: Whether it is read, or has failed.
@@ -42,7 +41,6 @@ class Job:
 
     number: int
     request: Request
-    samples: int
     slot: Slot | None = None
     free: Any = None
     done: bool = False
@@ -182,7 +180,9 @@ class Crew:
 
     def _write(self, job: Job) -> None:
         assert job.slot is not None
-        self._form.write(job.slot.leaves, job.request)
+        real = job.request.real.copy()
+        real[[*job.report.failed]] = False  # given up: for a worker they are padding
+        self._form.write(job.slot.leaves, dataclasses.replace(job.request, real=real))
 
     def _hand_out_work(self) -> None:
         while self._waiting:
@@ -244,11 +244,8 @@ class Crew:
             self._waiting.remove(job)
             job.error = error
             return self._finish(job)
-        real = job.request.real.copy()
-        rows = real.nonzero()[0].tolist() if self._whole_batches else [row]
-        real[rows] = False
+        rows = job.request.real.nonzero()[0].tolist() if self._whole_batches else [row]
         job.report.failed.update(dict.fromkeys(rows, error))
-        job.request = dataclasses.replace(job.request, real=real)
         self._write(job)
 
 

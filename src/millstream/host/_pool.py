@@ -120,7 +120,7 @@ class Pool:
         with self._undivided() as crew:
             crew.look(0.0)  # there may be news
             self._jobs += 1
-            job = Job(self._jobs, request, int(request.real.sum()))
+            job = Job(self._jobs, request)
             if crew.ended:  # which is told when this batch is collected, after the good ones before it
                 job.done, job.error = True, crew.reason
                 return job
@@ -157,7 +157,7 @@ class Pool:
             objects[:] = job.objects
             rows = [objects.reshape(self._form.batch.axes)]
         restarts, self._crew.restarts = self._crew.restarts, 0
-        return Filled(rows, job.report, job.seconds, job.samples, restarts)
+        return Filled(rows, job.report, job.seconds, int(job.request.real.sum()), restarts)
 
     def is_done(self, job: Job) -> bool:
         """Whether a batch can be collected without waiting, as far as is known."""

@@ -25,7 +25,15 @@ _BOOT = (
     "from millstream.host._worker import main; main(*map(int, sys.argv[2:]))"
 )
 # One reader per core is enough: libraries that would start a thread per core in each worker are told not to.
-_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
+# What a sample needs is freed and needed again for the next one: memory is kept, not given back page by page.
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "JAX_PLATFORMS": "cpu",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 28),
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 25),
+}
 
 
 class WorkerProcess:

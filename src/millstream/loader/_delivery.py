@@ -71,7 +71,9 @@ class Delivery:
         elif self._placement is not None:
             rows = [placed(leaf, self._placement) for leaf in rows]
         leaves = self._untouched(rows, filled) if self._plain else self._made(key, rows, filled)
-        if self._placement is not None:
+        if self._pipeline.placement is not None:
+            leaves = [self._pipeline.placement.hand_over(leaf) for leaf in leaves]
+        elif self._placement is not None:
             leaves = [placed(leaf, self._placement) for leaf in leaves]
         remember(request.step, leaves[:-1])  # the last one is the mask
         return jax.tree.unflatten(self._structure, leaves)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import jax.numpy as jnp
 import numpy as np
 
 from millstream._core.contracts import PyTree
@@ -46,8 +45,8 @@ class HostReading:
         self._delivery = delivery
         self._stats = stats
         self._state = state
-        self._key = jnp.asarray(state.key)
         self._words = np.asarray(state.key)
+        self._key = state.key if pipeline.placement is None else self._words
         self._left = range(int(state.step), int(state.step) + steps)
         self._overtaken: list[int] = []  # steps behind the first of `_left` that have come before it
         self._with_info = with_info

@@ -1,5 +1,6 @@
 """The loader."""
 
+import contextlib
 import dataclasses
 import functools
 import warnings
@@ -88,15 +89,16 @@ class DataLoader:
         placements = [stage.placement for stage in stages(source) if isinstance(stage, DevicePutTransform)]
         if sharding is not None:
             source = _sharded(source, as_batch_sharding(sharding), placements)
-        source.element_spec()  # traces every stage, so that a wrong one is found here
         self._placement = placements[-1] if placements else None
         self._prefetch = prefetch
         self._set_source(source)
+        self.element_spec()  # traces every stage, so that a wrong one is found here
 
     def _set_source(self, source: Any) -> None:
         self._source = source
         self._effects = any(stage.effects for stage in stages(source))
         self._host = source.host if isinstance(source, Pipeline) else None
+        self._mesh_placement = source.placement if isinstance(source, Pipeline) else None
         self._reader: ReadAhead | None = None  # of `next_batch`
         self._backend: Backend | None = None  # kept between two streams, inside of a `with` block
         self._kept = False
@@ -113,7 +115,8 @@ class DataLoader:
 
     def element_spec(self) -> PyTree:
         """The shape and dtype of a batch, as a pytree of `jax.ShapeDtypeStruct`."""
-        return self._source.element_spec()
+        with self._own_mesh():
+            return self._source.element_spec()
 
     def init_state(self, key: Any, step: int = 0) -> PyTree:
         """The state of a run before its first batch, or before batch number `step`.
@@ -135,6 +138,7 @@ class DataLoader:
         """The next batch, the state after it, and the mask of real rows. Pure: works under jit, vmap, grad and scan."""
         self._check_state("next_batch", state)
         if is_traced(state):
+            self._require_auto_mesh("next_batch inside of jax.jit")
             self._warn_of_constants()
             return next_batch(self._program, self._arrays, state, False)
         if self._host is None:
@@ -142,8 +146,8 @@ class DataLoader:
         if self._reader is None:
             self._check_agreement("next_batch", state)
             self._reader = self._host.open(self._source.plan, LoaderStats())
-        step = int(state.step)
-        value, mask = self._delivery.deliver(state.key, self._reader.rows(np.asarray(state.key), step))
+        step, words = int(state.step), np.asarray(state.key)
+        value, mask = self._delivery.deliver(words, self._reader.rows(words, step))
         return value, dataclasses.replace(state, step=np.asarray(step + 1, np.uint32)), mask
 
     def iterate(
@@ -217,7 +221,8 @@ class DataLoader:
 
     @functools.cached_property
     def _delivery(self) -> Delivery:
-        return Delivery(self._source, self._placement, self._run)
+        with self._own_mesh():
+            return Delivery(self._source, self._placement, self._run)
 
     def scan_epoch(
         self, state: PyTree, carry: Any, body_fn: BodyFn, *, unroll: int | bool = 1
@@ -242,16 +247,18 @@ class DataLoader:
         self._check_state("scan_epoch", state)
         if not callable(body_fn):
             raise TypeError(f"scan_epoch needs body_fn to be a function. Got {describe_value(body_fn)}.")
+        self._require_auto_mesh("scan_epoch")
         if is_traced((state, carry)):
             self._warn_of_constants()
             return scan(self._program, self._arrays, state, carry, body_fn, unroll)
         self._warn_of_fresh_functions(body_fn)
         self._check_agreement("scan_epoch", state)
-        if not self._effects and self._host is None:
-            return compiled_scan(self._program, self._arrays, state, carry, body_fn, unroll)
+        arguments = (self._program, self._arrays, state, carry, body_fn, unroll)
+        if self._host is None:
+            return self._run(compiled_scan, *arguments)
         try:
             with original_errors():
-                return jax.block_until_ready(compiled_scan(self._program, self._arrays, state, carry, body_fn, unroll))
+                return jax.block_until_ready(self._run(compiled_scan, *arguments))
         finally:
             if self._host is not None and not self._kept:
                 end_reading_in_graph(self._host, self._source.plan)
@@ -267,9 +274,21 @@ class DataLoader:
         self._check_state("set_policy_state", state)
         return set_policy_state("set_policy_state", state, policy_state, new_episode)
 
+    def _own_mesh(self) -> contextlib.AbstractContextManager[Any]:
+        """A program over a mesh is the same whatever mesh the caller has set."""
+        return contextlib.nullcontext() if self._mesh_placement is None else jax.set_mesh(self._mesh_placement.mesh)
+
+    def _require_auto_mesh(self, who: str) -> None:
+        if self._mesh_placement is not None:
+            self._mesh_placement.require_auto(who)
+
     def _draw(self, state: PyTree) -> tuple[PyTree, PyTree, jax.Array]:
+        if self._mesh_placement is not None:
+            state = self._mesh_placement.take_over(state)
         value, state, mask = self._run(next_batch, self._program, self._arrays, state, True)
-        if self._placement is not None:
+        if self._mesh_placement is not None:
+            value, mask = jax.tree.map(self._mesh_placement.hand_over, (value, mask))
+        elif self._placement is not None:
             value, mask = jax.tree.map(lambda leaf: placed(leaf, self._placement), (value, mask))
         return value, state, mask
 
@@ -291,10 +310,11 @@ class DataLoader:
 
     def _run(self, program: Callable[..., Any], *arguments: Any) -> Any:
         """Run one of the compiled programs; errors of callbacks come out as they were raised."""
-        if not self._effects:
-            return program(*arguments)
-        with original_errors():
-            return jax.block_until_ready(program(*arguments))
+        with self._own_mesh():
+            if not self._effects:
+                return program(*arguments)
+            with original_errors():
+                return jax.block_until_ready(program(*arguments))
 
     def _check_state(self, who: str, state: PyTree) -> None:
         if self._origin is not None:
@@ -307,9 +327,9 @@ class DataLoader:
 
     def _check_agreement(self, who: str, state: PyTree, steps: int = 1) -> None:
         """Processes that share batches must be about to read the same ones."""
-        if not isinstance(self._source, Pipeline) or self._source.placement is None or self._source.placement.is_local:
+        if self._mesh_placement is None or self._mesh_placement.is_local:
             return
-        key, sharding = np.asarray(state.key).tobytes().hex(), self._source.placement.sharding
+        key, sharding = np.asarray(state.key).tobytes().hex(), self._mesh_placement.sharding
         run = (("key", key), ("step", str(int(state.step))), ("steps", str(steps)))
         require_agreement(
             who, (*self._source.origin, *run, ("mesh", str(sharding.mesh.shape)), ("spec", str(sharding.spec)))

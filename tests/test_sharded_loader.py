@@ -1,0 +1,67 @@
+"""A loader with a sharding in one process with eight devices: the batches of a loader without one."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+SCRIPT = """
+    import contextlib
+    import jax, numpy as np, jax.numpy as jnp
+    from jax.sharding import AxisType, NamedSharding, PartitionSpec
+    import millstream as ms
+
+    DATA = {"x": np.arange(50 * 4, dtype=np.float32).reshape(50, 4), "y": np.arange(50, dtype=np.int32)}
+
+    def jitter(value, mask, key):
+        return {**value, "n": jax.random.normal(key, (2,))}
+
+    def total(carry, batch, mask):
+        return carry + (batch["x"].sum(1) * mask).sum(), None
+
+    stages = [ms.ArraySampleSource(DATA), ms.RandomMapTransform(jitter), ms.BatchTransform(16)]
+    plain = ms.DataLoader(stages)
+    expected = [jax.device_get(pair) for pair in plain.iterate(plain.init_state(jax.random.key(0)), steps=5)]
+
+    def check(mesh, **how):
+        key = jax.random.key(0)
+        loader = ms.DataLoader(stages, sharding=mesh, **how)
+        seen = []
+        for batch, mask in loader.iterate(loader.init_state(key), steps=5):
+            assert batch["x"].sharding == NamedSharding(mesh, PartitionSpec("data")), batch["x"].sharding
+            assert mask.sharding == NamedSharding(mesh, PartitionSpec("data")), mask.sharding
+            jax.jit(lambda batch: jax.tree.map(lambda leaf: leaf * 2, batch))(batch)
+            seen.append(jax.device_get((batch, mask)))
+        jax.tree.map(np.testing.assert_array_equal, seen, expected)
+        state = loader.init_state(key)
+        for pair in expected[:2]:
+            batch, state, mask = loader.next_batch(state)
+            jax.tree.map(np.testing.assert_array_equal, jax.device_get((batch, mask)), pair)
+        if mesh is auto:
+            _, summed, _ = loader.scan_epoch(loader.init_state(key), jnp.float32(0), total)
+            assert float(summed) == 19900
+        else:
+            try:
+                loader.scan_epoch(loader.init_state(key), jnp.float32(0), total)
+            except TypeError as error:
+                assert "AxisType.Auto" in str(error)
+            else:
+                raise AssertionError("explicit axes were not refused")
+
+    explicit = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
+    auto = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    for mesh in (explicit, auto):
+        for context in (contextlib.nullcontext(), jax.set_mesh(mesh)):
+            with context:
+                check(mesh)
+                check(mesh, executor=ms.Threads(2), on_error="skip item")
+    check(auto, executor=ms.Processes(1))
+    print("fine")
+"""
+
+
+def test_a_loader_over_eight_devices_gives_the_batches_of_a_loader_on_one():
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", textwrap.dedent(SCRIPT)]
+    run = subprocess.run(command, env={**os.environ, **flags}, capture_output=True, text=True, timeout=300)
+    assert run.stdout.strip().endswith("fine"), run.stderr[-3000:]
