@@ -113,7 +113,9 @@ def tell_sums(reading, in_graph):
     carry, step = (jnp.float32(0), jnp.int32(0)), jax.jit(add)
     for batch, mask in reading.iterate(reading.init_state(jax.random.key(SEED))):
         carry, _ = step(carry, batch, mask)
-    state, scanned, _ = in_graph.scan_epoch(in_graph.init_state(jax.random.key(SEED)), (jnp.float32(0), jnp.int32(0)), add)
+    state, scanned, _ = in_graph.scan_epoch(
+        in_graph.init_state(jax.random.key(SEED)), (jnp.float32(0), jnp.int32(0)), add
+    )
     tell(sums=[float(carry[0]), int(carry[1])], scanned=[float(scanned[0]), int(scanned[1])], step=int(state.step))
 
 
@@ -140,14 +142,19 @@ def tell_refusals():
         ),
         "unordered": lambda: loader(Pictures().source(), batch, executor=ms.Threads(2, ordered=False)),
         "skip batch": lambda: loader(Pictures().source(), batch, on_error="skip batch"),
-        "callback": lambda: usual.scan_epoch(usual.init_state(jax.random.key(SEED)), 0, lambda carry, batch, mask: (carry, None)),
+        "callback": lambda: usual.scan_epoch(
+            usual.init_state(jax.random.key(SEED)), 0, lambda carry, batch, mask: (carry, None)
+        ),
     }
     for name, attempt in attempts.items():
         try:
             attempt()
         except (ValueError, TypeError) as error:
             tell(refused=name, words=str(error))
-    tell(refused="nothing", rows=[local_rows(batch) for batch in usual.iterate(usual.init_state(jax.random.key(SEED)), steps=1)])
+    tell(
+        refused="nothing",
+        rows=[local_rows(batch) for batch in usual.iterate(usual.init_state(jax.random.key(SEED)), steps=1)],
+    )
 
 
 def iterated(loader):

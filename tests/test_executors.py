@@ -349,7 +349,9 @@ def _slow_sum(x):
 _donating_sum = jax.jit(lambda x: x.sum(axis=(1, 2)), donate_argnums=0)
 
 
-@pytest.mark.parametrize("shape", [(120, 120), (7, 3)])  # one large enough to be handed over as it is, one that is copied
+@pytest.mark.parametrize(
+    "shape", [(120, 120), (7, 3)]
+)  # one large enough to be handed over as it is, one that is copied
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
 def test_memory_is_used_again_only_when_nobody_looks_at_it(shape, key, poisoned):
     def read(index):
@@ -393,6 +395,23 @@ def test_large_batches_reach_jax_without_a_copy(key):
                 assert batch["x"].unsafe_buffer_pointer() == addresses[number]
     finally:
         Slots.hand_out = make
+
+
+def test_streams_that_are_left_early_give_their_memory_back(key):
+    loader = ms.DataLoader([source(), ms.HostMapTransform(_slowly), BATCH], executor=ms.Threads(3), prefetch=3)
+    with loader:
+        sizes = set()
+        for _ in range(60):
+            batches = loader.iterate(loader.init_state(key))
+            next(batches)
+            batches.close()
+            sizes.add(loader._backend.nbytes)  # pyright: ignore
+    assert max(sizes) <= 2 * min(sizes)
+
+
+def _slowly(value):
+    time.sleep(0.001)
+    return value
 
 
 def test_a_ring_grows_to_its_limit_and_then_copies():

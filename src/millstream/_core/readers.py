@@ -1,6 +1,8 @@
 """A few threads that read batches. They never keep the interpreter alive, and end when nobody holds the pool."""
 
 import dataclasses
+import functools
+import itertools
 import queue
 import sys
 import threading
@@ -144,11 +146,16 @@ class Readers:
                 return jobs[0]  # which will be found to be stalled
 
     def drop(self, job: "Job") -> None:
-        """Forget about a batch."""
-        for part in job.parts:
-            part.future.cancel()
-        if self._slots is not None and job.slot is not None and all(part.future.cancelled() for part in job.parts):
-            self._slots.give_back(job.slot)
+        """Forget about a batch; its memory is free once no thread writes into it."""
+        running = [part for part in job.parts if not part.future.cancel() and not part.future.done()]
+        if self._slots is None:
+            return
+        give_back = functools.partial(self._slots.give_back, job.slot)
+        left = itertools.count(len(running) - 1, -1)  # counts down atomically
+        for part in running:
+            part.future.add_done_callback(lambda _: next(left) == 0 and give_back())
+        if not running:
+            give_back()
 
     def close(self) -> None:
         """End the threads after the samples they are at; closing twice does no harm."""

@@ -113,14 +113,14 @@ class Slots:
         self._limit = limit
         self._on_limit = on_limit
         self._free: collections.deque[Slot] = collections.deque()  # its operations are atomic: no lock
-        self._taken = 0
+        self._owners: weakref.WeakSet[_Owner] = weakref.WeakSet()
         self.count = 0
         self._grow(count)
 
     @property
     def held(self) -> int:
         """Batches that have been handed out and are still held by somebody."""
-        return self.count - len(self._free) - self._taken
+        return len(self._owners)
 
     @property
     def nbytes(self) -> int:
@@ -133,12 +133,10 @@ class Slots:
             gc.collect(0)  # JAX lets go of memory now
         if not self._free:
             self._grow(max(1, self.count // 2))
-        self._taken += 1
         return self._free.popleft()
 
     def give_back(self, slot: Slot) -> None:
-        """Make a slot free that was not handed out."""
-        self._taken -= 1
+        """Make a slot free that was not handed out. Any thread may call this."""
         self._free.append(slot)
 
     def hand_out(self, slot: Slot) -> list[np.ndarray]:
@@ -150,7 +148,7 @@ class Slots:
             return leaves
         owner = _Owner()
         weakref.finalize(owner, self._free.append, slot).atexit = False
-        self._taken -= 1
+        self._owners.add(owner)
         return [np.asarray(_Leaf(owner, leaf)) for leaf in leaves]
 
     def _has_another(self) -> bool:
