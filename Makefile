@@ -1,5 +1,6 @@
 # Every command makes the environment it needs; the two a newcomer wants are `make demo` and `make test`.
 PYTHON ?= python3
+MINUTES ?= 20
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 RUN := .venv/run-$(VERSION)
 DEV := .venv/dev-$(VERSION)
@@ -7,7 +8,7 @@ LOW := .venv/low-$(VERSION)
 BENCH := .venv/bench-$(VERSION)
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test check tests lowest bench clean
+.PHONY: demo test check tests lowest bench soak clean
 
 demo: $(RUN)/ready  ## install and train a small network on the embedded digits
 	$(RUN)/bin/millstream demo
@@ -31,6 +32,9 @@ bench: $(BENCH)/ready  ## benchmarks beside their peers
 	$(BENCH)/bin/python benchmarks/rl.py
 	$(BENCH)/bin/python benchmarks/workers.py
 	$(BENCH)/bin/python benchmarks/sharded.py
+
+soak: $(DEV)/ready  ## faults again and again, against what should come out; MINUTES=20
+	$(DEV)/bin/python tests/soak.py $(MINUTES)
 
 clean:
 	rm -rf .venv dist

@@ -74,6 +74,15 @@ def local_rows(tree):
     return rows
 
 
+def local_indices(batch, mask):
+    """The samples that this process holds of a batch, each once."""
+    seen = {}
+    for shard, real in zip(batch["index"].addressable_shards, mask.addressable_shards, strict=True):
+        pairs = zip(np.asarray(shard.data).tolist(), np.asarray(real.data).tolist(), strict=True)
+        seen |= {index: None for index, is_real in pairs if is_real}
+    return list(seen)
+
+
 def tell_batches():
     """All ways to read, over all kinds of meshes: a run of six batches through an epoch and a half."""
     pictures = Pictures()
@@ -95,12 +104,16 @@ def tell_batches():
     }
     for name, loader in loaders.items():
         pictures.reads.clear()
-        batches = loader.iterate(loader.init_state(jax.random.key(SEED)), steps=6)
-        rows = [local_rows(batch) for batch in batches]
+        rows, held = [], []
+        for batch, mask in loader.iterate(loader.init_state(jax.random.key(SEED)), steps=6):
+            rows.append(local_rows((batch, mask)))
+            held += local_indices(batch, mask)
+        reads = sorted(pictures.reads)
         _, state, _ = loader.next_batch(loader.init_state(jax.random.key(SEED), step=1))
         batch, _, mask = loader.next_batch(state)
         loader.close()
-        tell(case=name, rows=rows, third=local_rows((batch, mask)), reads=len(pictures.reads), step=int(state.step))
+        third, step = local_rows((batch, mask)), int(state.step)
+        tell(case=name, rows=rows, held=sorted(held), reads=reads, third=third, step=step)
     tell_sums(loaders["threads, data and model"], loaders["sharded arrays, data"])
 
 
@@ -140,6 +153,7 @@ def tell_refusals():
         "scan": lambda: loader(ms.ArraySampleSource(arrays()), batch).scan_epoch(
             usual.init_state(other_key), 0, lambda carry, batch, mask: (carry, None)
         ),
+        "batch size": lambda: loader(Pictures().source(), ms.BatchTransform(20)),
         "unordered": lambda: loader(Pictures().source(), batch, executor=ms.Threads(2, ordered=False)),
         "skip batch": lambda: loader(Pictures().source(), batch, on_error="skip batch"),
         "callback": lambda: usual.scan_epoch(
@@ -170,10 +184,7 @@ def tell_epoch(first, last, killed_at):
         step = int(batches.state.step) - 1
         if step == killed_at and jax.process_index() == jax.process_count() - 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        seen = {}
-        for shard, real in zip(batch["index"].addressable_shards, mask.addressable_shards, strict=True):
-            seen |= dict(zip(np.asarray(shard.data).tolist(), np.asarray(real.data).tolist(), strict=True))
-        tell(step=step, indices=[index for index, real in seen.items() if real], total=int(ones(mask)))
+        tell(step=step, indices=local_indices(batch, mask), total=int(ones(mask)))
 
 
 def main(address, processes, process, first, last, killed_at, *parts):

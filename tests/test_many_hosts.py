@@ -156,12 +156,13 @@ def test_reading_and_gathering_give_the_same_batches(groups):
 
 @pytest.mark.parametrize("count", ["1", "2", "4"])
 def test_each_process_reads_its_own_rows_and_no_others(groups, count):
-    # Six batches of which the fourth is half empty, two more from next_batch, and what that reads ahead.
-    for name in ("threads, data", "threads, data and model", "no executor, fsdp, stages"):
-        for facts in case(groups, count, name):
-            assert len(facts["rows"][0]) == 16 // int(count)
-    for step, process in ((step, process) for process in groups[count] for step in process.having("indices")):
-        assert len(step["indices"]) == 8 // len(groups[count]) == len(process.having("indices")[0]["indices"])
+    for name in CASES[:4]:
+        told = case(groups, count, name)
+        assert all(facts["reads"] == facts["held"] for facts in told)
+        copies = 2 if (name, count) == ("threads, rows on two hosts", "4") else 1
+        # The first of the six batches are an epoch, the last of them half empty; then come two whole ones.
+        assert sum(len(facts["reads"]) for facts in told) == (SAMPLES + 2 * 16) * copies
+        assert len({len(facts["rows"][0]) for facts in told}) == 1
 
 
 @pytest.mark.parametrize("count", ["1", "2", "4"])
@@ -170,3 +171,186 @@ def test_sums_over_an_uneven_epoch_are_those_of_one_process(groups, count):
     for process in groups[count]:
         (sums,) = process.having("sums")
         assert (sums["sums"], sums["scanned"], sums["step"]) == (whole, whole, 4)
+
+
+def test_a_run_whose_process_was_killed_goes_on_with_what_remains_on_any_number_of_processes(groups):
+    seen, steps = [], []
+    for group in groups.values():
+        for process in group:
+            seen += [index for facts in process.having("indices") for index in facts["indices"]]
+        steps += [facts["step"] for facts in group[0].having("indices")]
+    assert steps == list(range(EPOCH))
+    assert sorted(seen) == list(range(SAMPLES))
+    assert {facts["total"] for group in groups.values() for facts in group[0].having("total")} == {8}
+
+
+def test_a_killed_process_ends_the_others_in_time_with_an_error(groups):
+    *others, killed = groups["4"]
+    assert killed.code == -signal.SIGKILL
+    for process in others:
+        assert process.code not in (0, -signal.SIGKILL), show(groups["4"])  # -9 would be the watchdog of the test
+        assert process.ended - killed.ended < 30  # its heartbeat is missed after 10 s
+        assert "another task died" in process.errors or "Connection" in process.errors, process.errors
+        assert process.told[-1]["step"] == KILLED_AT - 1
+
+
+WORDS_ON_ONE_PROCESS = {
+    "key": ("iterate", "key: 0000000004000000 in process {odd}, 0000000003000000 in "),
+    "step": ("iterate", "step: 1 in process {odd}, 0 in "),
+    "length": ("iterate", "samples: 64 in process {odd}, 56 in "),
+    "arrays": ("iterate", "samples: 64 in process {odd}, 56 in "),
+    "pipeline": ("iterate", "stages: BatchTransform, MapTransform(<lambda>) in process {odd}, BatchTransform in "),
+    "scan": ("scan_epoch", "key: 0000000004000000 in process {odd}, 0000000003000000 in "),
+}
+
+
+@pytest.mark.parametrize("count", ["2", "4"])
+@pytest.mark.parametrize("what", WORDS_ON_ONE_PROCESS)
+def test_processes_that_disagree_all_say_who_differs_in_what(groups, count, what):
+    who, words = WORDS_ON_ONE_PROCESS[what]
+    for process in groups[count]:
+        (said,) = (facts["words"] for facts in process.having("words") if facts["refused"] == what)
+        assert said.startswith(f"{who} needs all processes to read the same. They differ:\n  "), said
+        assert words.format(odd=int(count) - 1) in said
+
+
+@pytest.mark.parametrize("count", ["2", "4"])
+@pytest.mark.parametrize(
+    "what, words",
+    [
+        ("batch size", "divides by 8, the devices that rows are divided over (mesh axes: 'data' of size 8)"),
+        ("batch size", "Got 20. Take 16 or 24."),
+        ("unordered", "DataLoader with a sharding over several processes needs an executor with ordered=True"),
+        ("skip batch", 'cannot skip batches. Use on_error="skip item".'),
+        ("callback", "A compiled program over several processes cannot read samples on the host. Use iterate"),
+    ],
+)
+def test_what_several_processes_cannot_do_is_refused_by_each(groups, count, what, words):
+    for process in groups[count]:
+        assert [words in facts["words"] for facts in process.having("words") if facts["refused"] == what] == [True]
+        assert process.having("refused")[-1]["refused"] == "nothing"  # and loading works after all that
+
+
+# Refusals that need no second process
+
+
+@pytest.fixture
+def mesh():
+    return Mesh(np.array(jax.devices()[:1]), ("data",))
+
+
+@pytest.fixture
+def source():
+    return ms.ArraySampleSource({"x": np.arange(24.0, dtype=np.float32)})
+
+
+def test_a_mesh_without_the_axis_is_refused(source):
+    mesh = Mesh(np.array(jax.devices()[:1]), ("rows",))
+    with pytest.raises(ValueError, match=r"no axis 'data' to divide a batch over\. The mesh has: 'rows'"):
+        ms.DataLoader([source, ms.BatchTransform(8)], sharding=mesh)
+
+
+def test_a_sharding_needs_batches(source, mesh):
+    with pytest.raises(TypeError, match=r"needs an indexed source and a BatchTransform behind it"):
+        ms.DataLoader([source], sharding=mesh)
+
+
+def test_a_sharding_and_a_device_contradict_each_other(source, mesh):
+    stages = [source, ms.BatchTransform(8), ms.DevicePutTransform(jax.devices()[0])]
+    with pytest.raises(ValueError, match=r"says already where batches go\. Leave out the device"):
+        ms.DataLoader(stages, sharding=mesh)
+    loader = ms.DataLoader([source, ms.BatchTransform(8), ms.DevicePutTransform()], sharding=mesh)
+    batch, _, _ = loader.next_batch(loader.init_state(jax.random.key(0)))
+    assert batch["x"].sharding.is_equivalent_to(NamedSharding(mesh, P("data")), 1)
+
+
+def test_on_one_process_batches_may_overtake_and_be_skipped(source, mesh):
+    options = {"executor": ms.Threads(2, ordered=False), "on_error": "skip batch"}
+    loader = ms.DataLoader([source, ms.BatchTransform(8)], sharding=mesh, **options)
+    seen = [row for batch, _ in loader.iterate(loader.init_state(jax.random.key(0))) for row in batch["x"].tolist()]
+    assert sorted(seen) == list(range(24))
+
+
+# Up to 1,024 hosts and 10^12 samples, simulated
+
+SHUFFLES = [Shuffle(mode, first) for mode in ("itemwise", "reseed", "repeat", "batchwise") for first in (True, False)]
+ENDINGS = st.sampled_from(["pad", "drop", "wrap"])
+FEW, MANY = st.integers(1, 64), st.sampled_from([256, 1000, 1024]) | st.integers(1, 1024)
+
+
+@st.composite
+def grids(draw, hosts):
+    """The process of each device of a mesh (data, model), the axes that divide rows, and the rows of a batch."""
+    data_axis = draw(hosts)
+    model_axis = draw(st.sampled_from([1, 2, 8]))
+    devices = np.arange(data_axis * model_axis)
+    per_host = draw(st.sampled_from([d for d in (1, 2, 4, 8) if len(devices) % d == 0]))
+    processes = (devices // per_host).reshape(data_axis, model_axis)
+    axes = draw(st.sampled_from([(0,), (0, 1)]))
+    shards = data_axis * (model_axis if len(axes) == 2 else 1)
+    return processes, axes, shards * draw(st.integers(1, 3))
+
+
+def make_plan(samples, shuffle, size, ending):
+    ending = "pad" if shuffle.recurs and ending == "wrap" else ending
+    return Plan(samples, shuffle, (Batching(size, ending, samples),))
+
+
+@given(
+    grid=grids(MANY),
+    samples=st.integers(1, 10**12) | st.integers(0, 40).map(lambda power: min(1 << power, 10**12)),
+    shuffle=st.sampled_from(SHUFFLES),
+    ending=ENDINGS,
+    place=st.floats(0, 1),
+)
+def test_rows_of_all_hosts_are_the_global_batch(grid, samples, shuffle, ending, place):
+    processes, axes, size = grid
+    if ending == "drop" and size > samples:
+        return
+    plan = make_plan(samples, shuffle, size, ending)
+    step = int(place * min(2 * plan.steps_per_epoch, plan.step_limit - 1))
+    indices, (_, rows) = plan.at(np, WORDS, step)
+    seen = np.zeros(size, int)
+    for chosen in rows_on_grid(processes, axes, size).values():
+        own, (_, own_rows) = plan.at(np, WORDS, step, chosen=chosen)
+        np.testing.assert_array_equal(own, indices[chosen])
+        np.testing.assert_array_equal(own_rows.mask, rows.mask[chosen])
+        np.testing.assert_array_equal(own_rows.epoch, rows.epoch[chosen])
+        seen[chosen] += 1
+    assert seen.min() > 0
+    if axes == (0, 1) or processes.shape[1] == 1:
+        assert seen.max() == 1
+    assert indices.max() < samples
+
+
+@given(
+    first=grids(FEW),
+    second=grids(FEW),
+    samples=st.integers(1, 3000),
+    shuffle=st.sampled_from(SHUFFLES),
+    ending=ENDINGS,
+    data=st.data(),
+)
+def test_an_epoch_that_changes_hosts_in_its_middle_visits_every_sample_once(
+    first, second, samples, shuffle, ending, data
+):
+    size = int(np.lcm(first[2], second[2]))
+    if ending == "drop" and size > samples:
+        return
+    plan = make_plan(samples, shuffle, size, ending)
+    change = data.draw(st.integers(0, plan.steps_per_epoch))
+    counts = collections.Counter()
+    for step in range(plan.steps_per_epoch):
+        processes, axes, _ = first if step < change else second
+        owner = {}
+        for chosen in rows_on_grid(processes, axes, size).values():
+            own, (_, rows) = plan.at(np, WORDS, step, chosen=chosen)
+            owner |= dict(zip(chosen.tolist(), zip(own.tolist(), rows.mask.tolist(), strict=True), strict=True))
+        counts.update(index for index, real in owner.values() if real)
+    ending = plan.batchings[0].ending
+    if ending == "pad":
+        assert counts == collections.Counter(range(samples))
+    elif ending == "drop":
+        assert counts.total() == len(counts) == samples // size * size
+    else:  # the last batch is completed from the next epoch
+        assert len(counts) == samples and counts.total() == size * plan.steps_per_epoch

@@ -43,11 +43,11 @@ def _referrers(value: Any, skip: list[Any]) -> list[str]:
     """What refers to a value; a container is named by what holds it in turn."""
     texts = []
     for referrer in gc.get_referrers(value):
-        if any(referrer is ours for ours in skip) or _is_ours(referrer):
+        if any(referrer is ours for ours in skip) or _is_ours(referrer) or isinstance(referrer, types.CellType):
             continue
         owner = referrer
         if isinstance(referrer, dict | list | tuple | set):
-            outer = [o for o in gc.get_referrers(referrer) if not isinstance(o, types.FrameType) and not _is_ours(o)]
+            outer = [o for o in gc.get_referrers(referrer) if not isinstance(o, types.FrameType | types.CellType)]
             owner = next((o for o in outer if not isinstance(o, list)), referrer)
         texts.append(_name(referrer) if owner is referrer else f"{_name(referrer)} in {_name(owner)}")
     return texts

@@ -1,5 +1,6 @@
 """Batches over a mesh: which rows this process needs, and how they become one global array."""
 
+import bisect
 import dataclasses
 import functools
 from typing import Any
@@ -41,8 +42,8 @@ class BatchPlacement:
         if self.mesh != self.sharding.mesh:
             raise TypeError(
                 f"{who} compiles your function together with stages that are written for one device, which a mesh with "
-                "explicit axes does not allow. Make the mesh with axis_types=(jax.sharding.AxisType.Auto,) * axes, or use "
-                "iterate."
+                "explicit axes does not allow. Make the mesh with axis_types=(jax.sharding.AxisType.Auto,) * axes, or "
+                "use iterate."
             )
 
     def take_over(self, tree: PyTree) -> PyTree:
@@ -85,11 +86,11 @@ class BatchPlacement:
         """
         if len(rows) == self.size:
             return jax.make_array_from_callback(local.shape, self.of(local.ndim), local.__getitem__)
-        first = np.searchsorted(rows, np.arange(self.size))
 
         def part(index: Any) -> np.ndarray:
             start, stop, _ = index[0].indices(self.size)
-            return local[(slice(first[start], first[start] + stop - start), *index[1:])]
+            first = bisect.bisect_left(rows, start)
+            return local[(slice(first, first + stop - start), *index[1:])]
 
         return jax.make_array_from_callback((self.size, *local.shape[1:]), self.of(local.ndim), part)
 

@@ -1,6 +1,7 @@
 """Reading rows before they are asked for: the plan says what comes next."""
 
 import threading
+import weakref
 from typing import Any, Protocol
 
 import numpy as np
@@ -96,6 +97,8 @@ class ReadAhead:
         self._slow = not backend.lazy
         self._lock = threading.Lock()
         self._runs: dict[bytes, PlannedRun] = {}
+        self._forget = weakref.finalize(self, _drop_all, backend, self._runs)
+        self._forget.atexit = False
 
     def rows(self, words: np.ndarray, step: int) -> Filled:
         """The batch of a step; rows that pad are zeros."""
@@ -131,10 +134,7 @@ class ReadAhead:
     def close(self) -> None:
         """End the reading, and forget about what was begun."""
         with self._lock:
-            for run in self._runs.values():
-                for job in run.pending.values():
-                    self._backend.drop(job)
-            self._runs.clear()
+            self._forget()
         if self._own_backend:
             self._backend.close()
 
@@ -169,6 +169,14 @@ class ReadAhead:
             for job in oldest.pending.values():
                 self._backend.drop(job)
         return run
+
+
+def _drop_all(backend: Backend, runs: dict[bytes, "PlannedRun"]) -> None:
+    if not backend.closed:
+        for run in runs.values():
+            for job in run.pending.values():
+                backend.drop(job)
+    runs.clear()
 
 
 class PlannedRun:

@@ -9,12 +9,17 @@ import collections
 import dataclasses
 import gc
 import math
+import mmap
+import time
 import weakref
 from collections.abc import Callable
 
 import numpy as np
 
+from millstream._core.faults import SharedMemoryFull
 from millstream._core.memory import ALIGNMENT, aligned_empty
+
+_SEARCH_SECONDS = 5.0  # between two searches of all memory for batches that nobody can reach any more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +64,7 @@ class Layout:
     def nbytes(self) -> int:
         """Bytes of a slot, in whole pages, so that no two slots share one."""
         start, size = self.places[-1]
-        return -(-max(1, start + size) // 4096) * 4096
+        return -(-max(1, start + size) // mmap.PAGESIZE) * mmap.PAGESIZE
 
     def flat(self, memory: np.ndarray) -> list[np.ndarray]:
         """The leaves in a slot's memory, with one axis of samples in front."""
@@ -114,6 +119,7 @@ class Slots:
         self._on_limit = on_limit
         self._free: collections.deque[Slot] = collections.deque()  # its operations are atomic: no lock
         self._owners: weakref.WeakSet[_Owner] = weakref.WeakSet()
+        self._next_search = 0.0
         self.count = 0
         self._grow(count)
 
@@ -152,22 +158,35 @@ class Slots:
         return [np.asarray(_Leaf(owner, leaf)) for leaf in leaves]
 
     def _has_another(self) -> bool:
-        """Whether there is, or can be, another slot to read into."""
-        if self._limit is None or self._free or self.nbytes + self.layout.nbytes <= self._limit:
+        """Whether there is another slot to read into, or can be."""
+        if self._limit is None or self._free:
             return True
-        for generation in (0, 2):
-            gc.collect(generation)
-            if self._free:
-                return True
-        if self._on_limit is not None:
-            self._on_limit(self.held)
-            self._on_limit = None
-        return False
+        gc.collect(0)
+        if self._free or self._grown():
+            return True
+        if time.monotonic() >= self._next_search:  # it takes long, so not for every batch
+            gc.collect()
+            self._next_search = time.monotonic() + _SEARCH_SECONDS
+        if not self._free and self._on_limit is not None:
+            told, self._on_limit = self._on_limit, None
+            told(self.held)
+        return bool(self._free)
+
+    def _grown(self) -> bool:
+        """Make more slots, if the limit and the machine allow it."""
+        assert self._limit is not None
+        room = (self._limit - self.nbytes) // self.layout.nbytes
+        if room < 1:
+            return False
+        try:
+            self._grow(min(room, max(1, self.count // 2)))
+        except SharedMemoryFull:
+            self._limit = self.nbytes
+            return False
+        return True
 
     def _grow(self, count: int) -> None:
         size = self.layout.nbytes
-        if self._limit is not None and self.count:
-            count = max(1, min(count, (self._limit - self.nbytes) // size))
         memory, start = self._allocate(count * size), self.nbytes
         for number in range(count):
             part = memory[number * size : (number + 1) * size]

@@ -57,31 +57,35 @@ class BatchIterator(Iterator[Any]):
 
     def __next__(self) -> Any:
         self._clock.asked()
+        self._interrupts.waiting = True
         try:
             value = self._next()
-        except StopIteration:
-            self.close()
-            raise
         except Exception:
             self._pause()  # nothing is left running, and the same batch may be asked for again
             raise
         except BaseException:  # an interrupt
             self.close()
             raise
+        finally:
+            self._interrupts.waiting = False
+        if value is None:
+            self.close()
+            raise StopIteration
         self._clock.answered()
         return value
 
     def _next(self) -> Any:
+        """What comes next; None at the end."""
         while True:
             if self._interrupts.check():
                 self.interrupted = True
-                raise StopIteration
+                return None
             if self._replay is not None and len(self._replayed) == self._replay and self._undrawn:
                 self._undrawn -= 1
                 return self._replayed[self._undrawn % self._replay]
             self._draw_ahead()
             if not self._drawn:
-                raise StopIteration
+                return None
             drawn = self._drawn.popleft()
             if isinstance(drawn, Exception):
                 raise drawn
