@@ -5,8 +5,9 @@ Run: pip install 'millstream[train]', then
     millstream launch --processes 4 --devices-per-process 2 --cpu examples/06_many_hosts.py  # eight devices of four
     millstream launch --processes 1 --devices-per-process 8 --cpu examples/06_many_hosts.py  # eight devices of one
 
-Losses are the same on any number of processes, up to the order in which they add numbers. A run that is killed goes on
-from its last checkpoint, on another number of processes if need be:
+Eight devices give the same losses, bit for bit, whether they belong to one process, two or four. (On CPUs; elsewhere
+networks may add numbers in another order.) A run that is killed goes on from its last checkpoint, on another number of
+processes if need be, and ends with the same losses again:
     millstream launch -n 4 --devices-per-process 2 --cpu examples/06_many_hosts.py --checkpoints runs --kill-at 21
     millstream launch -n 2 --devices-per-process 4 --cpu examples/06_many_hosts.py --checkpoints runs
 """

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import millstream as ms
@@ -262,6 +262,15 @@ def test_a_sharding_and_a_device_contradict_each_other(source, mesh):
     loader = ms.DataLoader([source, ms.BatchTransform(8), ms.DevicePutTransform()], sharding=mesh)
     batch, _, _ = loader.next_batch(loader.init_state(jax.random.key(0)))
     assert batch["x"].sharding.is_equivalent_to(NamedSharding(mesh, P("data")), 1)
+
+
+def test_arrays_that_lie_on_a_mesh_with_explicit_axes_are_gathered_from_there():
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Explicit,))
+    data = jax.device_put(np.arange(24.0, dtype=np.float32), NamedSharding(mesh, P("data")))
+    loader = ms.DataLoader([ms.ArraySampleSource({"x": data}), ms.BatchTransform(8)], sharding=mesh)
+    batches = [batch["x"] for batch, _ in loader.iterate(loader.init_state(jax.random.key(0)))]
+    assert {batch.sharding.mesh for batch in batches} == {mesh}
+    assert sorted(row for batch in batches for row in batch.tolist()) == list(range(24))
 
 
 def test_on_one_process_batches_may_overtake_and_be_skipped(source, mesh):

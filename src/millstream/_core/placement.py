@@ -30,8 +30,7 @@ class BatchPlacement:
     @functools.cached_property
     def mesh(self) -> Mesh:
         """The mesh that stages are compiled over."""
-        mesh = self.sharding.mesh
-        return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+        return _with_auto_axes(self.sharding.mesh)
 
     def of(self, axes: int) -> NamedSharding:
         """For a leaf with so many axes; a label has fewer than an image."""
@@ -59,9 +58,7 @@ class BatchPlacement:
         """An array over the mesh of the user."""
         if self.mesh == self.sharding.mesh:
             return leaf
-        target = NamedSharding(self.sharding.mesh, leaf.sharding.spec)  # pyright: ignore[reportAttributeAccessIssue]
-        shards = [shard.data for shard in leaf.addressable_shards]
-        return jax.make_array_from_single_device_arrays(leaf.shape, target, shards)
+        return _over(self.sharding.mesh, leaf)
 
     @property
     def is_local(self) -> bool:
@@ -99,9 +96,22 @@ class BatchPlacement:
 
         def on_mesh(leaf: Any) -> Any:
             if isinstance(leaf, jax.Array) and leaf.sharding.device_set == self.sharding.device_set:
-                return leaf
+                placed = leaf.sharding
+                return _over(_with_auto_axes(placed.mesh), leaf) if isinstance(placed, NamedSharding) else leaf
             # `device_put` would send all data to all processes to compare them, and hang where their sizes differ.
             whole = np.asarray(leaf)
             return jax.make_array_from_callback(whole.shape, self.of(0), whole.__getitem__)
 
         return jax.tree.map(on_mesh, tree)
+
+
+def _with_auto_axes(mesh: Any) -> Mesh:
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+
+
+def _over(mesh: Any, leaf: Any) -> jax.Array:
+    """An array that stays where it is, over a mesh of the same devices whose axes have other types."""
+    sharding = NamedSharding(mesh, leaf.sharding.spec, memory_kind=leaf.sharding.memory_kind)
+    return jax.make_array_from_single_device_arrays(
+        leaf.shape, sharding, [shard.data for shard in leaf.addressable_shards]
+    )

@@ -38,7 +38,8 @@ class ReadMessage:
     singly: bool
 
     def to_bytes(self) -> bytes:
-        return self.FORM.pack(*dataclasses.astuple(self))
+        place = self.chunk_start, self.chunk_size, self.offset
+        return self.FORM.pack(self.number, *place, self.step, self.singly)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "ReadMessage":

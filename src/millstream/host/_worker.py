@@ -11,6 +11,8 @@ import threading
 import time
 from typing import Any
 
+import numpy as np
+
 from millstream._core.exception_record import record
 from millstream._core.host_source import HostSource
 from millstream._core.plain import decode, encode
@@ -112,7 +114,8 @@ class _Worker:
         self._form = form
         self._layout = form.layout
         self._tolerant = tolerant
-        self._chunks: dict[int, Any] = {}
+        self._chunks: dict[int, np.ndarray] = {}
+        self._slots: dict[int, list[np.ndarray]] = {}
 
     def read(self, message: ReadMessage) -> None:
         """Read a batch and say what came of it."""
@@ -128,10 +131,7 @@ class _Worker:
         self._channel.send(kind, answer)
 
     def _read(self, message: ReadMessage) -> tuple[Request, Report, list[Any]]:
-        if message.chunk_start not in self._chunks:
-            self._chunks[message.chunk_start] = map_shared(self._ring, message.chunk_start, message.chunk_size)
-        start = message.offset - message.chunk_start
-        arrays = self._layout.flat(self._chunks[message.chunk_start][start : start + self._layout.nbytes])
+        arrays = self._arrays(message)
         request = self._form.request(arrays, message.step, self._source.keyed)
         batch = self._form.batch
         out = batch.empty() if batch.objects else arrays[: self._form.shown]
@@ -140,6 +140,16 @@ class _Worker:
         for first in range(0, batch.rows, size):
             report = reading.read(first, first + size)  # which tells of all rows so far
         return request, report, out[0].tolist() if batch.objects else []
+
+    def _arrays(self, message: ReadMessage) -> list[np.ndarray]:
+        """The arrays of a slot."""
+        if message.offset not in self._slots:
+            if message.chunk_start not in self._chunks:
+                self._chunks[message.chunk_start] = map_shared(self._ring, message.chunk_start, message.chunk_size)
+            start = message.offset - message.chunk_start
+            memory = self._chunks[message.chunk_start][start : start + self._layout.nbytes]
+            self._slots[message.offset] = self._layout.flat(memory)
+        return self._slots[message.offset]
 
     def _answer(self, number: int, begun: float, request: Request, report: Report, objects: list[Any]) -> bytes:
         answer = {

@@ -79,7 +79,7 @@ class HostMapTransform:
         readers: How many threads read and call it, if the loader has no executor.
     """
 
-    fn: Callable[[PyTree], PyTree]
+    fn: Callable[..., PyTree]
     readers: int = 4
 
     def __post_init__(self) -> None:
