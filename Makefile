@@ -21,7 +21,7 @@ check: $(DEV)/ready  ## lint and type check
 	$(DEV)/bin/pyright --pythonpath $(DEV)/bin/python
 
 tests: $(DEV)/ready  ## the test suite
-	$(DEV)/bin/python -m pytest --durations=10
+	$(DEV)/bin/python -m pytest -n 2 --dist loadfile --durations=10
 
 lowest: $(LOW)/ready  ## the test suite against the oldest dependencies pyproject.toml allows
 	$(LOW)/bin/python -m pytest

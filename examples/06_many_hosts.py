@@ -41,24 +41,22 @@ def read(index):
     return {"seen": letters[:-1], "next": letters[1:]}
 
 
-def make_parameters(key):
-    def dense(name, rows, columns):
-        number = sum(map(ord, name))
-        return jax.random.normal(jax.random.fold_in(key, number), (rows, columns)) / np.sqrt(rows)
+def make_parameters(seed):
+    generator = np.random.default_rng(seed)
 
-    layer = {
-        "attend": (WIDTH, 3 * WIDTH),
-        "merge": (WIDTH, WIDTH),
-        "widen": (WIDTH, 4 * WIDTH),
-        "narrow": (4 * WIDTH, WIDTH),
-    }
+    def dense(*shape):
+        return generator.normal(0, shape[-2] ** -0.5, shape).astype(np.float32)
+
     return {
-        "letters": dense("letters", len(LETTERS), WIDTH),
-        "places": dense("places", CONTEXT, WIDTH),
-        "layers": [
-            {name: dense(f"{number}{name}", *shape) for name, shape in layer.items()} for number in range(LAYERS)
-        ],
-        "answer": dense("answer", WIDTH, len(LETTERS)),
+        "letters": dense(len(LETTERS), WIDTH),
+        "places": dense(CONTEXT, WIDTH),
+        "layers": {
+            "attend": dense(LAYERS, WIDTH, 3 * WIDTH),
+            "merge": dense(LAYERS, WIDTH, WIDTH),
+            "widen": dense(LAYERS, WIDTH, 4 * WIDTH),
+            "narrow": dense(LAYERS, 4 * WIDTH, WIDTH),
+        },
+        "answer": dense(WIDTH, len(LETTERS)),
     }
 
 
@@ -66,19 +64,21 @@ def normalized(x):
     return x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 1e-6)
 
 
-def attention(layer, x):
-    queries, keys, values = jnp.split((normalized(x) @ layer["attend"]).reshape(*x.shape[:2], HEADS, -1), 3, axis=-1)
+def attention(weights, x):
+    queries, keys, values = jnp.split((normalized(x) @ weights["attend"]).reshape(*x.shape[:2], HEADS, -1), 3, axis=-1)
     scores = jnp.einsum("bqhd,bkhd->bhqk", queries, keys) / np.sqrt(WIDTH // HEADS)
     earlier = np.tril(np.ones((CONTEXT, CONTEXT), bool))
-    weights = jax.nn.softmax(jnp.where(earlier, scores, -1e9), axis=-1)
-    return jnp.einsum("bhqk,bkhd->bqhd", weights, values).reshape(x.shape) @ layer["merge"]
+    looks = jax.nn.softmax(jnp.where(earlier, scores, -1e9), axis=-1)
+    return jnp.einsum("bhqk,bkhd->bqhd", looks, values).reshape(x.shape) @ weights["merge"]
 
 
 def loss_fn(parameters, batch, mask):
+    def layer(x, weights):
+        x = x + attention(weights, x)
+        return x + jax.nn.relu(normalized(x) @ weights["widen"]) @ weights["narrow"], None
+
     x = parameters["letters"][batch["seen"]] + parameters["places"]
-    for layer in parameters["layers"]:
-        x = x + attention(layer, x)
-        x = x + jax.nn.relu(normalized(x) @ layer["widen"]) @ layer["narrow"]
+    x, _ = jax.lax.scan(layer, x, parameters["layers"])
     losses = optax.softmax_cross_entropy_with_integer_labels(normalized(x) @ parameters["answer"], batch["next"])
     return jnp.sum(jnp.mean(losses, axis=1) * mask) / jnp.sum(mask)
 
@@ -97,10 +97,6 @@ class Training:
     def __init__(self, mesh, shard_parameters):
         optimizer = optax.adam(3e-3)
 
-        def init(key):
-            parameters = make_parameters(key)
-            return parameters, optimizer.init(parameters)
-
         def step(model, batch, mask):
             parameters, moments = model
             loss, gradients = jax.value_and_grad(loss_fn)(parameters, batch, mask)
@@ -108,9 +104,10 @@ class Training:
             return (optax.apply_updates(parameters, updates), moments), loss
 
         whole = NamedSharding(mesh, P())
-        shapes = jax.eval_shape(init, jax.random.key(0))
-        self.shardings = jax.tree.map(lambda leaf: spread(leaf, mesh) if shard_parameters else whole, shapes)
-        self.init = jax.jit(init, out_shardings=self.shardings)
+        parameters = make_parameters(seed=0)
+        moments = jax.eval_shape(optimizer.init, parameters)  # Adam begins with zeros
+        self.first = parameters, jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), moments)
+        self.shardings = jax.tree.map(lambda leaf: spread(leaf, mesh) if shard_parameters else whole, self.first)
         self.step = jax.jit(step, out_shardings=(self.shardings, whole), donate_argnums=0)
         self.gathered = jax.jit(lambda model: model, out_shardings=whole)
 
@@ -128,14 +125,18 @@ class Training:
 
     def restore(self, path):
         """What `save` has written: the model over this mesh, the loader's key and step, and the losses so far."""
-        saved = np.load(path)
-        shardings, structure = jax.tree.flatten(self.shardings)
-        leaves = [saved[f"leaf {number}"] for number in range(len(shardings))]
-        placed = [
-            jax.make_array_from_callback(leaf.shape, sharding, leaf.__getitem__)
-            for leaf, sharding in zip(leaves, shardings, strict=True)
-        ]
-        return structure.unflatten(placed), (saved["key"], int(saved["step"])), saved["losses"].tolist()
+        structure = jax.tree.structure(self.first)
+        with np.load(path) as saved:
+            model = structure.unflatten([saved[f"leaf {number}"] for number in range(structure.num_leaves)])
+            return self.placed(model), (saved["key"], int(saved["step"])), saved["losses"].tolist()
+
+    def placed(self, model):
+        """A model that every process has whole, as arrays over the mesh."""
+
+        def place(leaf, sharding):
+            return jax.make_array_from_callback(np.shape(leaf), sharding, np.asarray(leaf).__getitem__)
+
+        return jax.tree.map(place, model, self.shardings)
 
 
 def train(name, config, options):
@@ -149,7 +150,7 @@ def train(name, config, options):
         model, (words, step), losses = training.restore(path)
         key = jax.random.wrap_key_data(words)
     else:
-        model = training.init(jax.random.key(0))
+        model = training.placed(training.first)
 
     steps = options.epochs * loader.steps_per_epoch
     batches = loader.iterate(loader.init_state(key, step), steps=steps - step)

@@ -478,14 +478,15 @@ def test_killed_processes_leave_a_good_cache(tmp_path):
                 for number in range(20):
                     cache.write(0, number, batch(number), None, [number] * 64)
 
-        kills = cut = 0
-        for attempt in range(20):
+        kills = cut = attempts = 0
+        while attempts < 20 or (not cut and attempts < 400):
+            attempts += 1
             child = forked(store_for_ever)
             time.sleep(0.05 * rng.random())
             os.kill(child, signal.SIGKILL)
             kills += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
             cut += folder.exists() and any(name.endswith(".part") for name in os.listdir(folder))
-        assert kills == 20
+        assert kills == attempts
         fill(range(20))
         require_complete(20)
         print(cut)

@@ -18,7 +18,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -52,7 +52,8 @@ def run_group(folder, count, first, last, killed_at, *parts):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={DEVICES // count}"
+    flags = [os.environ.get("XLA_FLAGS", ""), f"--xla_force_host_platform_device_count={DEVICES // count}"]
+    flags = " ".join([*flags, "--xla_backend_optimization_level=0"])  # what takes time here is compiling
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     started, ended = [], {}
     for number in range(count):
@@ -195,12 +196,15 @@ def test_a_killed_process_ends_the_others_in_time_with_an_error(groups):
 
 
 WORDS_ON_ONE_PROCESS = {
-    "key": ("iterate", "key: 0000000004000000 in process {odd}, 0000000003000000 in "),
-    "step": ("iterate", "step: 1 in process {odd}, 0 in "),
-    "length": ("iterate", "samples: 64 in process {odd}, 56 in "),
-    "arrays": ("iterate", "samples: 64 in process {odd}, 56 in "),
-    "pipeline": ("iterate", "stages: BatchTransform, MapTransform(<lambda>) in process {odd}, BatchTransform in "),
-    "scan": ("scan_epoch", "key: 0000000004000000 in process {odd}, 0000000003000000 in "),
+    "key": ("iterate", "key: 0000000004000000 in process {odd}, 0000000003000000 in {others}"),
+    "step": ("iterate", "step: 1 in process {odd}, 0 in {others}"),
+    "length": ("iterate", "samples: 64 in process {odd}, 56 in {others}"),
+    "arrays": ("iterate", "samples: 64 in process {odd}, 56 in {others}"),
+    "pipeline": (
+        "iterate",
+        "stages: BatchTransform, MapTransform(<lambda>) in process {odd}, BatchTransform in {others}",
+    ),
+    "scan": ("scan_epoch", "key: 0000000004000000 in process {odd}, 0000000003000000 in {others}"),
 }
 
 
@@ -211,7 +215,7 @@ def test_processes_that_disagree_all_say_who_differs_in_what(groups, count, what
     for process in groups[count]:
         (said,) = (facts["words"] for facts in process.having("words") if facts["refused"] == what)
         assert said.startswith(f"{who} needs all processes to read the same. They differ:\n  "), said
-        assert words.format(odd=int(count) - 1) in said
+        assert words.format(odd=int(count) - 1, others={"2": "1 other", "4": "3 others"}[count]) in said
 
 
 @pytest.mark.parametrize("count", ["2", "4"])
@@ -293,7 +297,7 @@ def grids(draw, hosts):
     data_axis = draw(hosts)
     model_axis = draw(st.sampled_from([1, 2, 8]))
     devices = np.arange(data_axis * model_axis)
-    per_host = draw(st.sampled_from([d for d in (1, 2, 4, 8) if len(devices) % d == 0]))
+    per_host = draw(st.sampled_from([d for d in (1, 2, 4, 8) if len(devices) % d == 0 and len(devices) <= 1024 * d]))
     processes = (devices // per_host).reshape(data_axis, model_axis)
     axes = draw(st.sampled_from([(0,), (0, 1)]))
     shards = data_axis * (model_axis if len(axes) == 2 else 1)
@@ -305,6 +309,7 @@ def make_plan(samples, shuffle, size, ending):
     return Plan(samples, shuffle, (Batching(size, ending, samples),))
 
 
+@settings(max_examples=30)
 @given(
     grid=grids(MANY),
     samples=st.integers(1, 10**12) | st.integers(0, 40).map(lambda power: min(1 << power, 10**12)),

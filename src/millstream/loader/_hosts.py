@@ -42,11 +42,13 @@ def _differences(told: list[dict[str, str]]) -> list[str]:
     """One line per fact and process that is not as most have it."""
     lines = []
     for name in dict.fromkeys(name for facts in told for name in facts):
-        usual, _ = collections.Counter(facts.get(name, "nothing") for facts in told).most_common(1)[0]
+        values = [facts.get(name, "nothing") for facts in told]
+        usual, count = collections.Counter(values).most_common(1)[0]
+        others = "1 other" if count == 1 else f"{count} others"
         lines += [
-            f"  {name}: {facts.get(name, 'nothing')} in process {process}, {usual} in most others"
-            for process, facts in enumerate(told)
-            if facts.get(name, "nothing") != usual
+            f"  {name}: {value} in process {process}, {usual} in {others}"
+            for process, value in enumerate(values)
+            if value != usual
         ]
     return lines
 

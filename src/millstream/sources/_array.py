@@ -117,6 +117,8 @@ def _place(leaf: Any) -> "jax.Array":
     import jax
     import jax.numpy as jnp
 
+    if isinstance(leaf, jax.Array):
+        return leaf
     if isinstance(leaf, np.ndarray) and leaf.flags.writeable:
         return jnp.array(leaf)  # device_put would share the user's memory
     return jax.device_put(leaf)
