@@ -1,6 +1,7 @@
 """Reading through a cache on disk: what is there is mapped, what is not is read and then stored."""
 
 import dataclasses
+import hashlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,12 @@ class CacheOf:
     folder: Any
     mode: Mode
     origin: tuple[tuple[str, str], ...]
+
+    def of_rows(self, rows: tuple[int, ...], size: int) -> "CacheOf":
+        """The cache of a process that reads only some rows of each batch: a folder of its own in the common one."""
+        digest = hashlib.sha256(np.array([size, *rows], np.int64).tobytes()).hexdigest()[:16]
+        words = f"{len(rows)} of {size}, from {rows[0]} to {rows[-1]} ({digest})"
+        return CacheOf(self.folder / f"rows-{digest}", self.mode, (*self.origin, ("rows", words)))
 
     def open(self, spec: SampleSpec | ObjectSpec, layout: Layout, run: bytes) -> OpenCache:
         """The cache of one run; refused if it is of another."""

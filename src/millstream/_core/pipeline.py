@@ -86,7 +86,10 @@ class Pipeline:
         placement = BatchPlacement(sharding, self.plan.batchings[-1].size)
         if self.host is None:
             return dataclasses.replace(self, arrays=placement.replicate(self.arrays), placement=placement)
-        return dataclasses.replace(self.read_by(rows=placement.local_rows()), placement=placement)
+        rows, cache = placement.local_rows(), self.host.cache
+        if cache is not None and len(rows) < placement.size:
+            cache = cache.of_rows(rows, placement.size)
+        return dataclasses.replace(self.read_by(rows=rows, cache=cache), placement=placement)
 
     def read_by(self, **how: Any) -> "Pipeline":
         """This pipeline with its samples read on the host, with these fields of `HostSide`."""

@@ -28,7 +28,8 @@ class BatchInfo:
         step: The number of the batch in its run.
         epoch: The epoch it belongs to.
         step_in_epoch: Its number there.
-        indices: The indices of its samples, with the axes of the mask; -1 where a row is padding.
+        indices: The indices of its samples, with the axes of the mask; -1 where a row is padding. If several processes
+            read a batch, those of the rows that this one reads.
         additional: What the source returned beside the arrays, by name: a list with an element per row, None where a
             sample returned nothing. Empty if none did.
         group: The name of the loader it comes from, in a `MixedLoader`.
@@ -65,6 +66,7 @@ def describe_batch(pipeline: Pipeline, request: Request, extras: dict[int, Any])
     """
     epoch, step_in_epoch = divmod(request.step, pipeline.steps_per_epoch)
     axes = tuple(batching.size for batching in reversed(pipeline.plan.batchings))
+    axes = axes if pipeline.host is None else pipeline.host.layout(pipeline.plan).axes
     words, source = np.frombuffer(request.run, np.uint32), pipeline.source
     assert request.epochs is not None and source is not None
     return BatchInfo(

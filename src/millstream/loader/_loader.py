@@ -102,6 +102,7 @@ class DataLoader:
         self._reader: ReadAhead | None = None  # of `next_batch`
         self._backend: Backend | None = None  # kept between two streams, inside of a `with` block
         self._kept = False
+        self._agreed = False  # whether other processes are known to step through the same batches
         self._interrupts = Interrupts()
         self._stats = LoaderStats()
         self._program, self._arrays = split(source)
@@ -141,10 +142,12 @@ class DataLoader:
             self._require_auto_mesh("next_batch inside of jax.jit")
             self._warn_of_constants()
             return next_batch(self._program, self._arrays, state, False)
+        if not self._agreed:
+            self._check_agreement("next_batch", state)
+            self._agreed = True
         if self._host is None:
             return self._draw(state)
         if self._reader is None:
-            self._check_agreement("next_batch", state)
             self._reader = self._host.open(self._source.plan, LoaderStats())
         step, words = int(state.step), np.asarray(state.key)
         value, mask = self._delivery.deliver(words, self._reader.rows(words, step))
@@ -376,6 +379,8 @@ def _sharded(source: Any, sharding: jax.sharding.NamedSharding, placements: list
         raise TypeError(
             f"{who} needs an indexed source and a BatchTransform behind it: it is the batches that are sharded."
         )
+    if source.objects is not None:
+        raise TypeError(f"{who} makes arrays, and these samples are Python objects ({source.objects.found}).")
     if any(placement is not None for placement in placements):
         raise ValueError(f"{who} says already where batches go. Leave out the device of the DevicePutTransform.")
     check_batch_size("DataLoader", source.plan.batchings[-1].size, sharding)
