@@ -117,6 +117,18 @@ def tell_batches():
     tell_sums(loaders["threads, data and model"], loaders["sharded arrays, data"])
 
 
+def tell_cached(folder):
+    """Two passes through one cache folder of all processes: the second comes from it, each process's own rows."""
+    pictures = Pictures()
+    for _ in range(2):
+        stages, cache = [pictures.source(), ms.BatchTransform(BATCH)], ms.BatchCache(folder)
+        loader = ms.DataLoader(stages, sharding=mesh_of(8), cache=cache)
+        wrong = 0
+        for batch, mask, info in loader.iterate(loader.init_state(jax.random.key(SEED)), with_info=True):
+            wrong += sorted(local_indices(batch, mask)) != sorted(info.indices[info.indices >= 0].tolist())
+    tell(cached=loader.stats().cached, wrong=wrong)
+
+
 def tell_sums(reading, in_graph):
     """What a training step would see of an uneven epoch: sums over global batches."""
 
@@ -150,6 +162,7 @@ def tell_refusals():
         "length": lambda: iterated(loader(Pictures(longer).source(), batch)),
         "arrays": lambda: iterated(loader(ms.ArraySampleSource(arrays(longer)), batch)),
         "pipeline": lambda: iterated(loader(Pictures().source(), batch, *[cast] * odd)),
+        "stepping": lambda: loader(ms.ArraySampleSource(arrays()), batch).next_batch(usual.init_state(other_key)),
         "scan": lambda: loader(ms.ArraySampleSource(arrays()), batch).scan_epoch(
             usual.init_state(other_key), 0, lambda carry, batch, mask: (carry, None)
         ),
@@ -200,6 +213,7 @@ def main(address, processes, process, first, last, killed_at, *parts):
         )
     if "batches" in parts:
         tell_batches()
+        tell_cached(f"cache-{processes}")
     if "refusals" in parts:
         tell_refusals()
     tell_epoch(first, last, killed_at)

@@ -59,7 +59,7 @@ def run_group(folder, count, first, last, killed_at, *parts):
     for number in range(count):
         command = [sys.executable, "-W", "error", SCRIPT, address, *map(str, (count, number, first, last, killed_at))]
         with open(folder / f"{number}.out", "wb") as out, open(folder / f"{number}.err", "wb") as err:
-            started.append(subprocess.Popen([*command, *parts], env=environment, stdout=out, stderr=err))
+            started.append(subprocess.Popen([*command, *parts], env=environment, cwd=folder, stdout=out, stderr=err))
     begun = time.monotonic()
     try:
         while len(ended) < count and time.monotonic() < begun + PATIENCE:
@@ -167,6 +167,13 @@ def test_each_process_reads_its_own_rows_and_no_others(groups, count):
 
 
 @pytest.mark.parametrize("count", ["1", "2", "4"])
+def test_a_cache_gives_each_process_its_own_rows(groups, count):
+    for process in groups[count]:
+        (facts,) = process.having("cached")
+        assert (facts["cached"], facts["wrong"]) == (4, 0)
+
+
+@pytest.mark.parametrize("count", ["1", "2", "4"])
 def test_sums_over_an_uneven_epoch_are_those_of_one_process(groups, count):
     whole = [float(sum(range(SAMPLES))), SAMPLES]
     for process in groups[count]:
@@ -204,6 +211,7 @@ WORDS_ON_ONE_PROCESS = {
         "iterate",
         "stages: BatchTransform, MapTransform(<lambda>) in process {odd}, BatchTransform in {others}",
     ),
+    "stepping": ("next_batch", "key: 0000000004000000 in process {odd}, 0000000003000000 in {others}"),
     "scan": ("scan_epoch", "key: 0000000004000000 in process {odd}, 0000000003000000 in {others}"),
 }
 
