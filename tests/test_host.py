@@ -384,7 +384,7 @@ def test_threads_end_with_the_iterator(key):
     deadline = time.monotonic() + 5
     while len(reader_threads()) > before and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert len(reader_threads()) == before
+    assert len(reader_threads()) <= before  # those of earlier tests may have ended, too
 
 
 def test_a_reader_that_never_answers_is_an_error(key, monkeypatch):
