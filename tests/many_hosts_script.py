@@ -119,14 +119,14 @@ def tell_batches():
 
 def tell_cached(folder):
     """Two passes through one cache folder of all processes: the second comes from it, each process's own rows."""
-    pictures = Pictures()
+    pictures, found, wrong = Pictures(), 0, 0
     for _ in range(2):
         stages, cache = [pictures.source(), ms.BatchTransform(BATCH)], ms.BatchCache(folder)
         loader = ms.DataLoader(stages, sharding=mesh_of(8), cache=cache)
-        wrong = 0
         for batch, mask, info in loader.iterate(loader.init_state(jax.random.key(SEED)), with_info=True):
             wrong += sorted(local_indices(batch, mask)) != sorted(info.indices[info.indices >= 0].tolist())
-    tell(cached=loader.stats().cached, wrong=wrong)
+        found = loader.stats().cached
+    tell(cached=found, wrong=wrong)
 
 
 def tell_sums(reading, in_graph):
