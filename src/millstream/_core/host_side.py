@@ -64,8 +64,7 @@ class HostSide:
 
     def layout(self, plan: Plan) -> Layout:
         """The memory of a batch."""
-        axes = tuple(batching.size for batching in reversed(plan.batchings))
-        axes = axes if self.rows is None else (len(self.rows), *axes[1:])
+        axes = plan.axes if self.rows is None else (len(self.rows), *plan.axes[1:])
         return Layout(axes, self.source.sample_spec.shapes, self.source.sample_spec.dtypes)
 
     def ahead(self, plan: Plan) -> int:

@@ -157,9 +157,8 @@ class Pipeline:
 
     def row_specs(self) -> list[Any]:
         """The shape and dtype of the samples of one (global) batch, leaf by leaf."""
-        axes = tuple(batching.size for batching in reversed(self.plan.batchings))
         leaves = jax.tree.leaves(self.sample_spec())
-        return [jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype) for leaf in leaves]
+        return [jax.ShapeDtypeStruct((*self.plan.axes, *leaf.shape), leaf.dtype) for leaf in leaves]
 
     def at(
         self,

@@ -108,6 +108,11 @@ class Plan:
         return as_shuffle("A source", self.ordering)
 
     @property
+    def axes(self) -> tuple[int, ...]:
+        """The axes of a batch before those of a sample, outermost first."""
+        return tuple(batching.size for batching in reversed(self.batchings))
+
+    @property
     def steps_per_epoch(self) -> int:
         return self.batchings[-1].length if self.batchings else self.samples
 

@@ -165,9 +165,8 @@ class ReadAhead:
             run = PlannedRun(self._plan, words, self._rows)
         self._runs[name] = run  # the run used last comes last
         if len(self._runs) > _RUNS:
-            oldest = self._runs.pop(next(iter(self._runs)))
-            for job in oldest.pending.values():
-                self._backend.drop(job)
+            oldest = next(iter(self._runs))
+            _drop_all(self._backend, {oldest: self._runs.pop(oldest)})
         return run
 
 

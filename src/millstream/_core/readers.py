@@ -123,7 +123,7 @@ class Readers:
             reading = Reading(self._source, job.request, job.leaves, tolerant=self._tolerant)
             report = reading.read(0, len(job.request.indices))
             return self._filled(job, report, time.perf_counter() - begun)
-        limit = settings.stall_seconds if self._timeout is None else self._timeout
+        limit = settings.limit(self._timeout)
         begun, report = time.monotonic(), Report()
         for part in job.parts:
             self._wait_for(part, begun, limit)
@@ -141,7 +141,7 @@ class Readers:
                 if self.is_done(job):
                     return job
             open_parts = [part.future for job in jobs for part in job.parts if not part.future.done()]
-            limit = settings.stall_seconds if self._timeout is None else self._timeout
+            limit = settings.limit(self._timeout)
             if not wait(open_parts, limit, FIRST_COMPLETED).done:
                 return jobs[0]  # which will be found to be stalled
 

@@ -22,5 +22,9 @@ class Settings:
     stall_seconds: float = 120.0
     shared_memory_folder: str | None = None
 
+    def limit(self, timeout: float | None) -> float:
+        """How long a batch may take, for an executor with this `timeout`."""
+        return self.stall_seconds if timeout is None else timeout
+
 
 settings = Settings()

@@ -205,7 +205,7 @@ class Pool:
 
     def _wait_until(self, done: Callable[[], bool]) -> None:
         """Hear the workers until something is so, which it will be or this raises."""
-        limit = settings.stall_seconds if self._timeout is None else self._timeout
+        limit = settings.limit(self._timeout)
         patience = min(settings.warn_seconds, limit)
         silence, warned, crew = 0.0, patience >= limit, self._crew
         while not done():

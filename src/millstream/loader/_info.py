@@ -65,8 +65,7 @@ def describe_batch(pipeline: Pipeline, request: Request, extras: dict[int, Any])
         extras: What the source returned beside the arrays, by row.
     """
     epoch, step_in_epoch = divmod(request.step, pipeline.steps_per_epoch)
-    axes = tuple(batching.size for batching in reversed(pipeline.plan.batchings))
-    axes = axes if pipeline.host is None else pipeline.host.layout(pipeline.plan).axes
+    axes = pipeline.plan.axes if pipeline.host is None else pipeline.host.layout(pipeline.plan).axes
     words, source = np.frombuffer(request.run, np.uint32), pipeline.source
     assert request.epochs is not None and source is not None
     return BatchInfo(

@@ -263,7 +263,7 @@ class DataLoader:
             with original_errors():
                 return jax.block_until_ready(self._run(compiled_scan, *arguments))
         finally:
-            if self._host is not None and not self._kept:
+            if not self._kept:
                 end_reading_in_graph(self._host, self._source.plan)
 
     def set_policy_state(self, state: PyTree, policy_state: PyTree, *, new_episode: Any = None) -> PyTree:
