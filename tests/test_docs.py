@@ -32,7 +32,8 @@ def usual_promotion():
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_the_code_blocks_of_a_document_run(document, usual_promotion):
+def test_the_code_blocks_of_a_document_run(document, usual_promotion, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": document.stem}
     for block in re.findall(r"^```python\n(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL):
         exec(compile(block, str(document), "exec"), namespace)

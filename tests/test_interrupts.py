@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import millstream as ms
-from millstream.loader._interrupts import Interrupts
+from millstream._core.interrupts import Interrupts
 
 
 def loader():
@@ -72,7 +72,7 @@ def test_the_third_ends_the_process():
     code = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from millstream.loader._interrupts import Interrupts
+from millstream._core.interrupts import Interrupts
 Interrupts().install()
 for _ in range(3):
     signal.raise_signal(signal.SIGINT)

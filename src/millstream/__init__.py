@@ -8,9 +8,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from millstream import checkpoints as checkpoints
     from millstream import datasets as datasets
     from millstream import rl as rl
     from millstream import sharding as sharding
+    from millstream.callbacks import csv_logger as csv_logger
+    from millstream.callbacks import early_stopping as early_stopping
+    from millstream.callbacks import jsonl_logger as jsonl_logger
+    from millstream.callbacks import keras_bar as keras_bar
+    from millstream.callbacks import log_learning_rate as log_learning_rate
+    from millstream.callbacks import mlflow_logger as mlflow_logger
+    from millstream.callbacks import profile as profile
+    from millstream.callbacks import rich_bar as rich_bar
+    from millstream.callbacks import tensorboard as tensorboard
+    from millstream.callbacks import terminate_on_nan as terminate_on_nan
+    from millstream.callbacks import throughput as throughput
+    from millstream.callbacks import tqdm_bar as tqdm_bar
+    from millstream.callbacks import wandb_logger as wandb_logger
     from millstream.host import ArrayCache as ArrayCache
     from millstream.host import BatchCache as BatchCache
     from millstream.host import InGraph as InGraph
@@ -31,6 +45,61 @@ if TYPE_CHECKING:
     from millstream.loader import StreamItem as StreamItem
     from millstream.loader import StreamIterator as StreamIterator
     from millstream.loader import TrainStream as TrainStream
+    from millstream.loops import Callback as Callback
+    from millstream.loops import Elapsed as Elapsed
+    from millstream.loops import Entries as Entries
+    from millstream.loops import History as History
+    from millstream.loops import Logs as Logs
+    from millstream.loops import LoopOutput as LoopOutput
+    from millstream.loops import LoopState as LoopState
+    from millstream.loops import Metrics as Metrics
+    from millstream.loops import Observer as Observer
+    from millstream.loops import Overview as Overview
+    from millstream.loops import OverviewRow as OverviewRow
+    from millstream.loops import Period as Period
+    from millstream.loops import Preempted as Preempted
+    from millstream.loops import SavedRun as SavedRun
+    from millstream.loops import Schedule as Schedule
+    from millstream.loops import after as after
+    from millstream.loops import always as always
+    from millstream.loops import at as at
+    from millstream.loops import checkpoint as checkpoint
+    from millstream.loops import elapse as elapse
+    from millstream.loops import every as every
+    from millstream.loops import first as first
+    from millstream.loops import history as history
+    from millstream.loops import inner_loop as inner_loop
+    from millstream.loops import last as last
+    from millstream.loops import logs as logs
+    from millstream.loops import loop as loop
+    from millstream.loops import never as never
+    from millstream.loops import noop as noop
+    from millstream.loops import on_epoch_begin as on_epoch_begin
+    from millstream.loops import on_epoch_end as on_epoch_end
+    from millstream.loops import on_predict_batch_begin as on_predict_batch_begin
+    from millstream.loops import on_predict_batch_end as on_predict_batch_end
+    from millstream.loops import on_predict_begin as on_predict_begin
+    from millstream.loops import on_predict_end as on_predict_end
+    from millstream.loops import on_predict_step as on_predict_step
+    from millstream.loops import on_reset_step as on_reset_step
+    from millstream.loops import on_test_batch_begin as on_test_batch_begin
+    from millstream.loops import on_test_batch_end as on_test_batch_end
+    from millstream.loops import on_test_begin as on_test_begin
+    from millstream.loops import on_test_end as on_test_end
+    from millstream.loops import on_test_step as on_test_step
+    from millstream.loops import on_train_batch_begin as on_train_batch_begin
+    from millstream.loops import on_train_batch_end as on_train_batch_end
+    from millstream.loops import on_train_begin as on_train_begin
+    from millstream.loops import on_train_end as on_train_end
+    from millstream.loops import on_train_step as on_train_step
+    from millstream.loops import once as once
+    from millstream.loops import overview as overview
+    from millstream.loops import piecewise as piecewise
+    from millstream.loops import predict_loop as predict_loop
+    from millstream.loops import register_adapter as register_adapter
+    from millstream.loops import restore as restore
+    from millstream.loops import test_loop as test_loop
+    from millstream.loops import train_loop as train_loop
     from millstream.sources import ArraySampleSource as ArraySampleSource
     from millstream.sources import CsvSource as CsvSource
     from millstream.sources import DatasetSource as DatasetSource
@@ -59,6 +128,21 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 _CONTENTS = {
+    "callbacks": [
+        "csv_logger",
+        "early_stopping",
+        "jsonl_logger",
+        "keras_bar",
+        "log_learning_rate",
+        "mlflow_logger",
+        "profile",
+        "rich_bar",
+        "tensorboard",
+        "terminate_on_nan",
+        "throughput",
+        "tqdm_bar",
+        "wandb_logger",
+    ],
     "host": [
         "ArrayCache",
         "BatchCache",
@@ -82,6 +166,63 @@ _CONTENTS = {
         "StreamItem",
         "StreamIterator",
         "TrainStream",
+    ],
+    "loops": [
+        "Callback",
+        "Elapsed",
+        "Entries",
+        "History",
+        "Logs",
+        "LoopOutput",
+        "LoopState",
+        "Metrics",
+        "Observer",
+        "Overview",
+        "OverviewRow",
+        "Period",
+        "Preempted",
+        "SavedRun",
+        "Schedule",
+        "after",
+        "always",
+        "at",
+        "checkpoint",
+        "elapse",
+        "every",
+        "first",
+        "history",
+        "inner_loop",
+        "last",
+        "logs",
+        "loop",
+        "never",
+        "noop",
+        "on_epoch_begin",
+        "on_epoch_end",
+        "on_predict_batch_begin",
+        "on_predict_batch_end",
+        "on_predict_begin",
+        "on_predict_end",
+        "on_predict_step",
+        "on_reset_step",
+        "on_test_batch_begin",
+        "on_test_batch_end",
+        "on_test_begin",
+        "on_test_end",
+        "on_test_step",
+        "on_train_batch_begin",
+        "on_train_batch_end",
+        "on_train_begin",
+        "on_train_end",
+        "on_train_step",
+        "once",
+        "overview",
+        "piecewise",
+        "predict_loop",
+        "register_adapter",
+        "restore",
+        "test_loop",
+        "train_loop",
     ],
     "sources": [
         "ArraySampleSource",
@@ -112,7 +253,7 @@ _CONTENTS = {
         "set_buffer_priorities",
     ],
 }
-_ROOMS = ("datasets", "rl", "sharding")
+_ROOMS = ("checkpoints", "datasets", "rl", "sharding")
 _HOMES = {name: room for room, names in _CONTENTS.items() for name in names}
 
 __all__ = [*_ROOMS, *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -5,6 +5,8 @@ the samples of an epoch. `Rows` are the coordinates of one such level, with one 
 """
 
 import dataclasses
+import functools
+import math
 from types import ModuleType
 from typing import Literal
 
@@ -125,6 +127,29 @@ class Plan:
             limit = min(limit, batching.step_limit // scale)
             scale *= batching.size
         return limit
+
+    def real_samples(self, words: np.ndarray, step: int) -> int:
+        """How many samples of a step are no padding."""
+        if self._full_and_last is None:
+            _, rows = self.at(np, words, np.asarray(step))
+            return int(rows[-1].mask.sum())
+        full, last = self._full_and_last
+        return last if (step + 1) % self._length == 0 else full
+
+    @functools.cached_property
+    def _length(self) -> int:
+        return self.steps_per_epoch
+
+    @functools.cached_property
+    def _full_and_last(self) -> tuple[int, int] | None:
+        """Samples of most steps and of the last of an epoch; None if it is not that simple."""
+        full = math.prod(self.axes)
+        if not any(batching.pads for batching in self.batchings):
+            return full, full
+        if len(self.batchings) > 1 or self.shuffle.mode == "batchwise":
+            return None
+        batching = self.batchings[0]
+        return full, batching.inner - batching.size * (batching.length - 1)
 
     @np.errstate(over="ignore")
     def at(

@@ -64,12 +64,13 @@ class HostReading:
         after = self._after(step)
         if filled.report.failed and self._host.on_error == "skip batch":
             self._stats.dropped += 1
-            return None, after
+            return None, after, 0
         value, mask = self._delivery.deliver(self._key, filled)
+        samples = self._pipeline.plan.real_samples(self._words, step) - len(filled.report.failed)
         if not self._with_info:
-            return (value, mask), after
+            return (value, mask), after, samples
         assert filled.request is not None
-        return (value, mask, describe_batch(self._pipeline, filled.request, filled.report.extras)), after
+        return (value, mask, describe_batch(self._pipeline, filled.request, filled.report.extras)), after, samples
 
     def _after(self, step: int) -> LoaderState | None:
         self._overtaken.append(step)

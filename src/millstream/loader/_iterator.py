@@ -5,12 +5,16 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
-from millstream._core.contracts import PyTree
-from millstream._core.policy import set_policy_state
-from millstream._core.stats import Clock, LoaderStats
-from millstream.loader._interrupts import Interrupts
+import numpy as np
 
-Drawn = tuple[Any, PyTree]  # what is handed out, or None for a batch that is left out, and the state behind it
+from millstream._core.contracts import PyTree
+from millstream._core.interrupts import Interrupts
+from millstream._core.policy import set_policy_state
+from millstream._core.state import LoaderState
+from millstream._core.stats import Clock, LoaderStats
+
+# What is handed out, or None for a batch that is left out; the state behind it; how many real samples it has.
+Drawn = tuple[Any, PyTree, int]
 
 
 class BatchIterator(Iterator[Any]):
@@ -25,6 +29,10 @@ class BatchIterator(Iterator[Any]):
         ...     for batch, mask in batches:
         ...         pass
         >>> state = batches.state  # continues with the third batch
+
+    Attributes:
+        interrupted: Whether Ctrl-C has ended it.
+        samples: How many samples the batch yielded last has, padding not counted.
     """
 
     def __init__(
@@ -38,10 +46,13 @@ class BatchIterator(Iterator[Any]):
         pause: Callable[[], None] = lambda: None,
         replay: int | None = None,
         interrupts: Interrupts,
+        again: Callable[..., "BatchIterator"] | None = None,
     ) -> None:
+        self._again = again
         self._draw = draw
         self._steps = steps
         self._undrawn = steps
+        self._left = steps
         self._ahead = ahead
         self._clock = Clock(stats)
         self._pause = pause
@@ -51,6 +62,7 @@ class BatchIterator(Iterator[Any]):
         self._replay = replay
         self._interrupts = interrupts
         self.interrupted = False
+        self.samples = 0
 
     def __iter__(self) -> Self:
         return self
@@ -82,6 +94,7 @@ class BatchIterator(Iterator[Any]):
                 return None
             if self._replay is not None and len(self._replayed) == self._replay and self._undrawn:
                 self._undrawn -= 1
+                self._left -= 1
                 return self._replayed[self._undrawn % self._replay]
             self._draw_ahead()
             if not self._drawn:
@@ -89,8 +102,10 @@ class BatchIterator(Iterator[Any]):
             drawn = self._drawn.popleft()
             if isinstance(drawn, Exception):
                 raise drawn
-            value, self._state = drawn
+            value, self._state, samples = drawn
+            self._left -= 1
             if value is not None:
+                self.samples = samples
                 if self._replay is not None:
                     self._replayed.append(value)
                 return value
@@ -122,6 +137,36 @@ class BatchIterator(Iterator[Any]):
                 "come. Ask for it at the end, or use an executor with ordered=True."
             )
         return self._state
+
+    def get_state(self) -> dict[str, Any]:
+        """The position in the stream as plain values, for checkpoints of any kind.
+
+        Example:
+            >>> batches = loader.iterate(state)
+            >>> batch, mask = next(batches)
+            >>> saved = batches.get_state()
+            >>> other = loader.iterate(state)
+            >>> other.set_state(saved)  # goes on with the second batch
+        """
+        state = self.state
+        if not isinstance(state, LoaderState):
+            raise TypeError("get_state has plain values only for indexed sources; a stream has its `.state`, a pytree.")
+        return {
+            "key": np.asarray(state.key).tolist(),
+            "step": int(state.step),
+            "left": self._left,
+            "origin": [list(pair) for pair in state.origin],
+        }
+
+    def set_state(self, saved: dict[str, Any]) -> None:
+        """Go on from what `get_state` gave, of this loader or one like it, with as many batches as were left then."""
+        if self._again is None:
+            raise TypeError(f"set_state cannot move a {type(self).__name__}. Make one at the state: iterate(state).")
+        origin = tuple((what, words) for what, words in saved["origin"])
+        words, step = np.asarray(saved["key"], np.uint32), np.asarray(saved["step"], np.uint32)
+        moved = self._again(LoaderState(words, step, origin), steps=saved["left"])  # pyright: ignore[reportArgumentType]
+        self.close()
+        self.__dict__.update(moved.__dict__)
 
     def set_policy_state(self, policy_state: PyTree, *, new_episode: Any = None) -> None:
         """Act with another policy state from the next batch on, for a pipeline that starts with an environment.

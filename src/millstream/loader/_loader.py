@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any, Self
@@ -12,8 +13,10 @@ import numpy as np
 
 from millstream._core.cached_backend import CacheOf
 from millstream._core.callbacks import original_errors
+from millstream._core.contents import fingerprint
 from millstream._core.contracts import PyTree
 from millstream._core.errors import describe_value, function_name, require_choice, require_int
+from millstream._core.interrupts import Interrupts
 from millstream._core.pipeline import Pipeline
 from millstream._core.policy import set_policy_state
 from millstream._core.read_ahead import Backend, PlannedRun, ReadAhead
@@ -27,9 +30,8 @@ from millstream.loader._delivery import Delivery, placed
 from millstream.loader._host_reading import HostReading
 from millstream.loader._hosts import require_agreement
 from millstream.loader._info import describe_batch
-from millstream.loader._interrupts import Interrupts
 from millstream.loader._iterator import BatchIterator, Drawn
-from millstream.loader._program import BodyFn, compiled_scan, next_batch, scan, split
+from millstream.loader._program import BodyFn, compiled_scan, compiled_steps, next_batch, scan, split
 from millstream.sharding import as_batch_sharding, check_batch_size
 from millstream.transforms import DevicePutTransform
 
@@ -119,6 +121,15 @@ class DataLoader:
         with self._own_mesh():
             return self._source.element_spec()
 
+    def contents(self) -> tuple[tuple[str, str], ...]:
+        """What the samples are, in a word that changes when they do: a hash of a few of them. None for a stream."""
+        return self._contents
+
+    @functools.cached_property
+    def _contents(self) -> tuple[tuple[str, str], ...]:
+        source = self._source.source if isinstance(self._source, Pipeline) else None
+        return () if source is None else (("contents", fingerprint(source)),)
+
     def init_state(self, key: Any, step: int = 0) -> PyTree:
         """The state of a run before its first batch, or before batch number `step`.
 
@@ -174,11 +185,12 @@ class DataLoader:
         self._check_agreement("iterate", state, steps)
         self._interrupts = self._interrupts.following()
         options: dict[str, Any] = {"replay": replay, "interrupts": self._interrupts}
+        options["again"] = functools.partial(self.iterate, with_info=with_info, replay=replay)
         if not isinstance(self._source, Pipeline):
             if with_info:
                 raise TypeError("iterate has no info on the values of a stream. Keep to with_info=False.")
             # A stream may depend on what the caller does with its values, so it is never drawn ahead.
-            return BatchIterator(self._draw_in_graph, state, steps, 0, self._stats, **options)
+            return BatchIterator(self._draw_of_stream, state, steps, 0, self._stats, **options)
         first, limit = int(state.step), self._source.plan.step_limit
         if first + steps > limit:
             raise ValueError(f"iterate can reach step {limit:,}, not {first + steps:,}. Start a run with another key.")
@@ -189,7 +201,7 @@ class DataLoader:
             # A batch for another device is on its way while the caller works on the ones before it.
             ahead = 0 if self._placement is None or self._effects else 2
             return BatchIterator(reading.draw, state, steps, ahead, self._stats, pause=reading.pause, **options)
-        draw = self._draw_with_info(first, np.asarray(state.key)) if with_info else self._draw_in_graph
+        draw = self._draw_in_graph(first, np.asarray(state.key), with_info)
         return BatchIterator(draw, state, steps, 0 if self._effects else self._prefetch, self._stats, **options)
 
     def stats(self) -> LoaderStats:
@@ -266,6 +278,46 @@ class DataLoader:
             if not self._kept:
                 end_reading_in_graph(self._host, self._source.plan)
 
+    def run_steps(
+        self, state: PyTree, carry: Any, body_fn: BodyFn, count: int, *, width: int
+    ) -> tuple[PyTree, Any, Any]:
+        """Run `count` steps as one compiled program, which serves every count up to `width`.
+
+        Example:
+            >>> def body_fn(total, batch, mask):
+            ...     return total + jnp.sum(batch["x"] * mask), jnp.sum(mask)
+            >>> state, total, real = loader.run_steps(state, 0.0, body_fn, 2, width=10)
+
+        Args:
+            state: The loader's state.
+            carry: What `body_fn` hands from step to step.
+            body_fn: `body_fn(carry, batch, mask) -> (carry, output)`, defined once.
+            count: How many steps.
+            width: The most steps it will ever be asked for.
+
+        Returns:
+            The new state, the last carry, and the outputs: `width` rows, of which the first `count` count.
+        """
+        self._check_state("run_steps", state)
+        require_int("run_steps", "width", width, least=1)
+        if not 0 <= count <= width:
+            raise ValueError(f"run_steps needs a count from 0 to its width, {width}. Got {count}.")
+        self._require_auto_mesh("run_steps")
+        arguments = (self._program, self._arrays, state, carry, np.int32(count), body_fn, width)
+        if self._host is None:
+            return self._run(compiled_steps, *arguments)
+        with original_errors():
+            return jax.block_until_ready(self._run(compiled_steps, *arguments))
+
+    def sample_counter(self, state: PyTree) -> Callable[[int], int]:
+        """How many real samples the batches from this state on have: a function of 0, 1, 2, ..."""
+        self._check_state("sample_counter", state)
+        if isinstance(self._source, Pipeline):
+            plan, words, first = self._source.plan, np.asarray(state.key), int(state.step)
+            return lambda number: plan.real_samples(words, first + number)
+        mask = jax.eval_shape(self._source.next, state)[1]
+        return lambda number: mask.size
+
     def set_policy_state(self, state: PyTree, policy_state: PyTree, *, new_episode: Any = None) -> PyTree:
         """The state with another policy state, for a pipeline that starts with an environment.
 
@@ -295,19 +347,22 @@ class DataLoader:
             value, mask = jax.tree.map(lambda leaf: placed(leaf, self._placement), (value, mask))
         return value, state, mask
 
-    def _draw_in_graph(self, state: PyTree) -> Drawn:
+    def _draw_of_stream(self, state: PyTree) -> Drawn:
         value, state, mask = self._draw(state)
-        return (value, mask), state
+        return (value, mask), state, mask.size
 
-    def _draw_with_info(self, first: int, words: np.ndarray) -> Callable[[PyTree], Drawn]:
-        planned, step = PlannedRun(self._source.plan, words), first
+    def _draw_in_graph(self, first: int, words: np.ndarray, with_info: bool) -> Callable[[PyTree], Drawn]:
+        """Draws batches from a step on; steps are counted here, so nothing waits for the device to tell."""
+        plan, steps = self._source.plan, itertools.count(first)
+        planned = PlannedRun(plan, words) if with_info else None
 
         def draw(state: PyTree) -> Drawn:
-            nonlocal step
             value, state, mask = self._draw(state)
-            info = describe_batch(self._source, planned.request(step, keyed=False), {})
-            step += 1
-            return (value, mask, info), state
+            step = next(steps)
+            samples = plan.real_samples(words, step)
+            if planned is None:
+                return (value, mask), state, samples
+            return (value, mask, describe_batch(self._source, planned.request(step, keyed=False), {})), state, samples
 
         return draw
 

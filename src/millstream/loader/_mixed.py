@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from millstream._core.errors import describe_value, require_int
+from millstream._core.interrupts import Interrupts
 from millstream._core.keys import named_key
 from millstream._core.plan import STEP_LIMIT
 from millstream._core.state import LoaderState, Origin, check_origin, key_words
-from millstream.loader._interrupts import Interrupts
 from millstream.loader._iterator import BatchIterator, Drawn
 from millstream.loader._loader import DataLoader
 from millstream.loader._part import JoinedIterator, Part, require_indexed, step_limit
@@ -79,6 +79,14 @@ class MixedLoader:
         """Batches in one epoch, of all loaders together."""
         return self._steps_per_epoch
 
+    def contents(self) -> tuple[tuple[str, str], ...]:
+        """What the samples of every loader are, in words that change when they do."""
+        return tuple(
+            (f"{what} of {name!r}", words)
+            for name, loader in self._loaders.items()
+            for what, words in loader.contents()
+        )
+
     def init_state(self, key: Any, step: int = 0) -> LoaderState:
         """The state of a run before its first batch, or before batch number `step`.
 
@@ -112,7 +120,8 @@ class MixedLoader:
         self._interrupts = self._interrupts.following()
         parts = self._parts(np.asarray(state.key), first, steps, with_info)
         draw = functools.partial(self._draw, parts, with_info)
-        return JoinedIterator(parts, draw, state, steps, self._interrupts)
+        again = functools.partial(self.iterate, with_info=with_info)
+        return JoinedIterator(parts, draw, state, steps, self._interrupts, again)
 
     def _draw(self, parts: list[Part], with_info: bool, state: LoaderState) -> Drawn:
         """The next batch, and the state after it."""
@@ -124,7 +133,7 @@ class MixedLoader:
             epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
             place = {"step": step, "epoch": epoch, "step_in_epoch": step_in_epoch}
             value = batch, mask, dataclasses.replace(info, **place, group=part.name)
-        return value, dataclasses.replace(state, step=np.asarray(step + 1, np.uint32))
+        return value, dataclasses.replace(state, step=np.asarray(step + 1, np.uint32)), part.samples
 
     def _parts(self, words: np.ndarray, first: int, steps: int, with_info: bool) -> list[Part]:
         parts = []

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from millstream._core.errors import describe_value
+from millstream._core.interrupts import Interrupts
 from millstream._core.stats import LoaderStats
-from millstream.loader._interrupts import Interrupts
 from millstream.loader._iterator import BatchIterator, Drawn
 from millstream.loader._loader import DataLoader
 
@@ -26,6 +26,7 @@ class Part:
         self.name = name
         self._batches = batches
         self._asked = first
+        self.samples = 0  # of the batch that came last
         self._early: tuple[int, Any] | None = None  # a batch that others, which were left out, should have come before
 
     def next(self) -> Any:
@@ -36,6 +37,7 @@ class Part:
         if self._early is None or self._early[0] != number:
             return None
         (_, value), self._early = self._early, None
+        self.samples = self._batches.samples
         return value
 
     def _draw(self) -> tuple[int, Any] | None:
@@ -69,15 +71,22 @@ class JoinedIterator(BatchIterator):
         state: Where to begin.
         steps: How many times to draw.
         interrupts: What Ctrl-C does.
+        again: Makes another such iterator, at another state.
     """
 
     def __init__(
-        self, parts: list[Part], draw: Callable[[Any], Drawn], state: Any, steps: int, interrupts: Interrupts
+        self,
+        parts: list[Part],
+        draw: Callable[[Any], Drawn],
+        state: Any,
+        steps: int,
+        interrupts: Interrupts,
+        again: Any = None,
     ) -> None:
         self._parts = parts
         pause = functools.partial(_pause, parts)  # a method would tie the iterator to itself and keep it alive
         # The loaders make batches ahead, so nothing is drawn ahead here.
-        super().__init__(draw, state, steps, 0, LoaderStats(), pause=pause, interrupts=interrupts)
+        super().__init__(draw, state, steps, 0, LoaderStats(), pause=pause, interrupts=interrupts, again=again)
 
     def close(self) -> None:
         """End the iteration and let go of batches made ahead; `state` stays valid."""

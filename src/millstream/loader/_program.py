@@ -95,4 +95,27 @@ def scan(
     return state, carry, outputs
 
 
+def run_steps(
+    program: Program, arrays: list[Any], state: PyTree, carry: Any, count: Any, body_fn: BodyFn, width: int
+) -> tuple[PyTree, Any, Any]:
+    """So many steps, at most `width`, as one loop. How many is an argument: one program serves all numbers."""
+    source = program.source(arrays)
+
+    def draw_and_run(state: PyTree, carry: Any) -> tuple[PyTree, Any, Any]:
+        value, mask, state = source.next(state)
+        carry, output = body_fn(carry, value, mask)
+        return state, carry, output
+
+    def body(number: Any, carried: tuple[PyTree, Any, Any]) -> tuple[PyTree, Any, Any]:
+        state, carry, outputs = carried
+        state, carry, output = draw_and_run(state, carry)
+        outputs = jax.tree.map(lambda kept, new: lax.dynamic_update_index_in_dim(kept, new, number, 0), outputs, output)
+        return state, carry, outputs
+
+    spec = jax.eval_shape(draw_and_run, state, carry)[2]
+    outputs = jax.tree.map(lambda leaf: jnp.zeros((width, *leaf.shape), leaf.dtype), spec)
+    return lax.fori_loop(0, count, body, (state, carry, outputs))
+
+
+compiled_steps = jax.jit(run_steps, static_argnums=(0, 5, 6))
 compiled_scan = jax.jit(scan, static_argnums=(0, 4, 5))

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 
 from millstream._core.contracts import PyTree
+from millstream._core.interrupts import Interrupts
 from millstream._core.state import LoaderState
 from millstream.loader._info import BatchInfo
-from millstream.loader._interrupts import Interrupts
 from millstream.loader._iterator import Drawn
 from millstream.loader._part import JoinedIterator, Part
 from millstream.loader._schedule import Schedule, Slot
@@ -90,7 +90,8 @@ class _Draw:
         slot = self._slot
         if slot.training and slot.batch >= self._limit:
             raise ValueError(f"iterate can reach {self._limit:,} training batches. Start a run with another key.")
-        value = self._parts[0 if slot.training else 1].next()
+        part = self._parts[0 if slot.training else 1]
+        value = part.next()
         self._slot = next(self._slots)  # only now: what raised is asked for again
         item = None if value is None else StreamItem(slot.training, slot.batch, *value)
-        return item, dataclasses.replace(state, step=np.asarray(slot.step_after, np.uint32))
+        return item, dataclasses.replace(state, step=np.asarray(slot.step_after, np.uint32)), part.samples

@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from millstream._core.errors import describe_value, require_int
+from millstream._core.interrupts import Interrupts
 from millstream._core.keys import named_key
 from millstream._core.plan import STEP_LIMIT
 from millstream._core.state import LoaderState, Origin, check_origin, key_words
-from millstream.loader._interrupts import Interrupts
 from millstream.loader._loader import DataLoader
 from millstream.loader._mixed import MixedLoader
 from millstream.loader._part import Part, crosses_epochs, require_indexed, step_limit

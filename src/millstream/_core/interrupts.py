@@ -1,0 +1,128 @@
+"""Ctrl-C and SIGTERM while a stream or a loop runs.
+
+Ctrl-C: stop, then raise, then leave at once. SIGTERM, where somebody can save: stop, and let them save.
+"""
+
+import contextlib
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+_STOPPING = "Stopping after this batch. Press Ctrl-C again to raise KeyboardInterrupt, a third time to leave at once."
+
+
+class Terminated(BaseException):
+    """SIGTERM has come while a batch was being waited for."""
+
+
+class Interrupts:
+    """Counts interrupts while it is installed.
+
+    The first one lets the stream end after the current batch. The second raises KeyboardInterrupt at the next batch, at
+    once if that is being waited for. The third ends the process. Only the main thread can install it; elsewhere it does
+    nothing.
+
+    Attributes:
+        waiting: Whether somebody waits for a batch.
+        terminated: Whether SIGTERM has come.
+    """
+
+    def __init__(self, count: int = 0) -> None:
+        self._count = count
+        self._pressed = False
+        self.waiting = False
+        self.terminated = False
+
+    def following(self) -> "Interrupts":
+        """For the loader's next stream: who stopped this one and presses again wants it to raise."""
+        return Interrupts(count=int(self._pressed))
+
+    def install(self) -> None:
+        """Take over the handling of SIGINT, unless the program handles it in a way of its own."""
+        _interrupt.install(self, unless=lambda handler: handler is not signal.default_int_handler)
+
+    def install_termination(self) -> None:
+        """Take over the handling of SIGTERM, unless the program ignores it; a handler of its own is called later."""
+        _termination.install(self, unless=lambda handler: handler in (signal.SIG_IGN, None))
+
+    def restore(self) -> None:
+        """Give the handling of signals back, unless somebody else has taken it meanwhile.
+
+        A SIGTERM that has come is then handed on to the handler that the program has for it, if it has one.
+        """
+        _interrupt.restore(self)
+        theirs = _termination.restore(self)
+        if self.terminated and callable(theirs):
+            theirs(signal.SIGTERM, None)
+
+    def check(self) -> bool:
+        """Whether the stream should end; raises KeyboardInterrupt when it was asked for twice."""
+        if self._pressed and self._count >= 2:
+            raise KeyboardInterrupt
+        return self._pressed or self.terminated
+
+    def press(self) -> int:
+        """An interrupt has come; how many there were."""
+        self._pressed = True
+        self._count += 1
+        return self._count
+
+
+class _Handling:
+    """One signal, and who is told of it: streams inside of streams, since an interrupt is for all of them."""
+
+    def __init__(self, number: int, handler: Any) -> None:
+        self._number = number
+        self._handler = handler
+        self._before: Any = None
+        self.told: list[Interrupts] = []
+
+    def install(self, interrupts: Interrupts, unless: Any) -> None:
+        if threading.current_thread() is not threading.main_thread() or interrupts in self.told:
+            return
+        handler = signal.getsignal(self._number)
+        if handler is not self._handler:
+            if unless(handler):
+                return
+            self._before = handler
+        self.told.append(interrupts)
+        if handler is not self._handler:
+            signal.signal(self._number, self._handler)
+
+    def restore(self, interrupts: Interrupts) -> Any:
+        """The handler that was there before, if it was given back its place."""
+        if interrupts not in self.told:
+            return None
+        self.told.remove(interrupts)
+        if self.told or signal.getsignal(self._number) is not self._handler:
+            return None
+        signal.signal(self._number, self._before)
+        return self._before
+
+
+def _on_interrupt(number: int, frame: FrameType | None) -> None:
+    told = _interrupt.told
+    count = max((interrupts.press() for interrupts in told), default=2)
+    if count == 1:
+        with contextlib.suppress(OSError):
+            os.write(2, f"\n{_STOPPING}\n".encode())
+    if count >= 3:
+        os._exit(130)
+    if count == 2 and (not told or any(interrupts.waiting for interrupts in told)):
+        raise KeyboardInterrupt
+
+
+def _on_termination(number: int, frame: FrameType | None) -> None:
+    told = _termination.told
+    first = not any(interrupts.terminated for interrupts in told)
+    for interrupts in told:
+        interrupts.terminated = True
+    # A service manager may send it to the launcher and to its processes: a second one must not end the saving.
+    if first and any(interrupts.waiting for interrupts in told):
+        raise Terminated  # the step before is complete, and the next batch may be long in coming
+
+
+_interrupt = _Handling(signal.SIGINT, _on_interrupt)
+_termination = _Handling(signal.SIGTERM, _on_termination)

@@ -1,0 +1,163 @@
+"""What all bars share: when they look, when they are silent, and how they are used by hand."""
+
+import math
+from collections.abc import Collection
+from typing import Any, Protocol
+
+import jax
+
+from millstream.callbacks._bar_progress import BarProgress
+from millstream.callbacks._bar_values import BarValues
+from millstream.loops._callback import Observer
+from millstream.loops._column import IN_FLIGHT
+from millstream.loops._elapsed import Elapsed
+from millstream.loops._history import History
+from millstream.loops._loop_state import LoopState
+from millstream.loops._schedules import Period, as_period
+
+
+class Face(Protocol):
+    """How a bar looks; anything that can show how far a run is."""
+
+    def open(self, progress: BarProgress) -> None:
+        """A run begins."""
+        ...
+
+    def interval(self, progress: BarProgress) -> float:
+        """Seconds from one drawing to the next."""
+        ...
+
+    def draw(self, progress: BarProgress, values: dict[str, float]) -> None:
+        """Show how far the run is, and some values."""
+        ...
+
+    def close(self, progress: BarProgress, values: dict[str, float]) -> None:
+        """The run has ended: show that, and leave a line of its own to whatever is written next."""
+        ...
+
+
+class Bar(Observer):
+    """Watches a run and has a face drawn now and then; most steps cost it one comparison.
+
+    Args:
+        who: What it is called, in errors.
+        total: Where the run will end: steps, or `at(...)` in one unit; None: where the loop stops, if it says so.
+        face: What is drawn.
+        stateful_metrics: Names of metrics whose newest value is shown, and no mean.
+        disabled: Whether to show nothing at all.
+    """
+
+    named_schedules = ("on_train_batch_end", "on_test_batch_end", "on_predict_batch_end")
+
+    def __init__(
+        self, who: str, total: Any, face: Face, *, stateful_metrics: Collection[str], disabled: bool = False
+    ) -> None:
+        self._who = who
+        self._total = None if total is None else as_period(who, "total", total)
+        if self._total is not None and len(self._total.units) != 1:
+            raise ValueError(f"{who} needs total in one unit: 1000 steps, or at(epochs=3) and the like. Got {total!r}.")
+        if isinstance(stateful_metrics, str):
+            raise TypeError(f"{who} needs stateful_metrics as a list of names. Got the string {stateful_metrics!r}.")
+        self._face = face
+        self._stateful_metrics = frozenset(stateful_metrics)
+        self._disabled = disabled
+        self._watched: LoopState | None = None
+        self._seen: Elapsed | None = None
+        self._due = self._drawn = 0.0  # the elapsed time from which on it looks again; seconds when it drew last
+
+    def start(self, loop_state: LoopState) -> None:
+        """A loop begins; testing inside of training is not shown."""
+        inner = loop_state.parent is not None and loop_state.name in ("test", "predict")
+        if not inner and not _is_inside(loop_state, self._watched):
+            resumed = loop_state.elapsed.steps > 0
+            self._begin(loop_state, loop_state.elapsed, 0 if resumed else len(loop_state.history))
+
+    def _begin(self, loop_state: LoopState, start: Elapsed, first_row: int) -> None:
+        if self._disabled or _is_other_process():
+            return
+        if self._total is not None and "epochs" in self._total.units and start.epochs is None:
+            raise ValueError(
+                f"{self._who} is to count epochs, and this run does not know how long one is. "
+                "Give the loop epoch_duration or a DataLoader, or the bar a total in steps."
+            )
+        self.finish()  # a run by hand that nobody has ended
+        self._watched, self._seen = loop_state, None
+        self._progress = BarProgress(self._end_of(loop_state), start)
+        self._values = BarValues(loop_state.history, first_row, self._stateful_metrics)
+        self._due, self._drawn = -math.inf, 0.0
+        self._face.open(self._progress)
+
+    def _end_of(self, loop_state: LoopState) -> Period | None:
+        """Where the run will end: where the user says, or else where the loop stops, if that is one unit."""
+        if self._total is not None or loop_state.ends_at is None:
+            return self._total
+        return loop_state.ends_at if len(loop_state.ends_at.units) == 1 else None
+
+    def observe(self, loop_state: LoopState, start: int, stop: int) -> None:
+        """Draw, if that is due; else this does as good as nothing."""
+        if loop_state is self._watched:
+            self._seen = elapsed = loop_state.elapsed
+            if elapsed.time >= self._due:
+                self._look(elapsed, min(start, len(loop_state.history) - IN_FLIGHT))
+
+    def _look(self, elapsed: Elapsed, settled: int) -> None:
+        progress = self._progress
+        progress.move(elapsed)
+        wait = self._face.interval(progress)
+        if progress.seconds - self._drawn >= wait:
+            self._drawn = progress.seconds
+            self._values.read(elapsed, settled)
+            self._face.draw(progress, self._values.shown)
+        self._due = elapsed.time + wait - (progress.seconds - self._drawn)
+
+    def finish(self, loop_state: LoopState | None = None) -> None:
+        """Show the end; by hand this is only needed if the run ends before its total.
+
+        Args:
+            loop_state: Of the loop that has ended.
+        """
+        watched = self._watched
+        if watched is None or (loop_state is not None and loop_state is not watched):
+            return
+        self._watched = None
+        # A loop that fails gives no reason, and its last step is not complete.
+        elapsed = watched.elapsed if watched.reason else self._seen
+        try:
+            if elapsed is not None:
+                self._progress.move(elapsed)
+                self._values.read(elapsed, len(watched.history))
+        finally:
+            self._face.close(self._progress, self._values.shown)
+
+    def __call__(self, elapsed: Elapsed, logs: Any = None) -> bool:
+        """Use it by hand, once per step; at its total it is finished.
+
+        Args:
+            elapsed: From `ms.elapse`.
+            logs: What the step has logged.
+
+        Returns:
+            False: it never asks to stop.
+        """
+        by_hand = self._by_hand
+        if not 0 < by_hand.elapsed.steps <= elapsed.steps:  # a new run
+            by_hand.history, before = History(), elapsed.time_before
+            self._begin(by_hand, Elapsed(elapsed.steps - 1, elapsed.samples_before, elapsed.epochs_before, before), 0)
+        if self._watched is by_hand:
+            super().__call__(elapsed, logs)
+            if elapsed.final or (self._total is not None and elapsed >= self._total):
+                self.finish()
+        return False
+
+
+def _is_inside(loop_state: LoopState, outer: LoopState | None) -> bool:
+    """Whether a loop runs inside of another one."""
+    parent = loop_state.parent
+    while parent is not None and parent is not outer:
+        parent = parent.parent
+    return parent is not None
+
+
+def _is_other_process() -> bool:
+    # Asking for the process index makes JAX claim its devices, which a run of one process need not want.
+    return jax.distributed.is_initialized() and jax.process_index() != 0

@@ -1,0 +1,71 @@
+"""Watching one entry of the logs: each value once, as a number."""
+
+from typing import Any
+
+import numpy as np
+
+from millstream._core.errors import describe_leaf, describe_value
+from millstream.loops._elapsed import Elapsed
+from millstream.loops._history import History
+from millstream.loops._logs import Name, find_entry
+from millstream.loops._loop_state import LoopState
+
+
+class Monitor:
+    """Reads the values of one entry, none of them twice.
+
+    Args:
+        who: Who speaks in errors.
+        name: The entry, as "name" or "collection.name".
+
+    Attributes:
+        seen: The step of the value that was read last; -1 before the first.
+    """
+
+    def __init__(self, who: str, name: str) -> None:
+        require_entry(who, name)
+        self.name = name
+        self.seen = -1
+        self._who = who
+
+    def read(self, loop_state: LoopState) -> tuple[float, Elapsed] | None:
+        """The newest value and when it was logged; None if it has been read before, or there is none.
+
+        It waits for a value that is still being computed.
+        """
+        value, when = self._newest(loop_state)
+        if when is None or when.steps <= self.seen:
+            return None
+        self.seen = when.steps
+        return self._number(value), when
+
+    def _newest(self, loop_state: LoopState) -> tuple[Any, Elapsed | None]:
+        logs, history = loop_state.logs, loop_state.history
+        path = find_entry(self.name, [path for path, _ in logs.entries()])
+        if path is not None:
+            return logs[path[0]][path[1]], loop_state.elapsed
+        column = history.column(self.name)
+        if column is None or len(column) == 0:
+            return None, None
+        return column.newest(), history.elapsed(column.rows[-1])
+
+    def _number(self, value: Any) -> float:
+        try:
+            return float(np.asarray(value))
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"{self._who} needs {self.name!r} to be a single number. Got {describe_leaf(value)}. "
+                "Log its mean, or another number, and watch that."
+            ) from None
+
+
+def require_entry(who: str, name: Any) -> None:
+    """Refuse anything that cannot be the name of an entry."""
+    if not isinstance(name, str) or not name:
+        raise TypeError(f'{who} needs monitor as "name" or "collection.name". Got {describe_value(name)}.')
+
+
+def listed(history: History, also: list[Name] | None = None) -> str:
+    """What has been logged, for errors."""
+    names = dict.fromkeys([*history.names(), *map(".".join, also or [])])
+    return ", ".join(names) or "nothing"

@@ -1,0 +1,79 @@
+"""Rows as scalars for TensorBoard."""
+
+import os
+import pathlib
+import time
+from typing import Any
+
+from millstream._core.errors import describe_value
+from millstream.callbacks._background import Row, Sink
+from millstream.callbacks._writer import Writer
+
+_EVENTS = "events.out.tfevents.*"
+
+
+class _EventFile(Sink):
+    who = "tensorboard"
+
+    def __init__(self, log_dir: Any, overwrite: bool) -> None:
+        if not isinstance(log_dir, str | os.PathLike):
+            raise TypeError(f"{self.who} needs a folder. Got {describe_value(log_dir)}.")
+        try:
+            from tensorboardX import event_file_writer
+            from tensorboardX.proto import event_pb2, summary_pb2
+        except ImportError:
+            raise ImportError(f"{self.who} needs tensorboardX. Run: pip install 'millstream[tensorboard]'") from None
+        self._folder = pathlib.Path(log_dir).resolve()
+        self._overwrite = overwrite
+        self._writer_class, self._proto, self._summary = event_file_writer.EventsWriter, event_pb2, summary_pb2
+        self._file: Any = None
+
+    def open(self, step: int) -> int:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        earlier = list(self._folder.glob(_EVENTS))
+        if earlier and step == 0:
+            if not self._overwrite:
+                raise FileExistsError(
+                    f"{self.who} begins a new run, and {self._folder} has events of another. Choose another folder, or "
+                    "go on with that run (elapsed=), or give overwrite=True."
+                )
+            for file in earlier:
+                file.unlink()
+        # The name has seconds only, and two files of one second must neither be one nor change places.
+        self._file = self._writer_class(str(self._folder / "events"), f".{time.time_ns()}")
+        if earlier and step:
+            restart = self._proto.SessionLog(status=self._proto.SessionLog.START)
+            self._file.write_event(self._proto.Event(wall_time=time.time(), step=step + 1, session_log=restart))
+        return 0
+
+    def write(self, rows: list[Row]) -> None:
+        value_class, summary_class, event_class = self._summary.Summary.Value, self._summary.Summary, self._proto.Event
+        for row in rows:
+            values = [value_class(tag=name, simple_value=value) for name, value in row.values.items()]
+            self._file.write_event(event_class(wall_time=row.date, step=row.step, summary=summary_class(value=values)))
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def tensorboard(log_dir: str | os.PathLike[str], *, every: Any = None, overwrite: bool = False) -> Writer:
+    """Write what is logged for TensorBoard, in the background, without TensorFlow.
+
+    Example:
+        >>> def train_step(state, batch):
+        ...     return ms.logs().add_metric("loss", 0.5), state + 1
+        >>> _ = ms.loop(0, range(3), {ms.every(1): [train_step, ms.tensorboard("runs/first")]})
+
+    Then `tensorboard --logdir runs` shows it. Every entry is a scalar, with the step and the date of its row. A new run
+    refuses a folder that has events already. A resumed one (`elapsed=`) goes on there: TensorBoard then hides what an
+    earlier process has written of later steps. Errors and use by hand are as for `csv_logger`.
+
+    Args:
+        log_dir: A folder for this run.
+
+    Other Args:
+        every: Which rows to write, as for `csv_logger`.
+        overwrite: Whether a new run replaces the events of another.
+    """
+    return Writer(_EventFile(log_dir, overwrite), every)

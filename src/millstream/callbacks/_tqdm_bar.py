@@ -1,0 +1,75 @@
+"""A progress bar by tqdm."""
+
+import sys
+from collections.abc import Collection
+from typing import Any
+
+from millstream.callbacks._bar import Bar
+from millstream.callbacks._bar_line import rewrites
+from millstream.callbacks._bar_progress import BarProgress
+from millstream.callbacks._bar_values import number_text
+from millstream.loops._elapsed import seconds
+
+# A rate in seconds per second says nothing.
+_TIME_FORMAT = "{l_bar}{bar}| {n:.0f}/{total:.0f}s [{elapsed}<{remaining}{postfix}]"
+_INTERVAL, _PLAIN_INTERVAL = 0.1, 10.0
+
+
+def tqdm_bar(
+    total: Any = None, *, desc: str | None = None, stateful_metrics: Collection[str] = (), **tqdm_options: Any
+) -> Bar:
+    """A bar of tqdm (in notebooks its widget) with the metrics behind it: means of this epoch, weighted by samples.
+
+    Example:
+        >>> bar = ms.tqdm_bar(ms.at(samples=1000), desc="digits", disable=True)
+        >>> _ = ms.loop(0, [np.ones(100)] * 10, {ms.every(1): [bar]})
+
+    Args:
+        total: Where the run will end: steps, or `at(samples=...)`, `at(epochs=...)`, `at(time=...)`. None:
+            where the loop stops, if it says so.
+        desc: What stands before it.
+        stateful_metrics: Metrics whose newest value is shown, not the mean, besides those logged as stateful metrics
+            and the results of tests (`loss_test` and the like).
+        tqdm_options: Anything else that tqdm takes. `mininterval` is 0.1 seconds, and 10 if it writes into a file or
+            a pipe.
+    """
+    try:
+        import tqdm.auto
+    except ImportError:
+        raise ImportError("tqdm_bar needs tqdm. Run: pip install 'millstream[progress]'") from None
+    disabled = bool(tqdm_options.pop("disable", False))
+    face = _TqdmFace(tqdm.auto.tqdm, {"desc": desc, "dynamic_ncols": True, **tqdm_options})
+    return Bar("tqdm_bar", total, face, stateful_metrics=stateful_metrics, disabled=disabled)
+
+
+class _TqdmFace:
+    def __init__(self, tqdm: Any, options: dict[str, Any]) -> None:
+        interval = options.pop("mininterval", None)
+        self._interval = None if interval is None else seconds("tqdm_bar", interval)
+        self._tqdm = tqdm
+        self._options = options
+        self._bar: Any = None
+
+    def open(self, progress: BarProgress) -> None:
+        options: dict[str, Any] = {"unit": progress.unit.removesuffix("s"), **self._options}
+        if progress.unit == "time" and progress.total is not None:
+            options.setdefault("bar_format", _TIME_FORMAT)
+        # Whoever calls `draw` has waited already, so tqdm need not.
+        self._bar = self._tqdm(total=progress.total, initial=progress.begin, mininterval=0, miniters=0, **options)
+
+    def interval(self, progress: BarProgress) -> float:
+        if self._interval is not None:
+            return self._interval
+        return _INTERVAL if rewrites(self._options.get("file") or sys.stderr) else _PLAIN_INTERVAL
+
+    def draw(self, progress: BarProgress, values: dict[str, float]) -> None:
+        self._show(values)
+        self._bar.update(progress.done - self._bar.n)
+
+    def close(self, progress: BarProgress, values: dict[str, float]) -> None:
+        self._show(values)
+        self._bar.n = progress.done
+        self._bar.close()
+
+    def _show(self, values: dict[str, float]) -> None:
+        self._bar.set_postfix({name: number_text(value) for name, value in values.items()}, refresh=False)

@@ -1,0 +1,133 @@
+"""The leaves of a tree that is saved, in words, and what differs between those of two trees."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from millstream._core.cache_contents import is_plain
+from millstream._core.errors import describe_leaf
+from millstream.checkpoints import _document
+
+_VALUES = (bool, int, float, complex, str)
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """What is known of a leaf besides its bytes.
+
+    Attributes:
+        path: Where it is in the tree.
+        dtype: The name of its dtype, or of its type if it is a Python value.
+        shape: Its shape; None for a Python value.
+        impl: The kind of a typed PRNG key; None for anything else.
+        value: A Python value itself.
+    """
+
+    path: str
+    dtype: str
+    shape: tuple[int, ...] | None = None
+    impl: str | None = None
+    value: Any = None
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether there are bytes of it among the arrays."""
+        return self.shape is not None and math.prod(self.shape) > 0
+
+    def words(self) -> str:
+        """As an error shows it."""
+        return self.dtype if self.shape is None else f"shape {self.shape}, {self.dtype}"
+
+    def same_kind(self, other: "Leaf") -> bool:
+        """Whether one can take the other's place."""
+        return (self.dtype, self.shape) == (other.dtype, other.shape)
+
+
+def leaves_of(who: str, tree: Any) -> dict[str, tuple[Leaf, Any]]:
+    """The leaves of a tree by their paths, each in words and as it is."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
+    found = {}
+    for keys, leaf in flat:
+        path = jax.tree_util.keystr(keys)
+        if path in found:
+            raise ValueError(f"{who} needs one path for each leaf of a tree. Two are at tree{path}.")
+        found[path] = (_describe(who, path, leaf), leaf)
+    return found
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether a leaf is an array of typed PRNG keys, or stands for one."""
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _describe(who: str, path: str, leaf: Any) -> Leaf:
+    if type(leaf) in _VALUES:
+        return Leaf(path, type(leaf).__name__, value=leaf)
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        shape = tuple(leaf.shape)
+        if is_key(leaf):
+            impl = str(jax.random.key_impl(leaf)) if isinstance(leaf, jax.Array) else None
+            return Leaf(path, str(leaf.dtype), shape, impl)
+        if _can_be_stored(np.dtype(leaf.dtype).newbyteorder("=")):
+            return Leaf(path, np.dtype(leaf.dtype).name, shape)
+    raise TypeError(
+        f"{who} keeps trees of arrays of numbers, typed PRNG keys, Python numbers and text. "
+        f"Got tree{path}: {describe_leaf(leaf)}. Leave it out of the tree, and put it back in after loading."
+    )
+
+
+def _can_be_stored(dtype: np.dtype) -> bool:
+    import tensorstore
+
+    try:
+        return is_plain(dtype) and tensorstore.dtype(dtype) is not None
+    except ValueError:
+        return False
+
+
+def encode(leaves: Sequence[Leaf]) -> bytes:
+    """The leaves as JSON, one on a line."""
+    lines = []
+    for leaf in leaves:
+        facts = {"path": leaf.path, "dtype": leaf.dtype}
+        if leaf.shape is None:
+            facts["value"] = json.loads(_document.encode("", leaf.value))
+        else:
+            facts |= {"shape": leaf.shape} | ({} if leaf.impl is None else {"impl": leaf.impl})
+        lines.append(json.dumps(facts))
+    return ("[\n" + ",\n".join(lines) + "\n]\n").encode()
+
+
+def decode(data: bytes) -> dict[str, Leaf]:
+    """The leaves that `encode` was given, by their paths, in their order."""
+    leaves = {}
+    for facts in _document.decode(data):
+        shape = tuple(facts["shape"]) if "shape" in facts else None
+        leaves[facts["path"]] = Leaf(facts["path"], facts["dtype"], shape, facts.get("impl"), facts.get("value"))
+    return leaves
+
+
+def require_same(who: str, where: str, saved: Mapping[str, Leaf], now: Mapping[str, Leaf]) -> None:
+    """Refuse to load into a tree with other leaves than were saved, naming all that differ side by side."""
+    rows = []
+    for path in {**saved, **now}:
+        there, here = saved.get(path), now.get(path)
+        if there is None or here is None or not there.same_kind(here):
+            rows.append(f"  tree{path}: {_words(there)} / {_words(here)}")
+    if rows:
+        raise ValueError(
+            f"{who} needs a tree like the one {where} was saved from. What differs (saved / now):\n"
+            + "\n".join(rows)
+            + "\nBuild the state as it was. To go on with another one on purpose, load with like=None, which gives "
+            "what was saved by its paths, and put it where it belongs."
+        )
+
+
+def _words(leaf: Leaf | None) -> str:
+    return "nothing" if leaf is None else leaf.words()

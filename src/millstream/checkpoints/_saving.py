@@ -1,0 +1,186 @@
+"""One save under way: copied while the caller waits, then written, checked and named in a thread of its own."""
+
+import atexit
+import concurrent.futures.thread  # noqa: F401 (see the end)
+import dataclasses
+import logging
+import os
+import pathlib
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from millstream.checkpoints import _folders, _manifest, _peers
+from millstream.checkpoints._arrays import ArrayWriter
+from millstream.checkpoints._retention import Retention
+from millstream.checkpoints._run_lock import RunLock
+
+ARRAYS = "state"
+
+_under_way: "set[Saving]" = set()
+
+
+@dataclasses.dataclass(eq=False)
+class Saving:
+    """A checkpoint on its way to the disk.
+
+    Attributes:
+        directory: Of the store.
+        step: The step.
+        arrays: What Orbax writes.
+        texts: Contents of all other files by their names; over several processes, what this one writes.
+        metrics: What the manifest says of them.
+        keep: Which checkpoints are kept afterwards.
+        writer: Writes the arrays.
+        lock: Of the directory, which must outlive this.
+        error: Why it failed; None as long as it did not.
+    """
+
+    directory: pathlib.Path
+    step: int
+    arrays: Mapping[str, Any]
+    texts: Mapping[str, bytes]
+    metrics: Mapping[str, float | None]
+    keep: Retention
+    writer: ArrayWriter
+    lock: RunLock | None
+    error: BaseException | None = None
+
+    def start(self) -> None:
+        """Begin, and return when the arrays are copied."""
+        self._number, self._copied = _peers.next_save(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"checkpoint {self.step}")
+        _under_way.add(self)
+        self._thread.start()
+        self._copied.wait()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has come to an end."""
+        return not self._thread.is_alive()
+
+    def finish(self) -> None:
+        """Wait for the end, and raise the error if it is a bad one."""
+        self._thread.join()
+        _under_way.discard(self)
+        if self.error is not None:
+            raise self.error
+
+    def _run(self) -> None:
+        try:
+            before = self._stamp()
+            self._attempt(self._write)
+            self._copied.set()
+            _peers.meet(f"{self._number}-written")
+            if _peers.is_first():
+                self._attempt(self._commit)
+                self._attempt(lambda: _folders.clear_leftovers(self.directory))
+            _peers.meet(f"{self._number}-named")
+            if self.error is None and self._stamp() in (None, before):
+                self.error = RuntimeError(
+                    "Another process could not save its part of a checkpoint. Its error says why."
+                )
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._copied.set()
+            self.arrays = self.texts = {}
+        if self.error is not None:
+            self.error.add_note(
+                f"This happened while the checkpoint of step {self.step} was saved in {self.directory}."
+            )
+
+    def _attempt(self, part: Any) -> None:
+        """Do a part; the first error is kept, for the other processes must not be left waiting."""
+        try:
+            part()
+        except BaseException as error:
+            self.error = error if self.error is None else self.error
+
+    def _write(self) -> None:
+        folder = _folders.temporary(self.directory, self.step)
+        (folder / ARRAYS).mkdir(parents=True, exist_ok=True)
+        started = self.writer.start(folder / ARRAYS, self.arrays, self._copied.set)
+        self._copied.set()
+        try:
+            for name, content in self.texts.items():
+                (folder / name).parent.mkdir(exist_ok=True)
+                with open(folder / name, "xb") as file:
+                    file.write(content)
+        finally:
+            self.writer.finish(started)
+        self._mark(jax.process_index()).touch()
+
+    def _mark(self, process: int) -> pathlib.Path:
+        """A file that says that a process has written its part."""
+        return _folders.temporary(self.directory, self.step) / f".written-{process}"
+
+    def _commit(self) -> None:
+        if self.error is not None:
+            return
+        folder = _folders.temporary(self.directory, self.step)
+        missing = [number for number in range(jax.process_count()) if not self._mark(number).exists()]
+        if missing:
+            raise RuntimeError(f"Process {missing[0]} could not write its part of a checkpoint. Its error says why.")
+        for number in range(jax.process_count()):
+            self._mark(number).unlink()
+        if self.arrays:
+            self.writer.merge(folder / ARRAYS)
+        manifest = _manifest.take_stock(folder, self.step, self.metrics)
+        with open(folder / _manifest.NAME, "xb") as file:
+            file.write(manifest.encoded())
+            file.flush()
+            os.fsync(file.fileno())
+        _folders.publish(self.directory, self.step, _require_whole)
+        whole = whole_checkpoints(self.directory)
+        for step in self.keep.doomed(whole):
+            _folders.withdraw(self.directory, step)
+
+    def _stamp(self) -> tuple[int, int] | None:
+        """Changes when the checkpoint gets its name; None before."""
+        try:
+            found = os.stat(self.directory / _folders.step_name(self.step) / _manifest.NAME)
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+
+def whole_checkpoints(directory: pathlib.Path) -> dict[int, Mapping[str, float | None]]:
+    """The metrics of all checkpoints that have a good manifest and all files in their sizes, by their steps."""
+    found = {}
+    for step in _folders.steps_in(directory):
+        folder = directory / _folders.step_name(step)
+        if not _manifest.damage(folder, thorough=False):
+            found[step] = _manifest.read_manifest(folder).metrics
+    return found
+
+
+def _require_whole(folder: pathlib.Path) -> None:
+    wrong = _manifest.damage(folder, thorough=True)
+    if wrong:
+        raise _manifest.DamagedCheckpoint(
+            "A checkpoint was read back from the disk and is not what was written:\n  " + "\n  ".join(wrong)
+        )
+
+
+def _finish_all() -> None:
+    """At the end of a program, finish what nobody has waited for, or say that it is lost."""
+    for saving in list(_under_way):
+        if not saving.is_over:
+            logging.disable()  # what Orbax would say is in the error
+        try:
+            saving.finish()
+        except BaseException as error:
+            print(
+                f"CheckpointStore: the program ended while the checkpoint of step {saving.step} was saved in "
+                f"{saving.directory}, and it is lost ({error!r}). Close the store at the end of a run.",
+                file=sys.stderr,
+            )
+
+
+# It has to come before the executors stop, which Orbax uses to the end, and the public `atexit` is later. They register
+# themselves when their module is imported, which is above.
+getattr(threading, "_register_atexit", atexit.register)(_finish_all)

@@ -1,0 +1,243 @@
+"""What can be called at a step: functions, callbacks of this package, and foreign objects by adapters."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from millstream._core.errors import describe_value, function_name
+from millstream.loops._elapsed import Elapsed
+from millstream.loops._history import History
+from millstream.loops._logs import Logs, as_logs
+from millstream.loops._loop_state import LoopState
+from millstream.loops._metrics import with_computed
+
+Call = Callable[[LoopState], Any]
+
+_adapters: dict[type, Callable[[Any], Any]] = {}
+
+
+class Callback:
+    """Something with a memory of its own that is called at some steps of a loop.
+
+    A subclass has `__loop_callback__(loop_state)`, which returns what a function may return: nothing, logs, a state,
+    or (logs, state). Methods called like a named schedule, such as `on_epoch_end`, let it be given in `callbacks=`.
+
+    Example:
+        >>> class Halve(ms.Callback):
+        ...     def __loop_callback__(self, loop_state):
+        ...         return loop_state.state / 2
+        >>> ms.loop(8.0, range(3), {ms.every(1): Halve()}).state
+        1.0
+
+    Attributes:
+        only_real_runs: Whether `fast_dev_run` leaves it out, because it leaves something behind.
+    """
+
+    only_real_runs = False
+
+    def __loop_callback__(self, loop_state: LoopState) -> Any:
+        raise NotImplementedError
+
+    def start(self, loop_state: LoopState) -> None:
+        """A loop with this callback begins."""
+
+    def finish(self, loop_state: LoopState) -> None:
+        """It has ended, however it did: write and close what is open."""
+
+    def get_state(self) -> dict[str, Any]:
+        """What must be saved for a resumed run to go on exactly: plain values and arrays."""
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `get_state` gave."""
+
+
+class Observer(Callback):
+    """A callback that looks at what was logged and touches no state: bars, writers, watchers.
+
+    It is called when its step is complete, wherever it stands among the tasks, and sees whole rows. In a fused loop it
+    does not cut a run of steps short: it is told of all of them at once.
+
+    Example:
+        >>> class Total(ms.Observer):
+        ...     total = 0.0
+        ...     def observe(self, loop_state, start, stop):
+        ...         self.total += sum(row.metrics.loss for row in loop_state.history.rows(start, stop))
+    """
+
+    def observe(self, loop_state: LoopState, start: int, stop: int) -> None:
+        """Look at the rows of the history from `start` to before `stop`; none if nothing was logged.
+
+        Args:
+            loop_state: Of the loop, after the last of these steps.
+            start: The first row.
+            stop: Behind the last row.
+        """
+        raise NotImplementedError
+
+    def __loop_callback__(self, loop_state: LoopState) -> None:
+        history = loop_state.history
+        committed = len(history) and history.elapsed().steps == loop_state.elapsed.steps
+        self.observe(loop_state, len(history) - bool(committed), len(history))
+
+    @functools.cached_property
+    def _by_hand(self) -> LoopState:
+        return LoopState(None, History(), Elapsed())
+
+    def __call__(self, elapsed: Elapsed, logs: Any = None) -> bool:
+        """Use it by hand, once per step.
+
+        Args:
+            elapsed: From `ms.elapse`.
+            logs: What the step has logged.
+
+        Returns:
+            Whether it asks to stop.
+        """
+        loop_state = self._by_hand
+        loop_state.elapsed, start = elapsed, len(loop_state.history)
+        if logs:
+            loop_state.history.commit(elapsed, logs)
+        self.observe(loop_state, start, len(loop_state.history))
+        return loop_state.stop_iteration
+
+
+class Noop(Callback):
+    """Does nothing.
+
+    Example:
+        >>> ms.loop(0, range(3), {ms.every(1): ms.noop}).state
+        0
+    """
+
+    def __loop_callback__(self, loop_state: LoopState) -> None:
+        return None
+
+    def __call__(self, *_: Any) -> None:
+        return None
+
+
+noop = Noop()
+
+
+def register_adapter(kind: type, adapter: Callable[[Any], Any]) -> None:
+    """Let loops accept objects of a foreign class.
+
+    Example:
+        >>> class Bell:
+        ...     def ring(self):
+        ...         print("ding")
+        >>> ms.register_adapter(Bell, lambda bell: lambda state: bell.ring())
+        >>> _ = ms.loop(0, range(2), {ms.every(2): Bell()})
+        ding
+
+    Args:
+        kind: The class; subclasses are accepted, too.
+        adapter: Makes a callback of such an object.
+    """
+    if not isinstance(kind, type) or not callable(adapter):
+        raise TypeError(f"register_adapter needs a class and a function. Got {kind!r} and {describe_value(adapter)}.")
+    if kind in _adapters:
+        raise ValueError(f"register_adapter has an adapter for {kind.__name__} already.")
+    _adapters[kind] = adapter
+
+
+def adapted(callback: Any) -> Any:
+    """A foreign object as a callback, by the adapter of its class; anything else as it is."""
+    for kind in type(callback).__mro__:
+        if kind in _adapters:
+            return _adapters[kind](callback)
+    return callback
+
+
+def bind(who: str, callback: Any) -> Call:
+    """A callback as a function of the loop state; how many arguments it takes is found out here, once.
+
+    Args:
+        who: Who speaks in errors.
+        callback: A `Callback`, a function, a method, a compiled function, or an object with an adapter.
+    """
+    callback = adapted(callback)
+    if hasattr(type(callback), "__loop_callback__"):
+        return callback.__loop_callback__
+    if not callable(callback):
+        raise TypeError(
+            f"{who} needs callbacks: functions of (state, batch, elapsed, loop_state) or of the first few of them, or "
+            f"ms.Callback objects. Got {describe_value(callback)}. (ms.register_adapter teaches loops a foreign class.)"
+        )
+    return _CALLS[_arguments(who, callback)](callback)
+
+
+_CALLS: list[Callable[[Any], Call]] = [
+    lambda fn: lambda _: fn(),
+    lambda fn: lambda loop_state: fn(loop_state.state),
+    lambda fn: lambda loop_state: fn(loop_state.state, loop_state.batch),
+    lambda fn: lambda loop_state: fn(loop_state.state, loop_state.batch, loop_state.elapsed),
+    lambda fn: lambda loop_state: fn(loop_state.state, loop_state.batch, loop_state.elapsed, loop_state),
+]
+
+
+def _arguments(who: str, fn: Any) -> int:
+    """How many of the four arguments a function wants: those without a default, or all for `*args`."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"{who} cannot find out what arguments {function_name(fn)} takes. Wrap it: lambda state, batch: ..."
+        ) from None
+    if any(parameter.kind == parameter.VAR_POSITIONAL for parameter in parameters):
+        return 4
+    required = [parameter for parameter in parameters if parameter.default is parameter.empty]
+    positional = [p for p in required if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    named = [parameter.name for parameter in required if parameter.kind == parameter.KEYWORD_ONLY]
+    if named or len(positional) > 4:
+        raise TypeError(
+            f"{who} calls {function_name(fn)} with at most four arguments, (state, batch, elapsed, loop_state), by "
+            f"position. It needs {', '.join(named or (p.name for p in positional))}. Bind the rest: functools.partial."
+        )
+    return len(positional)
+
+
+def absorb(loop_state: LoopState, output: Any, callback: str) -> None:
+    """Take in what a callback returned: logs, a state, or both.
+
+    Args:
+        loop_state: Whose state and logs change.
+        output: Anything but None.
+        callback: The callback's name, for errors.
+    """
+    if type(output) is tuple and len(output) == 2 and _is_pair(output, loop_state.state):
+        new, output = output
+        if new is not None:
+            _add_logs(loop_state, new if type(new) is Logs else as_logs(callback, new))
+        if output is not None:
+            loop_state.state = output
+    elif isinstance(output, Logs):
+        _add_logs(loop_state, output)
+    elif type(output) in (tuple, dict, list) and type(loop_state.state) not in (type(output), type(None)):
+        raise TypeError(
+            f"{callback} may return nothing, ms.logs(), a state, or (logs, state). The state is "
+            f"{describe_value(loop_state.state)}, and it returned {describe_value(output)}."
+        )
+    else:
+        loop_state.state = output
+
+
+def _is_pair(output: tuple[Any, Any], state: Any) -> bool:
+    """Whether a tuple is (logs, state), and not a state that is a tuple."""
+    if isinstance(output[0], Logs):
+        return True
+    if type(state) is not tuple:
+        return output[0] is None or type(output[0]) is dict
+    return output[0] is None and jax.tree.structure(output) != jax.tree.structure(state)
+
+
+def _add_logs(loop_state: LoopState, new: Logs) -> None:
+    new = with_computed(new)
+    # Logs are taken over as they are, and copied when more come: a callback may hand out the same object every time.
+    loop_state.logs = (
+        Logs({name: dict(old) for name, old in loop_state.logs.items()}).merge(new) if loop_state.logs else new
+    )

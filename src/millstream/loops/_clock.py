@@ -1,0 +1,85 @@
+"""Counting a run: its steps, samples, epochs and time."""
+
+import time
+
+from millstream.loops._elapsed import Elapsed
+from millstream.loops._schedules import Period
+
+
+class Clock:
+    """Makes the elapsed of each step from the one before it.
+
+    Args:
+        start: How far an earlier run had come; None for a new one.
+        epoch: How long an epoch is; None if nobody knows.
+    """
+
+    def __init__(self, start: Elapsed | None, epoch: Period | None) -> None:
+        begun = 0.0 if start is None else start.time
+        self._epoch = epoch
+        self._origin = time.perf_counter() - begun
+        # The date on which the run would have started, had it never been stopped: so its date is always now.
+        elapsed = (start or Elapsed()).replace(date_start=time.time() - begun, final=False)
+        if epoch is not None:
+            before = epoch.count(elapsed.step_before()) if elapsed.steps else 0
+            elapsed = elapsed.replace(epochs=epoch.count(elapsed), epochs_before=before)
+        self.now = elapsed
+
+    def tick(self, samples: int, now: float | None = None) -> Elapsed:
+        """One more step, of so many samples; `now` is what `time.perf_counter` says."""
+        seconds = (time.perf_counter() if now is None else now) - self._origin
+        self.now = self._after(self.now, samples, seconds)
+        return self.now
+
+    def ahead(self, samples: list[int]) -> list[Elapsed]:
+        """The steps that come next, with so many samples each. Their time is now: it cannot be foreseen."""
+        made, elapsed = [], self.now
+        for count in samples:
+            elapsed = self._after(elapsed, count, self.now.time)
+            made.append(elapsed)
+        return made
+
+    def skip(self, samples: list[int]) -> Elapsed:
+        """Several steps more, all of them now; the last of them."""
+        now, before = time.perf_counter() - self._origin, self.now
+        if len(samples) > 1:
+            earlier = before.replace(steps=before.steps + len(samples) - 2, samples=before.samples + sum(samples[:-2]))
+            earlier.epochs = None if self._epoch is None else self._epoch.count(earlier)
+            before = self._after(earlier, samples[-2], before.time)
+        self.now = self._after(before, samples[-1], now)
+        return self.now
+
+    def epochs_at(self, steps: range, samples: list[int]) -> list[int] | None:
+        """How many epochs were complete at each of some steps, which had reached so many samples."""
+        if self._epoch is None or self.now.epochs is None:
+            return None
+        ((unit, length),) = self._epoch.units.items()
+        counts = {"steps": steps, "samples": samples}.get(unit)
+        return [self.now.epochs] * len(steps) if counts is None else [int(count // length) for count in counts]
+
+    @property
+    def epoch_steps(self) -> int | None:
+        """Steps of an epoch, if it is given in steps."""
+        steps = None if self._epoch is None else self._epoch.units.get("steps")
+        return None if steps is None else int(steps)
+
+    @property
+    def epoch(self) -> tuple[str, float] | None:
+        """How long an epoch is: a unit and a number."""
+        return None if self._epoch is None else next(iter(self._epoch.units.items()))
+
+    def _after(self, before: Elapsed, samples: int, now: float) -> Elapsed:
+        elapsed = Elapsed(
+            before.steps + 1,
+            before.samples + samples,
+            before.epochs,
+            now,
+            before.date_start,
+            before.samples,
+            before.epochs,
+            before.time,
+            before.steps == 0 or before.epochs != before.epochs_before,
+        )
+        if self._epoch is not None:
+            elapsed.epochs = self._epoch.count(elapsed)
+        return elapsed

@@ -1,0 +1,155 @@
+"""What a loop draws its batches from: any iterable, or a loader, whose state is then the loop's to keep."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+
+from millstream._core.contracts import PyTree
+from millstream._core.errors import describe_value
+from millstream.loops._elapsed import Elapsed
+from millstream.loops._position import seek
+from millstream.loops._schedules import Period
+
+_MANY = 2**24  # batches asked for at once, where nobody knows how many it will be
+
+
+@runtime_checkable
+class Loader(Protocol):
+    """Batches as a function of key and step, such as `ms.DataLoader`."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in one epoch."""
+        ...
+
+    def init_state(self, key: Any, step: int = 0) -> PyTree:
+        """The state before batch number `step`."""
+        ...
+
+    def iterate(self, state: PyTree, *, steps: int | None = None) -> Any:
+        """An iterator over (batch, mask), with `state`, `samples` and `close`."""
+        ...
+
+
+class Batches(Iterator[Any]):
+    """The batches of an iterable, and how many samples each has."""
+
+    def __init__(self, dataset: Iterable[Any], batch_size_fn: Callable[[Any], int] | None) -> None:
+        self.iterator = self._iterator = iter(dataset)
+        self._count = batch_size if batch_size_fn is None else batch_size_fn
+        self._counts_itself = batch_size_fn is None and hasattr(self._iterator, "samples")
+        self.samples = 0
+
+    def __next__(self) -> Any:
+        batch = next(self._iterator)
+        self.samples = self._iterator.samples if self._counts_itself else self._count(batch)  # pyright: ignore
+        return batch
+
+    @property
+    def state(self) -> PyTree:
+        """The state of a loader's iterator; None for other iterables."""
+        return getattr(self._iterator, "state", None)
+
+    def close(self) -> None:
+        """End the reading; data that the loop did not open are the caller's to close."""
+
+
+class LoaderBatches(Iterator[Any]):
+    """The batches of a loader from a state on, epoch after epoch."""
+
+    def __init__(self, loader: Any, state: PyTree, steps: int | None) -> None:
+        self._loader = loader
+        self._left = steps
+        self._iterator = self._open(state)
+        self.samples = 0
+
+    def _open(self, state: PyTree) -> Any:
+        return self._loader.iterate(state, steps=_MANY if self._left is None else self._left)
+
+    def __next__(self) -> Any:
+        while True:
+            try:
+                batch = next(self._iterator)
+            except StopIteration:
+                # Batches that were skipped, because they could not be read, are made up for.
+                if self._left is None or self._left > 0:
+                    self._iterator = self._open(self._iterator.state)
+                    continue
+                raise
+            self.samples = self._iterator.samples
+            if self._left is not None:
+                self._left -= 1
+            return batch
+
+    @property
+    def state(self) -> PyTree:
+        """The state of the loader after the batch that came last."""
+        return self._iterator.state
+
+    def close(self) -> None:
+        """End the reading."""
+        self._iterator.close()
+
+
+def open_batches(
+    who: str,
+    dataset: Any,
+    *,
+    start: Elapsed,
+    stop: Period | None,
+    key: Any,
+    data_state: PyTree,
+    batch_size_fn: Callable[[Any], int] | None,
+    position: dict[str, Any] | None = None,
+) -> Batches | LoaderBatches:
+    """The batches that come after `start`.
+
+    Args:
+        who: Who speaks in errors.
+        dataset: A loader, an iterable, or a function that returns one of them.
+        start: How far the run is.
+        stop: Where it ends, if that is known.
+        key: The key of a loader's run.
+        data_state: The state of a loader to begin with, instead of the key.
+        batch_size_fn: How many samples a batch has, if its shape does not say it.
+        position: Where in an iterable to begin, as it was saved; None for its begin.
+    """
+    if callable(dataset) and not isinstance(dataset, Iterable | Loader):
+        dataset = dataset()
+    if isinstance(dataset, Loader):
+        last = None if stop is None else stop.units.get("steps")
+        steps = None if last is None else max(int(last) - start.steps, 0)
+        return LoaderBatches(dataset, loader_state(who, dataset, key, data_state, start.steps), steps)
+    if not isinstance(dataset, Iterable):
+        raise TypeError(
+            f"{who} needs a dataset: a DataLoader, an iterable of batches, or a function that returns one. "
+            f"Got {describe_value(dataset)}."
+        )
+    if position is not None:
+        return Batches(seek(who, position, dataset, start.steps), batch_size_fn)
+    if data_state is not None:
+        raise ValueError(f"{who} can use data_state only with a DataLoader; {describe_value(dataset)} has no state.")
+    return Batches(dataset, batch_size_fn)
+
+
+def loader_state(who: str, loader: Any, key: Any, data_state: PyTree, step: int) -> PyTree:
+    """The state that a loader's run begins or goes on with."""
+    if data_state is not None:
+        return data_state
+    if key is None:
+        raise ValueError(
+            f"{who} over a DataLoader needs key=jax.random.key(seed), which fixes the order of its batches, "
+            "or data_state=, to go on from."
+        )
+    return loader.init_state(key, step) if step else loader.init_state(key)
+
+
+def batch_size(batch: Any) -> int:
+    """How many samples a batch has: the longest first axis; 1 if it has none."""
+    size = 0
+    for leaf in jax.tree.leaves(batch):
+        shape = getattr(leaf, "shape", ())
+        if shape and shape[0] > size:
+            size = shape[0]
+    return size or 1

@@ -1,0 +1,193 @@
+"""What a step has to say: named values, in collections."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+import jax
+
+from millstream._core.errors import describe_value
+
+Name = tuple[str, str]  # collection and entry
+
+
+class Entries(dict[str, Any]):
+    """The entries of one collection, readable as attributes.
+
+    Example:
+        >>> ms.Entries(loss=0.5).loss
+        0.5
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        raise AttributeError(f"There is no entry {name!r}. There are: {', '.join(self) or 'none'}.")
+
+
+class Logs(dict[str, dict[str, Any]]):
+    """Named values in collections: `losses`, `metrics`, `stateful_metrics`, `outputs`, or any of your own.
+
+    A pytree, so a compiled step can return it. Metrics are averaged over an epoch, weighted by samples; stateful
+    metrics are averages already and count as they are; outputs are arrays, one after the other.
+
+    Example:
+        >>> logs = ms.logs().add_loss("loss", 0.5).add_metric("accuracy", 0.9)
+        >>> logs.losses.loss
+        0.5
+        >>> logs.entry_value("accuracy")
+        0.9
+    """
+
+    def __getattr__(self, collection: str) -> Entries:
+        if collection in self:
+            return Entries(self[collection])
+        raise AttributeError(f"The logs have no collection {collection!r}. They have: {', '.join(self) or 'none'}.")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "updates":
+            raise AttributeError(f"Logs are filled with add_metric and the like, or `logs.updates = ...`, not .{name}.")
+        super().__setattr__(name, value)
+
+    @property
+    def updates(self) -> Any:
+        """Only to be assigned: `logs.updates, state = step(state, batch)` merges what the step returns."""
+        raise AttributeError("logs.updates can only be assigned; read the logs themselves.")
+
+    @updates.setter
+    def updates(self, value: Mapping[str, Any] | None) -> None:
+        self.merge(value)
+
+    def add_entry(self, collection: str, name: str, value: Any) -> Self:
+        """One value in a collection of your own."""
+        self.setdefault(collection, {})[name] = value
+        return self
+
+    def add_entries(self, collection: str, entries: Mapping[str, Any]) -> Self:
+        """Several values in a collection of your own."""
+        self.setdefault(collection, {}).update(entries)
+        return self
+
+    def add_loss(self, name: str, value: Any, *, add_metric: bool = False) -> Self:
+        """A loss, which a managed train step minimises; also as a metric, if that is wanted."""
+        self.add_entry("losses", name, value)
+        return self.add_metric(name, value) if add_metric else self
+
+    def add_losses(self, losses: Mapping[str, Any], *, add_metrics: bool = False) -> Self:
+        """Several losses."""
+        self.add_entries("losses", losses)
+        return self.add_metrics(losses) if add_metrics else self
+
+    def add_metric(self, name: str, value: Any) -> Self:
+        """A value of this batch alone."""
+        return self.add_entry("metrics", name, value)
+
+    def add_metrics(self, metrics: Mapping[str, Any]) -> Self:
+        """Several metrics."""
+        return self.add_entries("metrics", metrics)
+
+    def add_stateful_metric(self, name: str, value: Any) -> Self:
+        """A value that stands for all batches so far."""
+        return self.add_entry("stateful_metrics", name, value)
+
+    def add_stateful_metrics(self, metrics: Mapping[str, Any]) -> Self:
+        """Several stateful metrics."""
+        return self.add_entries("stateful_metrics", metrics)
+
+    def add_output(self, name: str, value: Any) -> Self:
+        """What the model says, one row per sample."""
+        return self.add_entry("outputs", name, value)
+
+    def add_outputs(self, outputs: Mapping[str, Any]) -> Self:
+        """Several outputs."""
+        return self.add_entries("outputs", outputs)
+
+    def merge(self, other: Mapping[str, Any] | None) -> Self:
+        """Take in other logs; their values win."""
+        if other is not None:
+            for collection, entries in as_logs("merge", other).items():
+                self.setdefault(collection, {}).update(entries)
+        return self
+
+    def entries(self) -> Iterator[tuple[Name, Any]]:
+        """All values, each with its collection and name."""
+        for collection, entries in self.items():
+            for name, value in entries.items():
+                yield (collection, name), value
+
+    def entry_path(self, name: str) -> Name:
+        """The collection and name of an entry given as "name" or "collection.name"."""
+        found = find_entry(name, [path for path, _ in self.entries()])
+        if found is None:
+            raise KeyError(f"The logs have no entry {name!r}. They have: {self._listed()}.")
+        return found
+
+    def entry_collection(self, name: str) -> str:
+        """The collection that an entry is in."""
+        return self.entry_path(name)[0]
+
+    def entry_value(self, name: str) -> Any:
+        """The value of an entry given as "name" or "collection.name"."""
+        collection, entry = self.entry_path(name)
+        return self[collection][entry]
+
+    def _listed(self) -> str:
+        return ", ".join(".".join(path) for path, _ in self.entries()) or "none"
+
+    def __repr__(self) -> str:
+        return f"Logs({dict.__repr__(self)})"
+
+
+def logs() -> Logs:
+    """Empty logs.
+
+    Example:
+        >>> ms.logs().add_metric("loss", 0.5)
+        Logs({'metrics': {'loss': 0.5}})
+    """
+    return Logs()
+
+
+def as_logs(who: str, value: Any) -> Logs:
+    """Logs, or a dict of collections, or of plain values, which are metrics then."""
+    if isinstance(value, Logs):
+        return value
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{who} needs logs: ms.logs(), or a dict. Got {describe_value(value)}.")
+    made = Logs()
+    for name, entry in value.items():
+        if isinstance(entry, Mapping):
+            made.add_entries(name, entry)
+        else:
+            made.add_metric(name, entry)
+    return made
+
+
+def find_entry(name: str, paths: list[Name]) -> Name | None:
+    """The entry that "name" or "collection.name" means; None if there is none."""
+    exact = [path for path in paths if ".".join(path) == name]
+    found = exact or [path for path in paths if path[1] == name]
+    # A loss that is also logged as a metric is one value under two names.
+    found = [path for path in found if path[0] != "losses"] if len(found) > 1 else found
+    if len(found) > 1:
+        raise ValueError(
+            f"{name!r} is in several collections: {', '.join('.'.join(path) for path in found)}. Say which."
+        )
+    return found[0] if found else None
+
+
+def _flatten(value: Logs) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    collections = tuple(sorted(value))
+    return [value[collection] for collection in collections], collections
+
+
+def _flatten_with_keys(value: Logs) -> tuple[list[tuple[Any, dict[str, Any]]], tuple[str, ...]]:
+    children, collections = _flatten(value)
+    keys = map(jax.tree_util.DictKey, collections)
+    return list(zip(keys, children, strict=True)), collections
+
+
+def _unflatten(collections: tuple[str, ...], children: Any) -> Logs:
+    return Logs(zip(collections, children, strict=True))
+
+
+jax.tree_util.register_pytree_with_keys(Logs, _flatten_with_keys, _unflatten, _flatten)

@@ -1,0 +1,134 @@
+"""When the rows of a history were logged: steps, samples, epochs and times, by columns."""
+
+import array
+import bisect
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from millstream.loops._elapsed import Elapsed
+
+_ARRAYS = ("steps", "samples", "weights", "epochs", "times")
+_NO_EPOCHS = -1
+_AT_ONCE = 64
+
+
+class Moments:
+    """The elapsed of each row.
+
+    Attributes:
+        length: How many rows there are.
+    """
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._pending: list[Elapsed] = []  # of the newest rows: taken apart together, which is cheaper
+        self._steps, self._samples, self._epochs, self._weights = (array.array("q") for _ in range(4))
+        self._times = array.array("d")
+        self._starts: list[tuple[int, float]] = []  # a resumed run has another `date_start`: from which row on
+        self._date_start = math.nan
+
+    def append(self, elapsed: Elapsed) -> None:
+        """One more row."""
+        self.length += 1
+        self._pending.append(elapsed)
+        if len(self._pending) >= _AT_ONCE:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Take pending rows apart."""
+        if not self._pending:
+            return
+        pending, self._pending = self._pending, []
+        for row, now in enumerate(pending, start=len(self._steps)):
+            if now.date_start != self._date_start:
+                self._begin(row, now.date_start)
+        self._steps.extend([now.steps for now in pending])
+        self._samples.extend([now.samples for now in pending])
+        self._weights.extend([now.samples - now.samples_before for now in pending])
+        self._epochs.extend([_NO_EPOCHS if now.epochs is None else now.epochs for now in pending])
+        self._times.extend([now.time for now in pending])
+
+    def extend(
+        self,
+        steps: range,
+        samples: Sequence[int],
+        epochs: Sequence[int] | None,
+        time: float,
+        date_start: float,
+        samples_before: int,
+    ) -> None:
+        """More rows, of steps that were one program; see `History.commit_block`."""
+        self._settle()
+        if date_start != self._date_start:
+            self._begin(self.length, date_start)
+        self.length += len(steps)
+        self._samples.extend(array.array("q", samples))
+        self._weights.extend(array.array("q", map(operator.sub, samples, [samples_before, *samples])))
+        self._steps.extend(array.array("q", steps))
+        self._epochs.extend(array.array("q", [_NO_EPOCHS] * len(steps) if epochs is None else epochs))
+        self._times.extend(array.array("d", [time]) * len(steps))
+
+    def _begin(self, row: int, date_start: float) -> None:
+        self._starts.append((row, date_start))
+        self._date_start = date_start
+
+    def elapsed(self, row: int) -> Elapsed:
+        """How far the run was at a row."""
+        self._settle()
+        before = max(row - 1, 0)
+        return Elapsed(
+            self._steps[row],
+            self._samples[row],
+            self._epochs_at(row),
+            self._times[row],
+            self._starts[bisect.bisect(self._starts, (row, math.inf)) - 1][1],
+            self._samples[row] - self._weights[row],
+            self._epochs_at(before),
+            self._times[before] if row else 0.0,
+        )
+
+    def _epochs_at(self, row: int) -> int | None:
+        return None if self._epochs[row] == _NO_EPOCHS else self._epochs[row]
+
+    def weights(self, start: int = 0) -> "array.array[int]":
+        """How many samples the step of each row had, from a row on."""
+        self._settle()
+        return self._weights[start:]
+
+    def units(self) -> dict[str, list[Any]]:
+        """Steps, samples, epochs (None where nobody knew), time and date (a timestamp) of every row."""
+        self._settle()
+        dates: list[float] = []
+        for i, (first, start) in enumerate(self._starts):
+            stop = self._starts[i + 1][0] if i + 1 < len(self._starts) else self.length
+            dates += (np.asarray(self._times)[first:stop] + start).tolist()
+        return {
+            "steps": self._steps.tolist(),
+            "samples": self._samples.tolist(),
+            "epochs": [None if epochs == _NO_EPOCHS else epochs for epochs in self._epochs],
+            "time": self._times.tolist(),
+            "date": dates,
+        }
+
+    def to_state(self, start: int) -> dict[str, Any]:
+        """The rows from `start` on, exactly, as arrays."""
+        self._settle()
+        state: dict[str, Any] = {name: np.array(getattr(self, f"_{name}")[start:]) for name in _ARRAYS}
+        first = bisect.bisect(self._starts, (start, math.inf)) - 1
+        # Of the dates before `start` the last one still counts.
+        return {**state, "starts": [[max(row, start), date] for row, date in self._starts[max(first, 0) :]]}
+
+    def append_state(self, state: dict[str, Any], count: int) -> None:
+        """More rows: the first `count` of those that `to_state` gave."""
+        self._settle()
+        self.length += count
+        for row, date_start in state["starts"]:
+            if row < self.length and date_start != self._date_start:
+                self._begin(row, date_start)
+        for name in _ARRAYS:
+            mine: array.array[Any] = getattr(self, f"_{name}")
+            mine.frombytes(np.asarray(state[name], mine.typecode)[:count].tobytes())

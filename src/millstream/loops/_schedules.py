@@ -1,0 +1,412 @@
+"""When a callback is due: pure functions of the elapsed, that can be combined.
+
+Schedules are compared by identity, so two equal ones are two keys of a dict, and are never changed by being asked.
+"""
+
+import datetime
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from millstream._core.errors import describe_value
+from millstream.loops._elapsed import Elapsed, seconds
+
+_UNITS = ("steps", "samples", "epochs", "time")
+
+
+class Schedule:
+    """Says at each step whether it is due.
+
+    Example:
+        >>> schedule = ms.every(10) & ~ms.first(100)
+        >>> schedule(ms.Elapsed(steps=110))
+        True
+    """
+
+    always = False  # whether it is due at every step, so that nobody need ask
+
+    def __call__(self, elapsed: Elapsed) -> bool:
+        """Whether it is due at the current step."""
+        raise NotImplementedError
+
+    def next_due(self, steps: int, epoch: int | None) -> float | None:
+        """The first step behind `steps` at which it is due, inf if none, None if it has to be asked.
+
+        Args:
+            steps: Steps so far.
+            epoch: Steps of an epoch, if it is given in steps.
+        """
+        return None
+
+    def __and__(self, other: Any) -> "Schedule":
+        ours, theirs = self, as_schedule("&", other)
+        return _Function(lambda elapsed: ours(elapsed) and theirs(elapsed), f"({self!r} & {theirs!r})")
+
+    def __or__(self, other: Any) -> "Schedule":
+        ours, theirs = self, as_schedule("|", other)
+        return _Function(lambda elapsed: ours(elapsed) or theirs(elapsed), f"({self!r} | {theirs!r})")
+
+    def __invert__(self) -> "Schedule":
+        return _Function(lambda elapsed: not self(elapsed), f"~{self!r}")
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"{self!r} is neither true nor false; ask it with an elapsed, and combine with &, | and ~.")
+
+
+class _Function(Schedule):
+    """Any function of the elapsed."""
+
+    def __init__(self, fn: Callable[[Elapsed], Any], text: str) -> None:
+        self._fn = fn
+        self._text = text
+
+    def __call__(self, elapsed: Elapsed) -> bool:
+        return bool(self._fn(elapsed))
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+class _Constant(Schedule):
+    def __init__(self, value: bool) -> None:
+        self.always = value
+
+    def __call__(self, elapsed: Elapsed) -> bool:
+        return self.always
+
+    def next_due(self, steps: int, epoch: int | None) -> float | None:
+        return steps + 1 if self.always else math.inf
+
+    def __repr__(self) -> str:
+        return "always()" if self.always else "never()"
+
+
+class _Last(Schedule):
+    def __call__(self, elapsed: Elapsed) -> bool:
+        return elapsed.final
+
+    def __repr__(self) -> str:
+        return "last()"
+
+
+class _Every(Schedule):
+    def __init__(self, unit: str, period: float) -> None:
+        self.always = unit == "steps" and period == 1
+        self._unit = unit
+        self._period = period
+
+    def __call__(self, elapsed: Elapsed) -> bool:
+        if self._unit == "steps":
+            return elapsed.steps % self._period == 0 and elapsed.steps > 0
+        now, before = _now_and_before(elapsed, self._unit)
+        return now // self._period > before // self._period
+
+    def next_due(self, steps: int, epoch: int | None) -> float | None:
+        if self._unit == "steps":
+            return (steps // self._period + 1) * self._period
+        if self._unit == "epochs" and epoch is not None:
+            return (steps // (epoch * self._period) + 1) * epoch * self._period
+        return None
+
+    def __repr__(self) -> str:
+        return f"every({self._unit}={self._period})"
+
+
+class Period(Schedule):
+    """A point of a run, reached as soon as any of its units is. As a schedule it is due once, at that step.
+
+    Example:
+        >>> stop = ms.at(epochs=3, time=3600)  # whatever comes first
+        >>> stop.reached(ms.Elapsed(steps=100, epochs=3))
+        True
+
+    Args:
+        steps: Completed steps.
+        samples: Samples.
+        epochs: Completed epochs.
+        time: Seconds of the run, or a timedelta.
+        date: A datetime.
+    """
+
+    def __init__(
+        self,
+        steps: int | None = None,
+        samples: int | None = None,
+        epochs: int | None = None,
+        time: float | datetime.timedelta | None = None,
+        date: datetime.datetime | None = None,
+    ) -> None:
+        units = _units("at", {"steps": steps, "samples": samples, "epochs": epochs, "time": time}, least=0)
+        if date is not None and not isinstance(date, datetime.datetime):
+            raise TypeError(f"at needs date to be a datetime.datetime. Got {describe_value(date)}.")
+        if not units and date is None:
+            raise ValueError("at needs a point: at(100), at(samples=5000), at(epochs=3), at(time=60) or at(date=...).")
+        self._date = date
+        self.units: dict[str, float] = units
+
+    def reached(self, elapsed: Elapsed) -> bool:
+        """Whether any of its units has been reached."""
+        for unit, value in self.units.items():
+            if (elapsed.steps if unit == "steps" else _now_and_before(elapsed, unit)[0]) >= value:
+                return True
+        return self._date is not None and elapsed.date >= self._date.timestamp()
+
+    def __call__(self, elapsed: Elapsed) -> bool:
+        return self.reached(elapsed) and not self.reached(elapsed.step_before())
+
+    def since(self, elapsed: Elapsed) -> Elapsed:
+        """The elapsed, counted from this point on in the units the point is given in."""
+        changes: dict[str, float] = {}
+        for unit, value in self.units.items():
+            changes[unit] = _now_and_before(elapsed, unit)[0] - value
+            if unit != "steps":
+                changes[f"{unit}_before"] = max(_now_and_before(elapsed, unit)[1] - value, 0)
+        return elapsed.replace(**changes)
+
+    def count(self, elapsed: Elapsed) -> int:
+        """How often this length fits into what has elapsed; for periods of one unit."""
+        ((unit, value),) = self.units.items()
+        return int((elapsed.steps if unit == "steps" else _now_and_before(elapsed, unit)[0]) // value)
+
+    def __repr__(self) -> str:
+        units = [f"{unit}={value}" for unit, value in self.units.items()]
+        return f"at({', '.join(units + ([f'date={self._date}'] if self._date is not None else []))})"
+
+
+class _After(Schedule):
+    def __init__(self, point: Period) -> None:
+        self._point = point
+
+    def __call__(self, elapsed: Elapsed) -> bool:
+        return self._point.reached(elapsed)
+
+    def then(self, schedule: Any) -> Schedule:
+        """From this point on another schedule, which counts from here."""
+        return piecewise(never(), {self._point: schedule})
+
+    __rshift__ = then
+
+    def every(self, steps: int | None = None, **units: Any) -> Schedule:
+        """From this point on `every(...)`, counted from here."""
+        return self.then(every(steps, **units))
+
+    def __repr__(self) -> str:
+        return f"after({repr(self._point)[3:-1]})"
+
+
+class EpochBegins(Schedule):
+    """Due at the first step of every epoch."""
+
+    def __call__(self, elapsed: Elapsed) -> bool:
+        return elapsed.starts_epoch
+
+    def next_due(self, steps: int, epoch: int | None) -> float | None:
+        return None if epoch is None else -(-steps // epoch) * epoch + 1
+
+
+class EpochEnds(Schedule):
+    """Due at the last step of every epoch, and of the run if `last`."""
+
+    def __init__(self, last: bool = False) -> None:
+        self._last = last
+
+    def __call__(self, elapsed: Elapsed) -> bool:
+        return elapsed.ends_epoch or (self._last and elapsed.final)
+
+    def next_due(self, steps: int, epoch: int | None) -> float | None:
+        return None if epoch is None else (steps // epoch + 1) * epoch
+
+
+class _First(Schedule):
+    def __init__(self, length: Period) -> None:
+        self._length = length
+
+    def __call__(self, elapsed: Elapsed) -> bool:
+        return not self._length.reached(elapsed.step_before())
+
+    def __repr__(self) -> str:
+        return f"first({repr(self._length)[3:-1]})"
+
+
+class _Piecewise(Schedule):
+    def __init__(self, schedule: Schedule, later: list[tuple[Period, Schedule]]) -> None:
+        self._schedule = schedule
+        self._later = later
+
+    def __call__(self, elapsed: Elapsed) -> bool:
+        due, counted = self._schedule, elapsed
+        for point, schedule in self._later:
+            if point.reached(elapsed):
+                due, counted = schedule, point.since(elapsed)
+        return due(counted)
+
+    def __repr__(self) -> str:
+        return f"piecewise({self._schedule!r}, {dict(self._later)!r})"
+
+
+def every(
+    steps: int | None = None,
+    *,
+    samples: int | None = None,
+    epochs: int | None = None,
+    time: float | datetime.timedelta | None = None,
+) -> Schedule:
+    """Due whenever another so many steps, samples, epochs or seconds are complete.
+
+    Example:
+        >>> [step for step in range(1, 31) if ms.every(10)(ms.Elapsed(steps=step))]
+        [10, 20, 30]
+    """
+    units = _units("every", {"steps": steps, "samples": samples, "epochs": epochs, "time": time}, least=1)
+    if len(units) != 1:
+        raise ValueError(
+            f"every needs exactly one of steps, samples, epochs and time. Got {units or 'none'}. "
+            "Combine several with |: every(100) | every(time=60)."
+        )
+    return _Every(*next(iter(units.items())))
+
+
+def at(
+    steps: int | None = None,
+    *,
+    samples: int | None = None,
+    epochs: int | None = None,
+    time: float | datetime.timedelta | None = None,
+    date: datetime.datetime | None = None,
+) -> Period:
+    """A point of a run: where to stop, or a schedule that is due there, once.
+
+    Example:
+        >>> stop = ms.at(epochs=10)
+        >>> due = ms.at(100) | ms.at(1000)
+    """
+    return Period(steps, samples, epochs, time, date)
+
+
+def once(steps: int | None = None, **units: Any) -> Period:
+    """Due at one step only: that which reaches this point. The same as `at`, where that reads better.
+
+    Example:
+        >>> ms.once(epochs=1)
+        at(epochs=1)
+    """
+    return Period(steps, **units)
+
+
+def after(steps: int | None = None, **units: Any) -> _After:
+    """Due at every step from this point on; `after(100).every(10)` and `after(100) >> schedule` count from there.
+
+    Example:
+        >>> [step for step in range(1, 20) if ms.after(3).every(5)(ms.Elapsed(steps=step))]
+        [8, 13, 18]
+    """
+    return _After(Period(steps, **units))
+
+
+def first(steps: int | None = None, **units: Any) -> Schedule:
+    """Due at the first step, or the first so many steps (samples, epochs, seconds).
+
+    Example:
+        >>> [step for step in range(1, 5) if ms.first(2)(ms.Elapsed(steps=step))]
+        [1, 2]
+    """
+    return _First(Period(1 if steps is None and not units else steps, **units))
+
+
+def last() -> Schedule:
+    """Due at the end of the run, after its last step.
+
+    Example:
+        >>> due = ms.every(100) | ms.last()
+    """
+    return _Last()
+
+
+def always() -> Schedule:
+    """Due at every step.
+
+    Example:
+        >>> ms.always()(ms.Elapsed(steps=1))
+        True
+    """
+    return _Constant(True)
+
+
+def never() -> Schedule:
+    """Never due; as `stop`, a run that only its data or a callback ends.
+
+    Example:
+        >>> ms.never()(ms.Elapsed(steps=1))
+        False
+    """
+    return _Constant(False)
+
+
+def piecewise(schedule: Any, later: Mapping[Any, Any]) -> Schedule:
+    """One schedule, and others from given points on, each counting from its point.
+
+    Example:
+        >>> due = ms.piecewise(ms.every(10), {100: ms.every(50), ms.at(epochs=10): ms.never()})
+
+    Args:
+        schedule: Due until the first point.
+        later: What is due from which point on; an int is a number of steps. Of the points that are reached the one
+            that comes last in this mapping counts.
+    """
+    pieces = [(as_period("piecewise", "a point", point), as_schedule("piecewise", s)) for point, s in later.items()]
+    return _Piecewise(as_schedule("piecewise", schedule), pieces)
+
+
+def as_schedule(who: str, value: Any) -> Schedule:
+    """A schedule, or any function of the elapsed as one."""
+    if isinstance(value, Schedule):
+        return value
+    if not callable(value):
+        raise TypeError(
+            f"{who} needs a schedule such as every(10), or a function of the elapsed. Got {describe_value(value)}."
+        )
+    return _Function(value, getattr(value, "__name__", repr(value)))
+
+
+def as_period(who: str, name: str, value: Any) -> Period:
+    """A point given as a number of steps, a timedelta or a `Period`."""
+    if isinstance(value, Period):
+        return value
+    if isinstance(value, datetime.timedelta):
+        return Period(time=value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return Period(value)
+    raise TypeError(f"{who} needs {name} as steps or as at(samples=...) and the like. Got {describe_value(value)}.")
+
+
+def _units(who: str, given: dict[str, Any], *, least: int) -> dict[str, float]:
+    """Those units that are given, checked."""
+    units: dict[str, float] = {}
+    for unit, value in given.items():
+        if value is None:
+            continue
+        if unit == "time":
+            units[unit] = seconds(who, value)
+            if least and units[unit] == 0:
+                raise ValueError(f"{who} needs time to be more than 0 seconds.")
+        elif isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{who} needs {unit} to be an int of at least {least}. Got {describe_value(value)}.")
+        else:
+            units[unit] = value
+    return units
+
+
+def _now_and_before(elapsed: Elapsed, unit: str) -> tuple[Any, Any]:
+    """What has elapsed in a unit at this step, and at the one before."""
+    if unit == "samples":
+        return elapsed.samples, elapsed.samples_before
+    if unit == "time":
+        return elapsed.time, elapsed.time_before
+    if unit == "steps":
+        return elapsed.steps, elapsed.steps - 1
+    if elapsed.epochs is None:
+        raise ValueError(
+            "A schedule by epochs needs a run that knows how long an epoch is: give the loop epoch_duration, "
+            "or a DataLoader, which says it itself."
+        )
+    return elapsed.epochs, elapsed.epochs_before

@@ -1,0 +1,20 @@
+"""When a run stops, and how long its epochs are."""
+
+from typing import Any
+
+from millstream.loops._schedules import Period, Schedule, as_period, as_schedule
+
+
+def as_stop(who: str, stop: Any) -> Period | Schedule:
+    """Where to stop: a point, or a function of the elapsed."""
+    if callable(stop) and not isinstance(stop, Period):
+        return as_schedule(who, stop)
+    return as_period(who, "stop", stop)
+
+
+def as_epoch(who: str, duration: Any) -> Period:
+    """How long an epoch is: one unit, and not that of epochs."""
+    epoch = as_period(who, "epoch_duration", duration)
+    if len(epoch.units) != 1 or "epochs" in epoch.units or not all(epoch.units.values()):
+        raise ValueError(f"{who} needs epoch_duration in steps, or as at(samples=...) or at(time=...). Got {epoch}.")
+    return epoch

@@ -1,0 +1,504 @@
+"""Progress bars: what they show, where, and what they cost."""
+
+import fcntl
+import io
+import itertools
+import os
+import pathlib
+import pty
+import re
+import socket
+import struct
+import subprocess
+import sys
+import termios
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import millstream as ms
+from millstream.callbacks import _bar_line
+from millstream.callbacks._bar_progress import duration_text, step_time_text
+from millstream.loops._column import Column
+
+SCRIPT = pathlib.Path(__file__).parent / "bar_script.py"
+PATIENCE = 120
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+class Screen:
+    """What a terminal of some width shows of what was written to it."""
+
+    def __init__(self, text, columns):
+        self.rows, self.row, self.column = [""], 0, 0
+        for part in re.findall(r"\x1b\[[?0-9;]*[A-Za-z]|[^\x1b]", text):
+            if part == "\r":
+                self.column = 0
+            elif part == "\n":
+                self.row += 1
+                self.rows += [""] * (self.row == len(self.rows))
+            elif part in ("\x1b[K", "\x1b[2K"):
+                self.rows[self.row] = self.rows[self.row][: 0 if "2" in part else self.column]
+            elif part[0] != "\x1b":
+                self._put(part, columns)
+            else:
+                assert part[-1] in "mhl", f"a screen that does not know {part!r}"
+
+    def _put(self, char, columns):
+        if self.column == columns:
+            self.row, self.column = self.row + 1, 0
+            self.rows += [""] * (self.row == len(self.rows))
+        line = self.rows[self.row].ljust(self.column)
+        self.rows[self.row] = line[: self.column] + char + line[self.column + 1 :]
+        self.column += 1
+
+    def lines(self):
+        return [line.rstrip() for line in self.rows if line.strip()]
+
+
+def the_line(stream):
+    """The only line that is left of what a stream got."""
+    (line,) = Screen(stream.getvalue(), 200).lines()
+    return line
+
+
+def on_a_terminal(*arguments, columns=100, **environment):
+    """Run the script on a terminal of its own; what was written to it."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    process = subprocess.Popen(
+        command(*arguments), stdin=theirs, stdout=theirs, stderr=theirs, env=variables(**environment)
+    )
+    os.close(theirs)
+    written = b""
+    try:
+        while chunk := os.read(ours, 65536):
+            written += chunk
+    except OSError:  # how the other end of a terminal says that it is gone
+        pass
+    finally:
+        os.close(ours)
+        process.wait(PATIENCE)
+    return written.decode()
+
+
+def into_a_pipe(*arguments):
+    return subprocess.run(command(*arguments), env=variables(), capture_output=True, text=True, timeout=PATIENCE)
+
+
+def command(*arguments):
+    return [sys.executable, "-W", "error", str(SCRIPT), *map(str, arguments)]
+
+
+def variables(**changes):
+    kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    return kept | {"JAX_PLATFORMS": "cpu", "TERM": "xterm"} | changes
+
+
+@jax.jit
+def train_step(state, batch):
+    return ms.logs().add_metric("loss", state), state + 1
+
+
+def batches_of(*sizes):
+    return [np.ones(size, np.float32) for size in sizes]
+
+
+def run(bar, sizes, **options):
+    return ms.loop(jnp.float32(0), batches_of(*sizes), {ms.every(1): [train_step, bar]}, **options)
+
+
+def at_step(step, seconds=1.0, start=0.0, **more):
+    """The elapsed of a step, if each takes so long."""
+    time = start + step * seconds
+    return ms.Elapsed(step, time=time, time_before=time - seconds, samples=step, samples_before=step - 1, **more)
+
+
+def test_a_running_bar_shows_what_the_readme_says(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(sys, "stdout", out := Terminal())
+    bar = ms.keras_bar(total=100)
+    for step in range(1, 81):
+        bar(at_step(step, 2.1), {"accuracy": 0.61479, "loss": 1.53712})
+    last = out.getvalue().split("\r")[-1].removesuffix("\x1b[K")
+    assert last == "80/100 [=====================>.....] - ETA: 42s - accuracy: 0.6148 - loss: 1.5371"
+
+
+def test_by_hand_it_ends_at_its_total_and_begins_again_with_a_new_run(capsys):
+    bar = ms.keras_bar(total=4)
+    for runs in range(2):
+        for elapsed, batch in ms.elapse(batches_of(3, 1, 1, 1, 1, 1), stop=6):
+            logs = ms.logs()
+            logs.updates, _ = train_step(jnp.float32(elapsed.steps), batch)  # pyright: ignore
+            assert not bar(elapsed, logs)
+        (line,) = capsys.readouterr().out.splitlines()
+        assert re.fullmatch(r"4/4 \[=+\] - \d+s - [0-9.]+[mu]?s/step - loss: 2.0000", line), (runs, line)
+
+
+def test_a_run_by_hand_that_stops_early_is_finished_by_hand(capsys):
+    bar = ms.keras_bar(total=4)
+    for step in (1, 2, 3):
+        bar(at_step(step), {"loss": step})
+    assert capsys.readouterr().out == ""
+    bar.finish()
+    assert capsys.readouterr().out == "3/4 [====================>......] - 3s - 1.0s/step - loss: 2.0000\n"
+    bar.finish()
+    assert capsys.readouterr().out == ""
+
+
+def test_the_mean_is_exact_and_every_step_has_its_weight(capsys):
+    sizes = [5, 1, 1, 3]
+    _, history, _ = run(ms.keras_bar(total=4), sizes)
+    mean = np.average([0.0, 1.0, 2.0, 3.0], weights=sizes)
+    assert mean == history.mean("loss")
+    assert f"- loss: {mean:.4f}\n" in capsys.readouterr().out
+
+
+def test_the_mean_is_that_of_the_current_epoch(capsys):
+    run(ms.keras_bar(total=6), [1, 1, 1, 1, 2, 1], epoch_duration=3)
+    assert "loss: 4.0000" in capsys.readouterr().out
+    run(ms.keras_bar(total=5), [1, 1, 1, 1, 3], epoch_duration=3)
+    assert "loss: 3.7500" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("epoch", [None, 4])
+def test_many_drawings_come_to_the_same_mean_as_one(epoch, monkeypatch, capsys):
+    sizes = [1 + number % 4 for number in range(30)]
+    run(ms.keras_bar(total=30), sizes, epoch_duration=epoch)
+    once = capsys.readouterr().out.split(" - ")[-1]
+    monkeypatch.setattr(sys, "stdout", out := Terminal())
+    run(ms.keras_bar(total=30, interval=0.0), sizes, epoch_duration=epoch)
+    assert out.getvalue().count("\r") > 30
+    assert out.getvalue().split(" - ")[-1].replace("\x1b[K", "") == once
+
+
+def test_a_step_without_samples_does_not_count(capsys):
+    bar = ms.keras_bar(total=2)
+    bar(ms.Elapsed(1, samples=0, samples_before=0), {"loss": float("nan")})
+    bar(ms.Elapsed(2, samples=3, samples_before=0), {"loss": 2.0})
+    assert "loss: 2.0000" in capsys.readouterr().out
+
+
+def test_it_shows_metrics_and_those_losses_that_are_not_metrics(capsys):
+    bar = ms.keras_bar(total=2, stateful_metrics=["rate"])
+    for step in (1, 2):
+        logs = ms.logs().add_loss("loss", 10 * step).add_loss("other", 10.0 * step).add_metric("loss", float(step))
+        logs.add_stateful_metric("count", step).add_metric("rate", 1e-5 * step).add_metric("loss_test", float(step))
+        logs.add_metric("confusion", np.eye(2)).add_output("out", 1.0).add_entry("mine", "own", 1.0)
+        bar(at_step(step), logs.add_metric("word", "hello"))
+    shown = capsys.readouterr().out.strip().split(" - ")[3:]
+    assert shown == ["other: 15.0000", "loss: 1.5000", "rate: 2.0000e-05", "loss_test: 2.0000", "count: 2"]
+
+
+def test_a_value_that_is_logged_twice_at_a_step_counts_once_and_the_newer_one(monkeypatch):
+    class ReadsAll(ms.Observer):
+        def observe(self, loop_state, start, stop):
+            loop_state.history.collect("loss")
+
+    monkeypatch.setattr(sys, "stdout", out := Terminal())
+    again = lambda: ms.logs().add_metric("loss", 8.0)  # noqa: E731
+    tasks = {ms.every(1): [train_step, ReadsAll(), ms.keras_bar(total=3, interval=0.0)], ms.last(): again}
+    ms.loop(jnp.float32(0), batches_of(1, 1, 1), tasks)
+    before, last = out.getvalue().split("\r")[-2:]
+    assert "loss: 1.0000" in before and "loss: 3.0000" in last
+
+
+@pytest.mark.parametrize(
+    ("total", "text"),
+    [
+        (6, r"6/6 \["),
+        (ms.at(samples=12), r"12/12 samples \["),
+        (ms.at(epochs=2), r"2/2 epochs \["),
+        (ms.at(time=3600), r"\ds/1:00:00 \[>"),
+        (None, r"6 steps - \d+s - "),
+    ],
+    ids=str,
+)
+def test_a_total_can_be_in_any_unit(total, text, capsys):
+    run(ms.keras_bar(total), [2] * 6, epoch_duration=3)
+    line = capsys.readouterr().out
+    assert re.match(text, line) and line.count("\n") == 1
+
+
+def test_a_bad_total_is_refused():
+    with pytest.raises(ValueError, match=r"keras_bar needs total in one unit.*at\(steps=5, epochs=1\)"):
+        ms.keras_bar(ms.at(5, epochs=1))
+    with pytest.raises(TypeError, match="tqdm_bar needs total as steps"):
+        ms.tqdm_bar("many")
+    with pytest.raises(TypeError, match="rich_bar needs stateful_metrics as a list of names"):
+        ms.rich_bar(5, stateful_metrics="loss")
+    with pytest.raises(ValueError, match=r"keras_bar is to count epochs.*epoch_duration"):
+        run(ms.keras_bar(ms.at(epochs=1)), [1, 1])
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    for module, make, package in (("tqdm.auto", ms.tqdm_bar, "tqdm"), ("rich.progress", ms.rich_bar, "rich")):
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(ImportError, match=rf"_bar needs {package}. Run: pip install 'millstream\[progress\]'"):
+            make(5)
+
+
+def test_a_resumed_run_goes_on_where_it_was_with_its_own_speed(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(sys, "stdout", out := Terminal())
+    bar = ms.keras_bar(total=100)
+    for step in range(51, 62):
+        bar(at_step(step, 1.0, start=1000.0))
+    lines = [line.removesuffix("\x1b[K") for line in out.getvalue().split("\r")[1:]]
+    assert lines[0] == "51/100 [=============>.............] - ETA: ?"
+    assert lines[-1] == "61/100 [================>..........] - ETA: 39s"
+
+
+def test_epochs_that_are_to_come_take_as_long_as_those_before(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", out := Terminal())
+    bar = ms.keras_bar(ms.at(epochs=4), width=4)
+    for step in range(1, 26):
+        bar(at_step(step, epochs=step // 10, epochs_before=(step - 1) // 10))
+    lines = [line.removesuffix("\x1b[K") for line in out.getvalue().split("\r")]
+    assert lines[9] == "0/4 epochs [>...] - ETA: ?"
+    assert lines[20] == "2/4 epochs [==>.] - ETA: 19s" and lines[25] == "2/4 epochs [==>.] - ETA: 14s"
+
+
+def test_a_resumed_loop_continues_the_mean_of_its_epoch(capsys):
+    output = run(ms.keras_bar(total=6, verbose=0), [1, 1, 1], epoch_duration=4)
+    ms.loop(
+        output.state,
+        batches_of(1, 1, 1),
+        {ms.every(1): [train_step, ms.keras_bar(total=6)]},
+        history=output.history,
+        elapsed=output.elapsed,
+        epoch_duration=6,
+    )
+    assert re.match(r"6/6 \[=+\].* - loss: 2.5000\n", capsys.readouterr().out)
+
+
+def test_in_a_file_a_line_comes_every_ten_seconds_and_later_more_rarely(capsys):
+    bar = ms.keras_bar(total=4000)
+    for step in range(1, 4001):
+        bar(at_step(step))
+    steps = [int(line.split("/")[0]) for line in capsys.readouterr().out.splitlines()]
+    assert steps[:5] == [10, 20, 30, 40, 50] and steps[-1] == 4000
+    assert all(later - earlier >= max(10, 0.05 * earlier) for earlier, later in itertools.pairwise(steps[:-1]))
+    assert 60 < len(steps) < 100
+
+
+@pytest.mark.parametrize("columns", [120, 60, 30, 8])
+def test_no_line_is_wider_than_the_terminal(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys, "stdout", out := Terminal())
+    bar = ms.keras_bar(total=20)
+    for step in range(1, 21):
+        bar(at_step(step), {"損失": 0.5} | {f"metric_{number}": 0.25 for number in range(10)})
+    text = out.getvalue()
+    screen = Screen(text.replace("損失", "####"), columns)  # these take two cells each
+    assert len(screen.lines()) == 1 and text.count("\r") == 21
+    assert len(screen.lines()[0]) < columns
+    if columns == 120:
+        assert "損失: 0.5000 - metric_0: 0.2500" in text and text.endswith(" - ...\x1b[K\n")
+
+
+def test_a_shorter_line_leaves_nothing_of_a_longer_one(monkeypatch):
+    for term, erases in (("dumb", False), ("xterm", True)):
+        monkeypatch.setenv("TERM", term)
+        monkeypatch.setattr(sys, "stdout", out := Terminal())
+        line = _bar_line.BarLine()
+        line.write("a long text")
+        line.write("short", end=True)
+        assert ("\x1b" in out.getvalue()) == erases
+        assert Screen(out.getvalue(), 80).lines() == ["short"]
+
+
+def test_in_a_notebook_lines_are_written_over_without_escape_codes(monkeypatch):
+    # What a kernel calls its standard output: no terminal, but what reads it knows a carriage return.
+    stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
+    monkeypatch.setattr(sys, "stdout", stream)
+    run(ms.keras_bar(total=5, interval=0.0), [1] * 5)
+    assert stream.getvalue().count("\r") == 6 and "\x1b" not in stream.getvalue()
+    assert re.fullmatch(r"5/5 .* - loss: 2.0000", the_line(stream))
+
+
+def test_what_cannot_be_written_does_not_end_a_run(monkeypatch):
+    class Gone(Terminal):
+        def write(self, text):
+            raise BrokenPipeError
+
+    for stream in (Gone(), None):
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert run(ms.keras_bar(total=3, interval=0.0), [1] * 3).elapsed.steps == 3
+
+
+def test_names_that_cannot_be_shown_are_spelled_out(monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, "ascii"))
+    ms.keras_bar(total=1)(at_step(1), {"größe": 1.0, "two\nlines": 2.0})
+    assert raw.getvalue().endswith(b" - gr??e: 1.0000 - two\\nlines: 2.0000\n")
+
+
+def test_a_silent_bar_shows_nothing(capsys):
+    for bar in (ms.keras_bar(5, verbose=0), ms.tqdm_bar(5, disable=True), ms.rich_bar(5, disable=True)):
+        run(bar, [1] * 5)
+        bar(at_step(5), {"loss": 1.0})
+    run(ms.keras_bar(5), [1] * 5, stop=0)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_nothing_is_read_from_the_device_between_drawings(monkeypatch, capsys):
+    reads, during = [], []
+    read = Column.read
+    monkeypatch.setattr(Column, "read", lambda self, keep=0: (reads.append(keep), read(self, keep))[1])
+    bar = ms.keras_bar(total=20, interval=3600)
+    ms.loop(jnp.float32(0), batches_of(*[1] * 20), {ms.every(1): [train_step, lambda: during.append(len(reads)), bar]})
+    assert during == [0] * 20 and reads == [0]
+    assert "loss: 9.5000" in capsys.readouterr().out
+
+
+def test_a_drawing_reads_no_step_that_may_be_under_way(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    waiting = []
+
+    def look(state, batch, elapsed, loop_state):
+        waiting.extend(len(column._waiting) for column in loop_state.history.columns().values())
+
+    ms.loop(jnp.float32(0), batches_of(*[1] * 6), {ms.every(1): [train_step, look, ms.keras_bar(6, interval=0.0)]})
+    assert waiting == [1, 2, 2, 2, 2]
+
+
+def test_a_test_result_is_shown_as_soon_as_its_step_is_over(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", out := Terminal())
+    tested = lambda: ms.logs().add_metric("loss_test", jnp.float32(7))  # noqa: E731
+    bar = ms.keras_bar(6, interval=0.0)
+    ms.loop(jnp.float32(0), batches_of(*[1] * 6), {ms.every(1): train_step, ms.at(2): tested, ms.always(): bar})
+    assert ["loss_test: 7.0000" in line for line in out.getvalue().split("\r")[1:]] == [False] * 3 + [True] * 4
+
+
+def test_a_failing_loop_leaves_the_line_and_does_not_count_the_failed_step(monkeypatch):
+    def fail(state, batch, elapsed):
+        if elapsed.steps == 4:
+            raise RuntimeError("no")
+
+    for every in (1, 2):
+        monkeypatch.setattr(sys, "stdout", out := Terminal())
+        tasks = [(ms.every(1), [train_step, fail]), (ms.every(every), ms.keras_bar(4, interval=0.0))]
+        with pytest.raises(RuntimeError):
+            ms.loop(jnp.float32(0), batches_of(1, 1, 1, 1), tasks)
+        assert re.fullmatch(r"[23]/4 \[.*loss: 1.0000", the_line(out))
+        assert out.getvalue().endswith("\n")
+
+
+def test_a_bar_that_looks_now_and_then_still_shows_the_last_step(capsys):
+    ms.loop(jnp.float32(0), batches_of(*[1] * 7), {ms.every(1): train_step, ms.every(3): ms.keras_bar(7)})
+    assert re.match(r"7/7 \[=+\].*loss: 3.0000", capsys.readouterr().out)
+
+
+def test_bars_register_themselves_and_are_silent_inside_of_training(capsys):
+    bar = ms.keras_bar(total=6)
+    tasks = {"on_train_step": train_step, "on_test_step": lambda state: ms.logs().add_metric("loss", state * 10)}
+    ms.train_loop(
+        jnp.float32(0),
+        batches_of(*[1] * 6),
+        {**tasks, "on_test_batch_end": [ms.keras_bar(total=2)]},
+        callbacks=[bar],
+        test_dataset=batches_of(1, 1),
+        epoch_duration=2,
+    )
+    assert re.fullmatch(r"6/6 \[=+\] .* - loss: 4.5000 - loss_test: 60.0000\n", capsys.readouterr().out)
+    ms.test_loop(jnp.float32(1), batches_of(1, 1), {"on_test_step": tasks["on_test_step"]}, callbacks=[bar])
+    assert re.fullmatch(r"2/6 \[=+>\.+\] .* - loss: 10.0000\n", capsys.readouterr().out)
+
+
+def test_a_bar_shared_with_an_inner_loop_shows_the_outer_one(capsys):
+    bar = ms.keras_bar(total=3)
+    inner = {ms.every(1): [train_step, bar]}
+
+    def run_inner(state):
+        ms.loop(jnp.float32(0), batches_of(1), inner)
+
+    ms.loop(jnp.float32(0), batches_of(1, 1, 1), {ms.every(1): [train_step, run_inner, bar]})
+    assert re.fullmatch(r"3/3 .* - loss: 1.0000\n", capsys.readouterr().out)
+
+
+def test_a_fused_loop_shows_the_same(capsys):
+    loader = ms.DataLoader([ms.ArraySampleSource({"x": np.arange(10.0)}), ms.BatchTransform(4)])
+    lines = []
+    for fuse in (None, 4):
+        bar = ms.keras_bar(total=6)
+        ms.loop(jnp.float32(0), loader, {ms.every(1): [train_step, bar]}, stop=6, key=jax.random.key(0), fuse=fuse)
+        lines.append(re.sub(r" - \d+s - .*?/step", "", capsys.readouterr().out))
+    assert lines[0] == lines[1] == "6/6 [===========================] - loss: 3.8000\n"
+
+
+def test_times_are_written_as_people_write_them():
+    seconds = [0.4, 42, 59.6, 187, 7509, 86400 * 3 + 14 * 3600 + 5 * 60]
+    assert [*map(duration_text, seconds)] == ["0s", "42s", "1:00", "3:07", "2:05:09", "3d 14:05"]
+    assert [*map(step_time_text, [63, 1.25, 0.034, 1.2e-4])] == ["63s/step", "1.2s/step", "34ms/step", "120us/step"]
+
+
+def test_a_tqdm_bar_counts_in_any_unit_and_is_closed():
+    for total, text in ((6, "6/6 "), (ms.at(samples=12), "12/12 "), (ms.at(epochs=2), "2/2 "), (None, "6step ")):
+        out = io.StringIO()
+        run(ms.tqdm_bar(total, desc="digits", file=out, mininterval=0.0), [2] * 6, epoch_duration=3)
+        last = out.getvalue().split("\r")[-1]
+        assert last.startswith("digits: ") and text in last and re.search(r"loss=4.0000\] *\n$", last)
+        assert "2step" in out.getvalue() or total is not None
+    out = io.StringIO()
+    run(ms.tqdm_bar(ms.at(time=100), file=out), [2] * 6)
+    assert re.search(r"\d/100s \[00:0\d<", out.getvalue())
+
+
+def test_a_tqdm_bar_of_a_resumed_run_begins_where_it_was():
+    out = io.StringIO()
+    run(ms.tqdm_bar(6, file=out), [2] * 3, elapsed=ms.Elapsed(steps=3, samples=6))
+    assert "3/6 [" in out.getvalue().split("\r")[1] and "6/6 [" in out.getvalue().split("\r")[-1]
+
+
+def test_a_rich_bar_counts_in_any_unit():
+    from rich.console import Console
+
+    for total, text in ((6, "6/6 steps"), (ms.at(samples=12), "12/12 samples"), (ms.at(epochs=2), "2/2 epochs")):
+        console = Console(file=(out := io.StringIO()), width=90)
+        run(ms.rich_bar(total, desc="digits [1]", console=console), [2] * 6, epoch_duration=3)
+        (line,) = out.getvalue().splitlines()
+        assert line.startswith("digits [1] ━━━") and text in line and line.rstrip().endswith("loss: 4.0000")
+
+
+@pytest.mark.parametrize("bar", ["keras", "tqdm", "rich"])
+def test_on_a_real_terminal_one_line_is_left_and_the_program_goes_on_below(bar):
+    written = on_a_terminal(bar, 12, 12)
+    assert written.count("\r") > 12
+    line, after = Screen(written, 100).lines()
+    assert "12/12" in line and len(line) <= 100 and after == "and so on"
+
+
+def test_on_a_real_terminal_a_traceback_begins_on_a_new_line():
+    lines = Screen(on_a_terminal("keras", 5, 9, "fail", columns=70, TERM="dumb"), 70).lines()
+    assert re.match(r"4/9 \[====>\.\.\.\.\] - \d+s - ", lines[0]) and lines[1] == "Traceback (most recent call last):"
+    assert "the last step fails" in "".join(lines)
+
+
+def test_into_a_pipe_go_whole_lines():
+    done = into_a_pipe("keras", 7, 7)
+    line, after = done.stdout.splitlines()
+    assert "\r" not in done.stdout and after == "and so on" and done.stderr == ""
+    assert line.endswith("another_long_name_4: 4.0000 - loss: 3.0769 - newest: 6.0000")
+
+
+def test_of_several_processes_only_the_first_draws():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    processes = [
+        subprocess.Popen(
+            command("keras", 3, 3, "hosts", address, number), env=variables(), stdout=subprocess.PIPE, text=True
+        )
+        for number in range(2)
+    ]
+    first, second = (process.communicate(timeout=PATIENCE)[0] for process in processes)
+    assert first.startswith("3/3 [") and second == "and so on\n"

@@ -1,0 +1,630 @@
+"""Checkpoint stores: what is saved is what is loaded, whatever happens in between."""
+
+import asyncio
+import collections
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+
+import checkpoint_store_script as script
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from millstream.checkpoints import CheckpointStore, DamagedCheckpoint, Retention
+from millstream.checkpoints._document import decode, encode
+from millstream.checkpoints._manifest import Manifest, damage, read_manifest
+
+SCRIPT = pathlib.Path(script.__file__)
+PATIENCE = 150.0
+
+negate = jax.jit(lambda x: -x, donate_argnums=0)
+
+
+@pytest.fixture
+def memory():
+    """A folder that takes no time to write to."""
+    place = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    with tempfile.TemporaryDirectory(dir=place) as folder:
+        yield pathlib.Path(folder)
+
+
+@pytest.fixture
+def store(memory):
+    with CheckpointStore(memory / "run") as store:
+        yield store
+
+
+def run_script(*arguments, devices=1, expect=0):
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-W", "error", SCRIPT, *map(str, arguments)]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    assert run.returncode == expect, run.stderr
+    return [json.loads(line) for line in run.stdout.splitlines()], run.stderr
+
+
+def assert_same_leaves(left, right):
+    """Same structure, and leaves of the same classes, dtypes and bits."""
+    assert jax.tree.structure(left) == jax.tree.structure(right)
+    for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        assert isinstance(a, jax.Array) if isinstance(b, jax.Array) else type(a) is type(b)
+        if not hasattr(b, "dtype"):
+            assert a == b or a != a
+        else:
+            assert (a.dtype, a.shape) == (b.dtype, b.shape)
+            np.testing.assert_array_equal(script.raw(a), script.raw(b))
+
+
+# What is saved is loaded
+
+Moments = collections.namedtuple("Moments", "mean variance")
+
+
+def many_kinds():
+    return {
+        "params": [jnp.arange(6.0).reshape(2, 3), jnp.ones((), jnp.bfloat16)],
+        "moments": Moments(np.arange(3), np.array(2.5, ml_dtypes.bfloat16)),
+        "key": jax.random.key(5),
+        "keys": jax.random.split(jax.random.key(6, impl="rbg"), 3),
+        "numbers": (3, 2**70, -0.0, float("inf"), True, 1 - 2j, "text ü"),
+        "scalar": np.float32(1.5),
+        "empty": (np.zeros((0, 3), np.int8), jnp.zeros((2, 0)), None),
+        "int4": jnp.arange(4).astype(jnp.int4),
+        "bits": np.array([[True], [False]]),
+        "complex": np.array([1 + 2j]),
+        "long": np.array([2**62]),
+        "swapped": np.arange(3, dtype=">i4"),
+        "odd": {"a.b/c": jnp.uint8(3), "": jnp.ones(1)},
+        "by number": {7: np.ones(1), 70: 1},
+    }
+
+
+def test_every_kind_of_leaf_comes_back_as_it_was(store):
+    store.save(5, many_kinds())
+    loaded = store.load(like=many_kinds()).tree
+    expected = many_kinds() | {"swapped": np.arange(3, dtype=np.int32)}
+    assert_same_leaves(loaded, expected)
+    assert loaded["moments"].mean.flags.writeable
+
+
+def test_a_single_array_is_a_tree_and_so_is_nothing_at_all(store):
+    store.save(1, jnp.arange(3))
+    store.save(2, {})
+    np.testing.assert_array_equal(store.load(1, like=jnp.zeros(3, int)).tree, np.arange(3))
+    assert store.load(2, like={}).tree == {}
+
+
+def test_documents_and_files_come_back_as_they_were(store):
+    document = {
+        "position": (3, [4, None]),
+        "best": float("nan"),
+        "arrays": {"a": np.arange(3, dtype=np.int16), "b": jnp.ones(2, jnp.bfloat16)},
+        5: b"raw",
+        "$array": "a word",
+    }
+    store.save(1, {"w": jnp.ones(2)}, document, {"history.csv": b"a,b\n", "x-1_2": b""}, {"loss": jnp.float32(0.5)})
+    loaded = store.load()
+    assert loaded.document["best"] != loaded.document["best"]
+    np.testing.assert_array_equal(loaded.document["arrays"]["a"], np.arange(3))
+    assert loaded.document["arrays"]["b"].dtype == jnp.bfloat16
+    assert {key: loaded.document[key] for key in ("position", 5, "$array")} == {
+        "position": (3, [4, None]),
+        5: b"raw",
+        "$array": "a word",
+    }
+    assert (loaded.files, loaded.step, loaded.metrics) == ({"history.csv": b"a,b\n", "x-1_2": b""}, 1, {"loss": 0.5})
+
+
+plain_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(st.text() | st.integers(), inner),
+    max_leaves=10,
+)
+
+
+@given(plain_values)
+def test_plain_documents_survive_json(document):
+    assert decode(encode("a test", document)) == document
+
+
+def test_without_a_tree_what_was_saved_comes_by_its_paths(store):
+    store.save(1, {"a": [jnp.ones(2), 3], "key": jax.random.key(9)})
+    found = store.load().tree
+    assert list(found) == ["['a'][0]", "['a'][1]", "['key']"]
+    assert isinstance(found["['a'][0]"], np.ndarray) and found["['a'][1]"] == 3
+    np.testing.assert_array_equal(script.raw(found["['key']"]), [0, 9])
+
+
+def test_arrays_are_bound_to_devices_and_weak_only_if_they_were(store):
+    device = jax.devices()[0]
+    weak = jnp.full((2,), 1.0)
+    tree = {"free": jnp.ones(2), "bound": jax.device_put(jnp.ones(2), device), "weak": weak, "count": jnp.asarray(3)}
+    store.save(1, tree)
+    for like in (tree, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)):
+        loaded = store.load(like=like).tree
+        assert_same_leaves(loaded, tree)
+        real = like is tree
+        assert {name: leaf.committed for name, leaf in loaded.items()} == dict.fromkeys(tree, False) | {"bound": real}
+        assert (loaded["weak"].weak_type, loaded["count"].weak_type, loaded["free"].weak_type) == (real, real, False)
+
+
+def test_what_eight_devices_save_one_loads_and_the_other_way_round(tmp_path):
+    with CheckpointStore(tmp_path) as store:
+        store.save(1, script.sharded_tree())
+    (told,), errors = run_script("devices", tmp_path, devices=8)
+    assert told["equal"] == dict.fromkeys(("w", "keys", "half"), True)
+    assert told["placed"] == dict.fromkeys(("w", "keys", "half"), 8)
+    assert all(told["committed"].values()) and errors == ""
+    like = jax.tree.map(lambda leaf: leaf, script.sharded_tree())
+    like["w"] = jax.device_put(like["w"], NamedSharding(Mesh(np.array(jax.devices()[:1]), "x"), P("x")))
+    loaded = CheckpointStore(tmp_path, read_only=True).load(2, like=like)
+    assert_same_leaves(loaded.tree, script.sharded_tree())
+    assert loaded.document == {"devices": 8}
+    assert isinstance(loaded.tree["w"].sharding, NamedSharding) and not loaded.tree["half"].committed
+
+
+def test_buffers_may_be_donated_and_changed_as_soon_as_save_returns(store):
+    for step in range(5):
+        given, own = jnp.full(1 << 19, float(step)), np.full(1 << 19, step)
+        store.save(step, {"given": given, "own": own})
+        negate(given)
+        own[:] = -1
+        found = store.load(step, like={"given": jnp.zeros(1 << 19), "own": own}).tree
+        assert (np.asarray(found["given"]) == step).all() and (found["own"] == step).all()
+
+
+def test_saving_and_loading_work_where_an_event_loop_runs(store):
+    async def cell():
+        store.save(1, {"w": jnp.ones(2)})
+        return store.load(like={"w": jnp.zeros(2)}).tree["w"].tolist()
+
+    assert asyncio.run(cell()) == [1.0, 1.0]
+
+
+def test_a_relative_directory_stays_the_same_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with CheckpointStore("runs/a") as store:
+        monkeypatch.chdir("/")
+        store.save(1, {"w": jnp.ones(2)})
+    assert CheckpointStore(tmp_path / "runs" / "a", read_only=True).steps() == [1]
+
+
+def test_a_step_that_is_saved_again_is_replaced(store):
+    for value in (1.0, 2.0):
+        store.save(7, {"w": jnp.full(2, value)})
+    assert store.load(like={"w": jnp.zeros(2)}).tree["w"].tolist() == [2.0, 2.0]
+    assert sorted(os.listdir(store.directory)) == [".lock", "0000000007"]
+
+
+def test_steps_after_one_can_be_discarded(store):
+    for step in (1, 2, 3):
+        store.save(step, {"w": jnp.ones(2)})
+    store.discard_after(1)
+    assert store.steps() == [1]
+
+
+def test_checkpoints_of_an_earlier_run_can_be_set_apart(store):
+    store.save(1, {"w": jnp.ones(2)})
+    apart = store.set_apart()
+    assert (store.steps(), CheckpointStore(apart, read_only=True).steps()) == ([], [1])
+
+
+def test_the_tree_may_depend_on_the_document(store):
+    store.save(1, {"w": jnp.ones(3)}, {"width": 3})
+    assert store.load(like=lambda document: {"w": jnp.zeros(document["width"])}).tree["w"].tolist() == [1.0, 1.0, 1.0]
+
+
+# What does not fit is refused
+
+
+def test_another_tree_is_refused_with_all_that_differs_side_by_side(store):
+    store.save(3, {"w": jnp.ones((2, 3)), "b": jnp.ones(3), "n": 3, "old": np.ones(2), "key": jax.random.key(0)})
+    like = {"w": jnp.ones((2, 4)), "b": jnp.ones(3, jnp.bfloat16), "n": 3.0, "new": [np.ones(2)], "key": jnp.ones(2)}
+    with pytest.raises(ValueError) as refused:
+        store.load(like=like)
+    words = str(refused.value)
+    assert words.startswith(
+        f"CheckpointStore.load needs a tree like the one checkpoint 3 in {store.directory} was saved"
+    )
+    for line in (
+        "tree['w']: shape (2, 3), float32 / shape (2, 4), float32",
+        "tree['b']: shape (3,), float32 / shape (3,), bfloat16",
+        "tree['n']: int / float",
+        "tree['old']: shape (2,), float64 / nothing",
+        "tree['new'][0]: nothing / shape (2,), float64",
+        "tree['key']: shape (), key<fry> / shape (2,), float32",
+    ):
+        assert f"\n  {line}\n" in words
+    assert "load with like=None" in words
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (({"f": len},), r"keeps trees of arrays of numbers.*\n?.*Got tree\['f'\]: <built-in function len>"),
+        (({"o": np.array([None])},), r"Got tree\['o'\]: shape \(1,\), object"),
+        (({"t": np.array(["a"])},), r"Got tree\['t'\]: shape \(1,\), <U1"),
+        (({}, {"a": [len]}), r"keeps a document of plain values.*Got document\['a'\]\[0\]"),
+        (({}, None, {"../x": b""}), r"names of letters, digits.*'\.\./x'"),
+        (({}, None, {"x": "text"}), r"needs files as bytes"),
+        (({}, None, None, {"loss": [1, 2]}), r"needs metrics that are numbers\. Got loss"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused_at_once_by_name(store, arguments, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        store.save(1, *arguments)
+    assert store.steps() == [] and os.listdir(store.directory) == [".lock"]
+
+
+def test_a_store_for_reading_or_a_closed_one_does_not_save(tmp_path):
+    reader = CheckpointStore(tmp_path / "none", read_only=True)
+    assert reader.steps() == [] and reader.latest() is None and not (tmp_path / "none").exists()
+    with pytest.raises(RuntimeError, match=r"needs a store that is open for writing\. This one is read_only"):
+        reader.save(1, {})
+    with CheckpointStore(tmp_path / "some") as store:
+        pass
+    with pytest.raises(RuntimeError, match="This one is closed"):
+        store.save(1, {})
+    store.close()
+    with pytest.raises(FileNotFoundError, match="has no checkpoint"):
+        reader.load()
+    with pytest.raises(ValueError, match="step to be an int of at least 0"):
+        CheckpointStore(tmp_path / "third").save(-1, {})
+    with pytest.raises(FileNotFoundError, match=r"has no checkpoint of step 4\. It has: \[\]"):
+        store.load(4)
+
+
+# What is kept
+
+
+def losses(*values):
+    return {step: {"loss": value} for step, value in enumerate(values)}
+
+
+@pytest.mark.parametrize(
+    "keep, values, kept",
+    [
+        (Retention(latest=2), (1.0, 2.0, 3.0, 4.0), [2, 3]),
+        (Retention(latest=None), (1.0, 2.0), [0, 1]),
+        (Retention(latest=1, best=2, monitor="loss"), (3.0, 1.0, 2.0, 5.0), [1, 2, 3]),
+        (Retention(latest=1, best=1, monitor="loss", mode="max"), (3.0, 5.0, 2.0, 1.0), [1, 3]),
+        (Retention(latest=1, best=1, monitor="loss"), (1.0, 1.0, 1.0), [0, 2]),
+        (Retention(latest=1, best=1, monitor="loss"), (1.0, float("nan"), None, float("-inf")), [0, 3]),
+        (Retention(latest=1, best=1, monitor="accuracy"), (1.0, 2.0), [1]),
+        (Retention(latest=1, every=2), (1.0, 1.0, 1.0, 1.0, 1.0, 1.0), [0, 2, 4, 5]),
+    ],
+)
+def test_retention_keeps_the_latest_the_best_and_every_so_many(keep, values, kept):
+    assert [step for step in losses(*values) if step not in keep.doomed(losses(*values))] == kept
+
+
+@given(
+    st.lists(st.floats() | st.none(), min_size=1, max_size=12),
+    st.integers(1, 4),
+    st.integers(0, 3),
+    st.sampled_from(["min", "max"]),
+)
+def test_the_newest_and_the_best_are_never_deleted(values, latest, best, mode):
+    keep = Retention(latest=latest, best=best, monitor="loss", mode=mode)
+    kept: dict = {}
+    for step, metrics in losses(*values).items():
+        kept[step] = metrics
+        for doomed in keep.doomed(kept):
+            del kept[doomed]
+        assert step in kept and len(kept) <= latest + best
+    finite = [value for value in values if value is not None and np.isfinite(value)]
+    if best and finite:
+        assert {"loss": (min if mode == "min" else max)(finite)} in kept.values()
+
+
+def test_a_store_deletes_what_is_not_kept_and_knows_the_best(memory):
+    keep = Retention(latest=1, best=1, monitor="loss")
+    with CheckpointStore(memory, keep=keep) as store:
+        for step, loss in [(1, 0.5), (2, 0.2), (3, float("nan")), (4, 0.3), (5, 0.9)]:
+            store.save(step, {"w": jnp.ones(2)}, metrics={"loss": loss})
+        store.wait()
+        assert (store.steps(), store.latest(), store.best()) == ([2, 5], 5, 2)
+    again = CheckpointStore(memory, keep=keep, read_only=True)
+    assert (again.steps(), again.best()) == ([2, 5], 2)
+    assert sorted(os.listdir(memory)) == ["0000000002", "0000000005"]
+    with pytest.raises(ValueError, match="best needs a metric"):
+        CheckpointStore(memory, read_only=True).best()
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"latest": 0}, "latest to be an int of at least 1"),
+        ({"best": 2}, "needs the name of a metric to keep the best 2"),
+        ({"mode": "most"}, "mode 'min' or 'max'"),
+        ({"every": 0}, "every to be an int of at least 1"),
+    ],
+)
+def test_a_retention_that_makes_no_sense_is_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        Retention(**options)
+
+
+# Damage
+
+
+def damage_one(folder, rng):
+    """Damage one file of a checkpoint in some way. Returns what was done, the name to be told, and how to mend it."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    path = rng.choice(files)
+    content = path.read_bytes()
+    kind = rng.choice(["flip"] * 5 + ["cut", "cut", "empty", "delete", "swap", "extra", "link"])
+    name = path.relative_to(folder).as_posix()
+    if kind == "flip" and content:
+        place = rng.randrange(len(content) * 8)
+        flipped = bytearray(content)
+        flipped[place // 8] ^= 1 << place % 8
+        path.write_bytes(flipped)
+    elif kind == "cut" and content:
+        path.write_bytes(content[: rng.randrange(len(content))])
+    elif kind == "empty" and content:
+        path.write_bytes(b"")
+    elif kind == "swap":
+        other = rng.choice([other for other in files if other.read_bytes() != content])
+        path.write_bytes(other.read_bytes())
+    elif kind == "link":
+        path.rename(folder.parent / "moved")
+        path.symlink_to(folder.parent / "moved")
+    elif kind == "extra" or not content:
+        extra = path.with_name("extra")
+        extra.write_bytes(b"")
+        return f"extra beside {name}", extra.relative_to(folder).as_posix(), extra.unlink
+    else:
+        path.unlink()
+
+    def mend():
+        path.unlink(missing_ok=True)
+        path.write_bytes(content)
+
+    return f"{kind} {name}", name, mend
+
+
+def damage_trials(directory, count, seed):
+    """Damage the newest of two checkpoints so many times. Returns what went undetected, or was not named or mended."""
+    rng, failures = random.Random(seed), []
+    tree = {"w": jnp.arange(3000.0), "b": np.arange(7), "n": 3}
+    with CheckpointStore(directory) as store:
+        for step in (1, 2):
+            store.save(step, tree, {"step": step}, {"history.csv": b"loss\n0.5\n"}, {"loss": 0.5})
+        store.wait()
+        for number in range(count):
+            done, name, mend = damage_one(directory / "0000000002", rng)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                loaded = store.load(like=tree)
+            told = [str(warning.message) for warning in caught]
+            named = len(told) == 1 and f"\n  {name}: " in told[0] and "Checkpoint 1 is used instead." in told[0]
+            try:
+                store.load(2)
+                refused = False
+            except DamagedCheckpoint as error:
+                refused = f"\n  {name}: " in str(error)
+            mend()
+            whole = not damage(directory / "0000000002", thorough=True)
+            if not (loaded.document == {"step": 1} and named and refused and whole):
+                failures.append((seed, number, done, told))
+    return failures
+
+
+def test_every_flipped_bit_and_cut_file_is_found_and_named(memory):
+    assert damage_trials(memory / "run", 50, seed=0) == []
+
+
+def test_where_nothing_is_whole_all_is_listed(store):
+    for step in (1, 2):
+        store.save(step, {"w": jnp.ones(2)})
+    store.wait()
+    (store.directory / "0000000001" / "run.json").write_bytes(b"{}")
+    (store.directory / "0000000002" / "manifest.json").unlink()
+    with pytest.raises(DamagedCheckpoint) as refused:
+        store.load()
+    for words in (
+        "Checkpoint 1 in ",
+        "\n  run.json: 2 bytes, the manifest says 5",
+        "Checkpoint 2 in",
+        "manifest.json: missing",
+    ):
+        assert words in str(refused.value)
+    assert store.steps() == []
+    assert store.latest() is None
+
+
+def test_names_in_a_manifest_lead_nowhere(store, tmp_path):
+    store.save(1, {"w": jnp.ones(2)})
+    store.wait()
+    folder = store.directory / "0000000001"
+    found = read_manifest(folder)
+    (tmp_path / "secret").write_bytes(b"secret")
+    for name in ("../../secret", "/etc/passwd", "state/../run.json", str(tmp_path / "secret")):
+        forged = Manifest(1, {}, {**found.files, name: (6, "0" * 64)})
+        (folder / "manifest.json").write_bytes(forged.encoded())
+        with pytest.raises(DamagedCheckpoint, match=f"\n  {name}: missing"):
+            store.load(1)
+    (folder / "manifest.json").write_bytes(found.encoded())
+    (folder / "files").symlink_to(tmp_path)
+    with pytest.raises(DamagedCheckpoint, match="files: extra"):
+        store.load(1)
+    (folder / "files").unlink()
+    elsewhere = folder.rename(store.directory.parent / "elsewhere")
+    folder.symlink_to(elsewhere)
+    with pytest.raises(DamagedCheckpoint, match="0000000001: a symbolic link"):
+        store.load(1)
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_refused(store):
+    store.save(1, {"w": jnp.ones(2)})
+    store.wait()
+    shutil.copytree(store.directory / "0000000001", store.directory / "0000000009")
+    with pytest.warns(RuntimeWarning, match=r"manifest\.json: of step 1, in a folder named 0000000009") as caught:
+        assert store.load().step == 1
+    assert caught[0].filename == __file__
+
+
+# One run per directory
+
+
+def test_a_second_run_in_a_directory_is_refused_by_name_until_the_first_is_killed(tmp_path):
+    holder = subprocess.Popen(
+        [sys.executable, SCRIPT, "hold", tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout is not None and json.loads(holder.stdout.readline()) == {"held": True}
+        words = rf"is held by process {holder.pid} on {socket.gethostname()}, since 20\d\d-.*read_only=True"
+        with pytest.raises(RuntimeError, match=words):
+            CheckpointStore(tmp_path)
+        assert CheckpointStore(tmp_path, read_only=True).steps() == []
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        holder.communicate()
+    for leftover in (".tmp-3", ".trash-2"):
+        (tmp_path / leftover / "state").mkdir(parents=True)
+    with CheckpointStore(tmp_path):
+        assert os.listdir(tmp_path) == [".lock"]
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_store_that_is_forgotten_gives_its_directory_back(tmp_path):
+    store = CheckpointStore(tmp_path)
+    with pytest.raises(RuntimeError, match=f"held by process {os.getpid()} "):
+        CheckpointStore(tmp_path)
+    del store
+    CheckpointStore(tmp_path).close()
+
+
+def test_what_was_about_to_be_replaced_is_put_back(store):
+    store.save(1, {"w": jnp.ones(2)})
+    store.close()
+    os.rename(store.directory / "0000000001", store.directory / ".old-1")
+    with CheckpointStore(store.directory) as again:
+        assert again.steps() == [1]
+
+
+# Faults
+
+
+def test_a_killed_run_leaves_its_last_whole_checkpoint(memory):
+    told, _ = run_script("killed", memory / "run", 8, 0)
+    assert [facts for facts in told if not facts["ok"]] == []
+    assert len(told) == 8
+
+
+def test_where_there_is_no_room_older_checkpoints_stay_and_nothing_is_left_over(memory):
+    told, _ = run_script("no_room", memory, 20, 0)
+    assert [facts for facts in told if not facts["ok"]] == []
+    assert len(told) == 20 and sum(facts["failed"] for facts in told) >= 12
+
+
+def test_an_error_in_the_background_is_raised_once_at_the_next_call(store):
+    for call in (store.check, store.wait, lambda: store.save(3, {"w": jnp.ones(2)}), lambda: store.load()):
+        (store.directory / ".tmp-2").write_bytes(b"in the way")
+        store.save(2, {"w": jnp.ones(2)})
+        while any(thread.name == "checkpoint 2" for thread in threading.enumerate()):
+            time.sleep(0.001)
+        with pytest.raises(OSError) as raised:
+            call()
+        assert raised.value.__notes__ == [
+            f"This happened while the checkpoint of step 2 was saved in {store.directory}."
+        ]
+        store.check()
+        store.wait()
+        assert os.listdir(store.directory) == [".lock"]
+
+
+def test_a_run_that_closes_its_store_ends_without_a_word(memory):
+    assert run_script("leave", memory, "closed") == ([], "")
+    assert CheckpointStore(memory, read_only=True).steps() == [1, 2]
+
+
+def test_a_run_that_does_not_close_its_store_ends_with_its_last_save_done_or_said_to_be_lost(memory):
+    _, errors = run_script("leave", memory, "left")
+    steps = CheckpointStore(memory, read_only=True).steps()
+    assert steps == [1, 2] or (steps == [1] and "checkpoint of step 2 was saved in" in errors)
+    with CheckpointStore(memory):
+        assert sorted(os.listdir(memory)) == [".lock", *(f"{step:010d}" for step in steps)]
+
+
+# Several processes
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    """What two processes with four devices each have told, and the directory they shared."""
+    folder = tmp_path_factory.mktemp("together")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", SCRIPT, "together", folder / "run", address, "2", str(number)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=PATIENCE) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+    assert [process.returncode for process in started] == [0, 0], "\n".join(err for _, err in outputs)
+    return [[json.loads(line) for line in out.splitlines() if line[0] == "{"] for out, _ in outputs], folder / "run"
+
+
+def test_processes_save_and_load_together(together):
+    (first, second), _ = together
+    assert first[0] == second[0] == {"steps": [1, 2], "latest": 2}
+    for told in (first, second):
+        whole, damaged = told[1:3]
+        assert (whole["step"], damaged["step"]) == (2, 1)
+        for facts in (whole, damaged):
+            assert all(facts["equal"].values()) and facts["document"] == {"step": facts["step"]}
+            assert facts["files"] == {"of-0": [0], "of-1": [1]} and "data" in facts["spec"]
+    assert (first[2]["warned"], second[2]["warned"]) == (1, 0)
+
+
+def test_when_one_process_cannot_write_all_say_so(together):
+    (first, second), _ = together
+    for told in (first, second):
+        (facts,) = (facts for facts in told if "failed" in facts)
+        assert "checkpoint of step 3" in facts["failed"] and facts["steps"] == [1] and facts["seconds"] < 30
+        missing, other = (facts for facts in told if "refused" in facts)
+        assert "has no checkpoint of step 7" in missing["words"]
+        assert "tree['other']: nothing / int" in other["words"]
+        assert told[-1] == {"finished": [1, 9], "names": ["0000000001", "0000000002", "0000000009"]}
+    (words,) = (facts["failed"] for facts in first if "failed" in facts)
+    assert "Process 1 could not write its part" in words
+
+
+def test_what_two_processes_saved_one_loads(together):
+    _, folder = together
+    tree = CheckpointStore(folder, read_only=True).load(9).tree
+    np.testing.assert_array_equal(tree["['rows']"], np.arange(64).reshape(8, 8) + 9)
+    np.testing.assert_array_equal(script.raw(tree["['keys']"]), np.arange(16).reshape(8, 2) + 9)
+    assert tree["['own']"].tolist() == [9, 9, 9] and tree["['numpy']"].tolist() == [9, 9]
