@@ -297,3 +297,34 @@ def test_flags_of_jax_do_not_change_the_stream(key):
         """
     plain = run_alone(script)
     assert plain == run_alone(script, JAX_ENABLE_X64="1", JAX_DEFAULT_PRNG_IMPL="rbg", JAX_THREEFRY_PARTITIONABLE="0")
+
+
+def test_some_steps_as_one_program_are_the_steps_one_by_one(key, count_compilations):
+    loader = ms.DataLoader([ms.ArraySampleSource({"x": np.arange(10, dtype=np.float32)}), ms.BatchTransform(4)])
+    start = loader.init_state(key)
+    expected = [np.asarray(batch["x"]) for batch, _ in loader.iterate(start, steps=7)]
+    counts = [real for _, real in zip(range(7), map(loader.sample_counter(start), range(7)), strict=True)]
+    assert counts == [4, 4, 2, 4, 4, 2, 4]
+    state, total, rows = loader.run_steps(start, jnp.float32(0), _sum_rows, 7, width=9)
+    np.testing.assert_array_equal(rows[:7], expected)
+    assert int(state.step) == 7 and rows.shape == (9, 4)
+    with count_compilations() as count:
+        state, total, _ = loader.run_steps(start, jnp.float32(0), _sum_rows, 3, width=9)
+        state, total, _ = loader.run_steps(state, total, _sum_rows, 0, width=9)
+    assert count == [0] and int(state.step) == 3 and float(total) == 45
+    with pytest.raises(ValueError, match=r"a count from 0 to its width, 9. Got 10"):
+        loader.run_steps(start, jnp.float32(0), _sum_rows, 10, width=9)
+
+
+def _sum_rows(total, batch, mask):
+    return total + jnp.sum(jnp.where(mask, batch["x"], 0)), batch["x"]
+
+
+def test_iterators_say_how_many_samples_a_batch_has(key):
+    for ordering in ("shuffle", ms.Shuffle("batchwise")):
+        source = ms.ArraySampleSource({"x": np.arange(10)}, ordering=ordering)
+        for stages in ([ms.BatchTransform(4)], [ms.BatchTransform(2), ms.BatchTransform(3)]):
+            loader = ms.DataLoader([source, *stages])
+            batches = loader.iterate(loader.init_state(key), steps=7)
+            for _, mask in batches:
+                assert batches.samples == int(np.sum(mask))

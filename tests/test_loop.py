@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import assert_trees_equal
 from flax import nnx
-from tests.conftest import assert_trees_equal
 
 import millstream as ms
 
@@ -417,7 +417,7 @@ def test_batches_that_cannot_be_read_are_left_out_and_made_up_for(key):
     ("arguments", "text"),
     [
         ({}, "goes on for ever, unless told when to stop"),
-        ({"stop": 3}, "needs key=jax.random.key"),
+        ({"stop": 3}, "that shuffles or is random needs key=jax.random.key"),
         ({"stop": "soon", "key": jax.random.key(0)}, "needs stop as steps"),
         ({"stop": 3, "key": jax.random.key(0), "epoch_duration": ms.at(epochs=2)}, "epoch_duration in steps"),
         ({"stop": 3, "key": jax.random.key(0), "history": []}, "history and elapsed as an earlier loop"),
@@ -665,3 +665,23 @@ def test_a_clean_loop_warns_of_nothing(loader, key):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ms.loop(jnp.float32(0), loader, {ms.every(1): loader_step}, stop=4, key=key)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def donating_step(state, batch):
+    return jax.tree.map(lambda leaf: leaf + 1, state)
+
+
+def test_donated_states_without_logs_are_fine():
+    state = {"w": jnp.zeros(3), "more": [jnp.zeros(())] * 1}
+    state, _, _ = ms.loop(state, range(20), {ms.every(1): donating_step})
+    assert int(state["w"][0]) == 20
+
+
+def test_a_loader_whose_batches_do_not_depend_on_it_needs_no_key():
+    source = ms.ArraySampleSource({"x": np.arange(10, dtype=np.float32)}, ordering="sequential")
+    in_sequence = ms.DataLoader([source, ms.BatchTransform(4)])
+    assert not in_sequence.is_random
+    _, history, _ = ms.loop(jnp.float32(0), in_sequence, {ms.every(1): loader_step}, stop=3)
+    assert history.collect("total") == [6, 22, 17]
+    assert ms.DataLoader([source, ms.RandomMapTransform(lambda x, mask, key: x), ms.BatchTransform(4)]).is_random

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.conftest import assert_trees_equal
+from conftest import assert_trees_equal
 
 import millstream as ms
 

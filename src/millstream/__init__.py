@@ -110,6 +110,7 @@ if TYPE_CHECKING:
     from millstream.sources import ImageFolderSource as ImageFolderSource
     from millstream.sources import NpySource as NpySource
     from millstream.sources import Shuffle as Shuffle
+    from millstream.states import managed as managed
     from millstream.transforms import BatchTransform as BatchTransform
     from millstream.transforms import BufferTransform as BufferTransform
     from millstream.transforms import DevicePutTransform as DevicePutTransform
@@ -235,6 +236,9 @@ _CONTENTS = {
         "ImageFolderSource",
         "NpySource",
         "Shuffle",
+    ],
+    "states": [
+        "managed",
     ],
     "transforms": [
         "BatchTransform",

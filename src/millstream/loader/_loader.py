@@ -17,6 +17,7 @@ from millstream._core.contents import fingerprint
 from millstream._core.contracts import PyTree
 from millstream._core.errors import describe_value, function_name, require_choice, require_int
 from millstream._core.interrupts import Interrupts
+from millstream._core.ordering import as_shuffle
 from millstream._core.pipeline import Pipeline
 from millstream._core.policy import set_policy_state
 from millstream._core.read_ahead import Backend, PlannedRun, ReadAhead
@@ -120,6 +121,15 @@ class DataLoader:
         """The shape and dtype of a batch, as a pytree of `jax.ShapeDtypeStruct`."""
         with self._own_mesh():
             return self._source.element_spec()
+
+    @property
+    def is_random(self) -> bool:
+        """Whether batches depend on the key: samples are shuffled, a stage is random, or the data are a stream."""
+        if not isinstance(self._source, Pipeline):
+            return True
+        shuffled = self._source.plan.shuffle != as_shuffle("is_random", "sequential")
+        keyed = self._host is not None and self._host.source.keyed
+        return shuffled or keyed or any(stage.keyed for stage in self._source.stages)
 
     def contents(self) -> tuple[tuple[str, str], ...]:
         """What the samples are, in a word that changes when they do: a hash of a few of them. None for a stream."""

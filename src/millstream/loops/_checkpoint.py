@@ -175,10 +175,10 @@ def checkpoint(
 
     Example:
         >>> tasks = {ms.every(1): lambda state: state + 1, ms.every(5): ms.checkpoint("run")}
-        >>> ms.loop(jnp.int32(0), range(10), tasks).elapsed.steps
-        10
-        >>> state, _, elapsed = ms.loop(jnp.int32(0), lambda: iter(range(10)), tasks, resume="run")
-        >>> int(state), elapsed.steps  # nothing was left to do
+        >>> ms.loop(jnp.int32(0), loader, tasks, stop=7, key=jax.random.key(0)).elapsed.steps
+        7
+        >>> model, _, elapsed = ms.loop(jnp.int32(0), loader, tasks, stop=10, key=jax.random.key(0), resume="run")
+        >>> int(model), elapsed.steps
         (10, 10)
 
     Args:
@@ -202,11 +202,11 @@ def restore(
     """The run that was saved last in a directory.
 
     Example:
-        >>> checkpoint = ms.checkpoint("run")
+        >>> checkpoint = ms.checkpoint("by hand")
         >>> for elapsed, batch in ms.elapse(range(3)):
         ...     checkpoint(elapsed, {"w": jnp.full(2, elapsed.steps)})
         >>> checkpoint.close()
-        >>> saved = ms.restore("run", {"w": jnp.zeros(2, jnp.int32)})
+        >>> saved = ms.restore("by hand", {"w": jnp.zeros(2, jnp.int32)})
         >>> saved.elapsed.steps, saved.state["w"].tolist()
         (3, [3, 3])
 

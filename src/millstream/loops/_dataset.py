@@ -138,10 +138,12 @@ def loader_state(who: str, loader: Any, key: Any, data_state: PyTree, step: int)
     if data_state is not None:
         return data_state
     if key is None:
-        raise ValueError(
-            f"{who} over a DataLoader needs key=jax.random.key(seed), which fixes the order of its batches, "
-            "or data_state=, to go on from."
-        )
+        if getattr(loader, "is_random", True):
+            raise ValueError(
+                f"{who} over a DataLoader that shuffles or is random needs key=jax.random.key(seed), which fixes its "
+                "batches, or data_state=, to go on from."
+            )
+        key = jax.random.key(0)  # any will do
     return loader.init_state(key, step) if step else loader.init_state(key)
 
 
