@@ -137,6 +137,7 @@ def test_public_names_are_these_and_all_say_what_they_are():
         "log_learning_rate",
         "logs",
         "loop",
+        "managed",
         "mlflow_logger",
         "never",
         "noop",

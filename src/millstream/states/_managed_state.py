@@ -1,0 +1,193 @@
+"""The state of a training run: parameters, optimizer, step and key, and how its steps run."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Self
+
+import jax
+
+from millstream._core.contracts import PyTree
+from millstream._core.errors import describe_value
+from millstream.states._accumulate import Accumulate
+from millstream.states._new_arrays import as_arrays, check_params, copied, split_fields, unshared, wide_copy
+from millstream.states._options import Options, checked_options
+from millstream.states._precision import LossScale, Precision, as_loss_scale, as_precision, cast
+from millstream.states._pytree import fields_of, register_state
+from millstream.states._strategies import Strategy, get_strategy
+from millstream.states._update import updated
+
+_STATIC = {"static": True}
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class ManagedState:
+    """What a training run carries from step to step, and how its steps run. Make one with `create`.
+
+    A frozen dataclass and a pytree. A subclass that is a frozen dataclass too may have fields of its own, which
+    `create` takes by name; those with `metadata={"static": True}` are not arrays and become part of the compiled step.
+
+    Example:
+        >>> import optax
+        >>> state = ms.managed.ManagedState.create({"w": jnp.zeros(3)}, optax.sgd(0.1), key=jax.random.key(0))
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class WithStatistics(ms.managed.ManagedState):
+        ...     batch_stats: dict
+        ...     training: bool = dataclasses.field(default=True, metadata={"static": True})
+        >>> other = WithStatistics.create({"w": jnp.zeros(3)}, optax.sgd(0.1), batch_stats={"mean": jnp.zeros(3)})
+
+    Attributes:
+        params: Parameters, any pytree of floats.
+        opt_state: The optimizer's state.
+        step: Completed train steps.
+        key: The run's key; None if it has none.
+        ema_params: The exponential moving average of the parameters; None if it is not asked for.
+        loss_scale: What losses are multiplied with; None if they are not.
+        tx: The optimizer.
+        apply_fn: Whatever the model is applied with.
+        strategy: How steps run.
+        options: What else was asked for.
+    """
+
+    params: PyTree
+    opt_state: PyTree
+    step: jax.Array
+    key: jax.Array | None = None
+    ema_params: PyTree = None
+    loss_scale: LossScale | None = None
+    tx: Any = dataclasses.field(metadata=_STATIC)
+    apply_fn: Callable[..., Any] | None = dataclasses.field(default=None, metadata=_STATIC)
+    strategy: Strategy = dataclasses.field(metadata=_STATIC)
+    options: Options = dataclasses.field(default=Options(), metadata=_STATIC)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        register_state(cls)
+
+    @classmethod
+    def create(
+        cls,
+        params: PyTree,
+        tx: Any,
+        *,
+        strategy: str | Strategy = "jit",
+        key: jax.Array | None = None,
+        apply_fn: Callable[..., Any] | None = None,
+        precision: str | Precision | None = None,
+        loss_scale: LossScale | None = None,
+        accumulate: int | Accumulate = 1,
+        clip_norm: float | None = None,
+        ema: float | None = None,
+        skip_nonfinite: bool = False,
+        log_norms: bool = False,
+        **fields: Any,
+    ) -> Self:
+        """A new state, at step 0.
+
+        Example:
+            >>> import optax
+            >>> state = ms.managed.ManagedState.create({"w": jnp.zeros(3)}, optax.adam(1e-3), strategy="data-parallel")
+
+        Args:
+            params: Parameters, any pytree of floats.
+            tx: An optimizer with optax's `init` and `update`.
+            strategy: "eager", "jit", "jit_donate", "data_parallel", "data_parallel_donate", "fsdp", "fsdp_donate", a
+                registered name, or a `Strategy`.
+            key: What `step_key` is made from.
+            apply_fn: Whatever the model is applied with; steps find it in `state.apply_fn`.
+            precision: "fp32", "bf16", "fp16" or a `Precision`: the dtypes that steps compute in. By default nothing is
+                changed.
+            loss_scale: A `LossScale`; by default there is one if steps compute in float16.
+            accumulate: Into how many parts a train step divides its batch, or an `Accumulate`, which says how.
+            clip_norm: Gradients are made smaller if their norm, all together, is larger than this.
+            ema: Keep an average of the parameters, `ema_params`: this share of it stays at each step, such as 0.999.
+            skip_nonfinite: Leave out updates whose gradients are not finite: nothing but the step changes. Their share
+                is logged as the metric `skipped_updates`. Always so with a loss scale.
+            log_norms: Log the metrics `grad_norm` (before clipping), `param_norm` and `update_norm`.
+            **fields: The fields of a subclass.
+        """
+        who = f"{cls.__name__}.create"
+        if not callable(getattr(tx, "init", None)) or not callable(getattr(tx, "update", None)):
+            raise TypeError(
+                f"{who} needs tx to be an optimizer with init and update, such as optax.adam(1e-3). "
+                f"Got {describe_value(tx)}."
+            )
+        mixed = as_precision(who, precision)
+        asked = dict(clip_norm=clip_norm, ema=ema, skip_nonfinite=skip_nonfinite, log_norms=log_norms)
+        options = checked_options(who, accumulate, precision=mixed, **asked)
+        run = get_strategy(strategy)
+        own, static = split_fields(who, fields_of(cls)[len(fields_of(ManagedState)) :], fields)
+
+        def placed(name: str, tree: PyTree) -> PyTree:
+            return run.place(as_arrays(who, name, tree, copy=run.donate))
+
+        params = as_arrays(who, "params", params, copy=run.donate)
+        check_params(who, params)
+        params = run.place(params if mixed is None else cast(params, mixed.param))
+        opt_state = run.place(as_arrays(who, "opt_state", unshared(tx.init(params), params), copy=False))
+        return cls(
+            params=params,
+            opt_state=opt_state,
+            step=placed("step", 0),
+            key=placed("key", key),
+            ema_params=None if ema is None else jax.tree.map(wide_copy, params),
+            loss_scale=placed("loss_scale", as_loss_scale(who, loss_scale, mixed)),
+            tx=tx,
+            apply_fn=apply_fn,
+            strategy=run,
+            options=options,
+            **{name: placed(name, tree) for name, tree in own.items()},
+            **static,
+        )
+
+    def replace(self, **changes: Any) -> Self:
+        """The same with other fields. If its strategy donates, arrays that come in are copied: it owns its own.
+
+        Example:
+            >>> import optax
+            >>> state = ms.managed.ManagedState.create({"w": jnp.zeros(3)}, optax.sgd(0.1))
+            >>> state = state.replace(params={"w": jnp.ones(3)})
+        """
+        unknown = changes.keys() - self.__dict__.keys()
+        if unknown:
+            raise TypeError(
+                f"{type(self).__name__}.replace knows no field {', '.join(map(repr, sorted(unknown)))}. "
+                f"There are: {', '.join(self.__dict__)}."
+            )
+        if self.strategy.donate:
+            changes = jax.tree.map(copied, changes)
+        new = object.__new__(type(self))
+        new.__dict__.update(self.__dict__)
+        new.__dict__.update(changes)
+        return new
+
+    def apply_gradients(self, grads: PyTree, **extra: Any) -> Self:
+        """The state after one update by the optimizer, as its options say. A `train_step` does this by itself.
+
+        Example:
+            >>> import optax
+            >>> state = ms.managed.ManagedState.create({"w": jnp.zeros(2)}, optax.sgd(0.5))
+            >>> state.apply_gradients({"w": jnp.ones(2)}).params["w"]
+            Array([-0.5, -0.5], dtype=float32)
+
+        Args:
+            grads: Gradients, shaped like `params`, and not scaled.
+            **extra: Given to the optimizer's `update`, such as `value=loss`.
+        """
+        return updated(self, grads, self, **extra)[0]
+
+    def step_key(self) -> jax.Array:
+        """A key for this step alone: a function of the run's key and the step, whoever asks and however often.
+
+        Example:
+            >>> import optax
+            >>> state = ms.managed.ManagedState.create({"w": jnp.zeros(2)}, optax.sgd(0.5), key=jax.random.key(0))
+            >>> noise = jax.random.normal(state.step_key(), (2,))
+        """
+        if self.key is None:
+            raise ValueError(
+                f"{type(self).__name__}.step_key needs a key to begin with: create(..., key=jax.random.key(0))."
+            )
+        return jax.random.fold_in(self.key, self.step)
+
+
+register_state(ManagedState)

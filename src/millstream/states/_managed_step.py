@@ -1,0 +1,203 @@
+"""Functions of a state and a batch as steps, which run as the state's strategy says."""
+
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from millstream._core.contracts import PyTree
+from millstream._core.errors import describe_value, function_name
+from millstream.loops import Logs
+from millstream.loops._logs import as_logs
+from millstream.states._gradients import Call, gradients
+from millstream.states._managed_state import ManagedState
+from millstream.states._new_arrays import strong
+from millstream.states._precision import cast
+from millstream.states._strategies import Strategy, Traced
+from millstream.states._update import updated
+
+Body = Callable[[str, Call, Any, PyTree], tuple[Logs, Any]]
+
+
+class ManagedStep:
+    """A step made by `managed.train_step` or `managed.step`. Call it with (state, batch) or (state, batch, elapsed).
+
+    It never waits: logs stay on the device until someone reads them. As an attribute of a state class it is a method.
+
+    Example:
+        >>> import optax
+        >>> state = ms.managed.ManagedState.create({"w": jnp.zeros(3)}, optax.sgd(0.1))
+        >>> count = ms.managed.step(lambda state, batch: {"rows": len(batch)})
+        >>> logs, state = count(state, np.zeros((4, 3)))
+        >>> int(logs.metrics.rows)
+        4
+
+    Attributes:
+        traced: The step as a pure function (state, batch, elapsed) -> (logs, state) for use inside a larger program:
+            uncompiled, and placing nothing.
+    """
+
+    def __init__(self, who: str, fn: Callable[..., Any], body: Body) -> None:
+        self._takes_elapsed = _takes_elapsed(who, fn)
+        self._runs: dict[Strategy, Traced] = {}
+        self.traced = _traced(fn, body, takes_elapsed=self._takes_elapsed)
+        functools.update_wrapper(self, fn)
+
+    def __call__(self, state: Any, batch: PyTree, elapsed: Any = None) -> tuple[Logs, Any]:
+        """Do one step.
+
+        Args:
+            state: A `ManagedState`.
+            batch: Any pytree of arrays.
+            elapsed: How far the run is, for functions that take it.
+
+        Returns:
+            Logs, and the next state.
+        """
+        try:
+            run = self._runs[state.strategy]
+        except (KeyError, AttributeError):
+            run = self._compile(state)
+        return run(state, batch, elapsed if self._takes_elapsed else None)  # its numbers would be arguments, too
+
+    def _compile(self, state: Any) -> Traced:
+        if not isinstance(state, ManagedState):
+            raise TypeError(
+                f"{function_name(self)} is a managed step and needs a ManagedState, "
+                f"made with ManagedState.create(params, tx). Got {describe_value(state)}."
+            )
+        run = self._runs[state.strategy] = state.strategy.compile(self.traced)
+        return run
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+
+def train_step(fn: Callable[..., Any]) -> ManagedStep:
+    """Make a train step of a function that logs its losses: their sum is minimised.
+
+    The function takes (state, batch) or (state, batch, elapsed) and returns logs with at least one loss, or (logs,
+    state). The losses are differentiated by `state.params` and the gradients applied, as the state was asked to. Other
+    fields of the returned state are kept; its parameters must be those it came with.
+
+    Example:
+        >>> import optax
+        >>> @ms.managed.train_step
+        ... def train_step(state, batch):
+        ...     loss = jnp.mean((batch["x"] @ state.params["w"] - batch["y"]) ** 2)
+        ...     return ms.logs().add_loss("loss", loss)
+        >>> state = ms.managed.ManagedState.create({"w": jnp.zeros(3)}, optax.sgd(0.1))
+        >>> logs, state = train_step(state, {"x": np.ones((4, 3), np.float32), "y": np.ones(4, np.float32)})
+        >>> float(logs.losses.loss)
+        1.0
+
+    Args:
+        fn: The function; pure and traceable.
+    """
+    return ManagedStep("managed.train_step", fn, _train)
+
+
+def step(fn: Callable[..., Any]) -> ManagedStep:
+    """Make a step of a function that minimises nothing, such as an evaluation: it runs as the state's strategy says.
+
+    The function takes (state, batch) or (state, batch, elapsed) and returns logs, or (logs, state).
+
+    Example:
+        >>> import optax
+        >>> @ms.managed.step
+        ... def test_step(state, batch):
+        ...     return ms.logs().add_metric("prediction", jnp.mean(batch @ state.params["w"]))
+        >>> state = ms.managed.ManagedState.create({"w": jnp.ones(3)}, optax.sgd(0.1))
+        >>> logs, state = test_step(state, np.ones((4, 3), np.float32))
+        >>> float(logs.metrics.prediction)
+        3.0
+
+    Args:
+        fn: The function; pure and traceable.
+    """
+    return ManagedStep("managed.step", fn, _step)
+
+
+def _takes_elapsed(who: str, fn: Any) -> bool:
+    if not callable(fn):
+        raise TypeError(f"{who} decorates a function of (state, batch) or (state, batch, elapsed). Got {fn!r}.")
+    parameters = inspect.signature(fn).parameters.values()
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(positional) not in (2, 3) or len(positional) < len(parameters):
+        raise TypeError(
+            f"{who} decorates a function of (state, batch) or (state, batch, elapsed). {function_name(fn)} takes "
+            f"{inspect.signature(fn)}. Bind other arguments with functools.partial, or keep them in the state."
+        )
+    return len(positional) == 3
+
+
+def _traced(fn: Callable[..., Any], body: Body, *, takes_elapsed: bool) -> Traced:
+    who = function_name(fn)
+
+    def traced(state: Any, batch: PyTree, elapsed: Any = None) -> tuple[Logs, Any]:
+        rest = (elapsed,) if takes_elapsed and elapsed is not None else ()
+
+        def call(state: Any, batch: PyTree) -> tuple[Logs, Any]:
+            return _outputs(who, state, fn(state, batch, *rest))
+
+        logs, new = body(who, _in_precision(who, call) if state.options.precision is not None else call, state, batch)
+        return logs, state.strategy.constrain(jax.tree.map(strong, new))
+
+    traced.__name__ = traced.__qualname__ = who
+    return traced
+
+
+def _outputs(who: str, state: Any, output: Any) -> tuple[Logs, Any]:
+    """What a function returned as (logs, state), the logs copied."""
+    logs, new = output if type(output) is tuple and len(output) == 2 else (output, None)
+    new = state if new is None else new
+    if not isinstance(new, ManagedState):
+        raise TypeError(
+            f"{who} must return logs, or (logs, state). In place of the state it gave {describe_value(new)}."
+        )
+    if logs is None:
+        return Logs(), new
+    return Logs({name: dict(entries) for name, entries in as_logs(who, logs).items()}), new
+
+
+def _in_precision(who: str, call: Call) -> Call:
+    """The function on parameters and a batch in the dtype to compute in; its state has its own parameters again."""
+
+    def mixed(state: Any, batch: PyTree) -> tuple[Logs, Any]:
+        precision = state.options.precision
+        narrow = state.replace(params=cast(state.params, precision.compute))
+        logs, new = call(narrow, cast(batch, precision.compute))
+        _check_params_kept(who, narrow, new, "in mixed precision, where they are rounded copies")
+        return cast(logs, precision.output), new.replace(params=state.params)
+
+    return mixed
+
+
+def _check_params_kept(who: str, given: Any, returned: Any, why: str) -> None:
+    before, after = jax.tree.leaves(given.params), jax.tree.leaves(returned.params)
+    if len(before) != len(after) or any(old is not new for old, new in zip(before, after, strict=True)):
+        raise ValueError(f"{who} must return the state with the parameters it was given, {why}. It changed them.")
+
+
+def _train(who: str, call: Call, state: Any, batch: PyTree) -> tuple[Logs, Any]:
+    def keeping(state: Any, batch: PyTree) -> tuple[Logs, Any]:
+        logs, new = call(state, batch)
+        _check_params_kept(who, state, new, "because a train_step changes them by their gradients")
+        return logs, new
+
+    accumulate = state.options.accumulate
+    compute = gradients if accumulate is None else accumulate.gradients
+    grads, logs, new = compute(who, keeping, state, batch)
+    if state.loss_scale is not None:
+        scale = state.loss_scale.scale
+        grads = jax.tree.map(lambda grad: grad / scale.astype(grad.dtype), grads)
+        logs.add_stateful_metric("loss_scale", scale)
+    new, facts = updated(new, grads, otherwise=state)
+    return logs.add_metrics(facts) if facts else logs, new
+
+
+def _step(who: str, call: Call, state: Any, batch: PyTree) -> tuple[Logs, Any]:
+    return call(state, batch)

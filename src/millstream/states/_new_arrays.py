@@ -1,0 +1,101 @@
+"""What a new state is made of: arrays of fixed dtype that are its own."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+
+from millstream._core.contracts import PyTree
+from millstream._core.errors import describe_leaf, table
+from millstream.states._precision import at_least_32_bits
+
+
+def as_arrays(who: str, name: str, tree: PyTree, *, copy: bool) -> PyTree:
+    """The leaves as JAX arrays."""
+
+    def as_array(path: Any, leaf: Any) -> jax.Array:
+        if not hasattr(leaf, "dtype") and not isinstance(leaf, bool | int | float | complex):
+            found = table([(f"{name}{jax.tree_util.keystr(path)}", describe_leaf(leaf))])
+            raise TypeError(
+                f"{who} needs arrays and numbers in {name}. Got:\n{found}\n"
+                'Anything else belongs into a static field: dataclasses.field(metadata={"static": True}).'
+            )
+        return copied(strong(leaf)) if copy else strong(leaf)
+
+    return jax.tree.map_with_path(as_array, tree)
+
+
+def strong(leaf: Any) -> jax.Array:
+    """An array whose dtype does not depend on what it meets: with such a state a step would be compiled twice."""
+    array = jnp.asarray(leaf)
+    return jax.lax.convert_element_type(array, array.dtype) if getattr(array, "weak_type", False) else array
+
+
+def copied(leaf: Any) -> Any:
+    """A copy of an array; anything else, a traced value too, as it is."""
+    return jnp.copy(leaf) if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) else leaf
+
+
+def unshared(tree: PyTree, others: PyTree) -> PyTree:
+    """The tree with copies of those arrays that it has twice, or that others have."""
+    seen = {id(leaf) for leaf in jax.tree.leaves(others)}
+
+    def own(leaf: Any) -> Any:
+        if id(leaf) in seen:
+            return copied(leaf)
+        seen.add(id(leaf))
+        return leaf
+
+    return jax.tree.map(own, tree)
+
+
+def wide_copy(leaf: jax.Array) -> jax.Array:
+    """A copy of at least 32 bits: in fewer, an average that changes little at each step would not change at all."""
+    return jnp.array(at_least_32_bits(leaf), copy=True)
+
+
+def check_params(who: str, params: PyTree) -> None:
+    """Refuse parameters that have no gradients."""
+    leaves = [(f"params{jax.tree_util.keystr(path)}", leaf) for path, leaf in jax.tree.leaves_with_path(params)]
+    if not leaves:
+        raise ValueError(
+            f"{who} needs params with at least one array of floats. Got a tree without arrays: {params!r}."
+        )
+    wrong = [(name, describe_leaf(leaf)) for name, leaf in leaves if not jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    if wrong:
+        raise TypeError(
+            f"{who} needs params to be floats, which have gradients. Got:\n{table(wrong)}\n"
+            "Keep other arrays in a field of your own: a frozen dataclass that inherits from ManagedState."
+        )
+
+
+def split_fields(who: str, own: tuple[Any, ...], given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The values for the fields that a subclass has of its own, defaults included: those of arrays, and static ones.
+
+    Args:
+        who: Who speaks in errors.
+        own: The subclass's own dataclass fields.
+        given: Values by name.
+    """
+    names = {field.name for field in own}
+    missing = [field.name for field in own if _has_no_default(field) and field.name not in given]
+    unknown = [name for name in given if name not in names]
+    if unknown or missing:
+        wrong = f"Got {', '.join(unknown)}" if unknown else f"{', '.join(missing)} missing"
+        raise TypeError(f"{who} takes these fields of its own: {', '.join(sorted(names)) or 'none'}. {wrong}.")
+    dynamic, static = {}, {}
+    for field in own:
+        if field.init:
+            part = static if field.metadata.get("static", False) else dynamic
+            part[field.name] = given[field.name] if field.name in given else _default(field)
+    return dynamic, static
+
+
+def _has_no_default(field: Any) -> bool:
+    return field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _default(field: Any) -> Any:
+    return field.default_factory() if field.default is dataclasses.MISSING else field.default
