@@ -1,6 +1,6 @@
 """Faults again and again: `python tests/soak.py 20` goes on for twenty minutes and prints what came of them.
 
-Every round is a tenth of the full counts, with a seed of its own; ten rounds take about twenty minutes on two cores.
+Every round is a tenth of the full counts, with a seed of its own; ten rounds take about half an hour on two cores.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import tempfile
 import time
 
 import chaos
+import resume_trials
 
 # What to do how often, and what the column "worst" is.
 TRIALS = {
@@ -36,6 +37,11 @@ DRIVEN = {
     "interrupted": (50, "s until gone"),
     "clean_exit": (100, "s until gone"),
 }
+RESUMED = {
+    "killed_run": (200, ""),
+    "terminated_run": (100, "s until gone, from its start on"),
+    "full_disk_run": (20, ""),
+}
 SMALL_TMPFS = "no_room in a small tmpfs"
 
 
@@ -47,6 +53,7 @@ def one_round(seed: int, share: int) -> list[chaos.Outcome]:
             count = count if name == "epochs" else -(-count // share)
             found += chaos.trials({name: count}, seed, limit=600).values()
     found += [chaos.driven(name, -(-count // share), 1000 * seed) for name, (count, _) in DRIVEN.items()]
+    found += [resume_trials.outcome_of(name, -(-count // share), seed) for name, (count, _) in RESUMED.items()]
     if os.environ.get("SMALL_TMPFS"):
         small = chaos.trials({"no_room": 20 // share}, seed, SMALL_TMPFS=os.environ["SMALL_TMPFS"])["no_room"]
         small.fault = SMALL_TMPFS
@@ -58,7 +65,7 @@ def table(outcomes: dict[str, chaos.Outcome]) -> str:
     """The outcomes in columns."""
     lines = [f"{'fault':26} {'runs':>6} {'ok':>6} {'worst':>8} {'lost':>5} {'repeated':>8} {'leaks':>6}"]
     for name, o in outcomes.items():
-        unit = {**TRIALS, **DRIVEN}.get(name, (0, ""))[1]
+        unit = {**TRIALS, **DRIVEN, **RESUMED}.get(name, (0, ""))[1]
         lines.append(f"{name:26} {o.runs:6} {o.ok:6} {o.worst:8.3f} {o.lost:5} {o.repeated:8} {o.leaks:6}  {unit}")
     return "\n".join(lines)
 

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import signal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +66,7 @@ def test_named_schedules_come_in_their_order():
 
         return callback
 
-    tasks = {name: note(name.removeprefix("on_")) for name in ALL}
+    tasks: dict[Any, Any] = {name: note(name.removeprefix("on_")) for name in ALL}
     tasks[ms.every(1)] = note("other")
     ms.train_loop(0, BATCHES[:3], tasks, test_dataset=BATCHES[:1], epoch_duration=2)
     tested = ["test_begin:0", "reset_step:0", "test_batch_begin:1", "test_step:1", "test_batch_end:1", "test_end:1"]
@@ -210,7 +211,7 @@ def test_a_callback_that_would_never_be_called_is_refused():
     with pytest.raises(TypeError, match=r"cannot tell when Lost in callbacks= is due.*on_train_begin, on_epoch_begin"):
         ms.train_loop(0, BATCHES, {ms.on_train_step: lambda state: state}, callbacks=[Lost()])
     with pytest.raises(TypeError, match="callbacks as a list"):
-        ms.train_loop(0, BATCHES, {ms.on_train_step: lambda state: state}, callbacks=Lost())
+        ms.train_loop(0, BATCHES, {ms.on_train_step: lambda state: state}, callbacks=Lost())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -256,7 +257,7 @@ def test_an_error_during_a_test_has_the_results_of_the_training():
     tasks = {ms.on_train_step: lambda state: state + 1, ms.on_test_step: fail}
     with pytest.raises(ValueError, match="bad") as caught:
         ms.train_loop(0, BATCHES, tasks, test_dataset=BATCHES, epoch_duration=2)
-    assert caught.value.loop_output.state == 2
+    assert caught.value.loop_output.state == 2  # type: ignore[attr-defined]
     assert ["of test" in note or "of train" in note for note in caught.value.__notes__] == [True, True]
 
 
@@ -291,14 +292,15 @@ def test_limits_and_trial_runs(loader, key):
         def on_epoch_end(self):
             pytest.fail("a trial run leaves nothing behind")
 
-        __loop_callback__ = on_epoch_end
+        def __loop_callback__(self, loop_state):
+            self.on_epoch_end()
 
     tested = []
 
     def count(state, batch, elapsed):
         tested.append(elapsed.steps)
 
-    tasks = {ms.on_train_step: train_step, ms.on_test_step: count}
+    tasks: dict[Any, Any] = {ms.on_train_step: train_step, ms.on_test_step: count}
     output = ms.train_loop(jnp.int32(0), loader, tasks, test_dataset=loader, stop=4, key=key, limit_batches=2)
     assert tested == [1, 2, 1, 2] and output.elapsed.epochs == 2
     tested.clear()

@@ -110,6 +110,10 @@ if TYPE_CHECKING:
     from millstream.sources import ImageFolderSource as ImageFolderSource
     from millstream.sources import NpySource as NpySource
     from millstream.sources import Shuffle as Shuffle
+    from millstream.states import create_equinox_state as create_equinox_state
+    from millstream.states import create_flax_state as create_flax_state
+    from millstream.states import create_haiku_state as create_haiku_state
+    from millstream.states import create_nnx_state as create_nnx_state
     from millstream.states import managed as managed
     from millstream.transforms import BatchTransform as BatchTransform
     from millstream.transforms import BufferTransform as BufferTransform
@@ -238,6 +242,10 @@ _CONTENTS = {
         "Shuffle",
     ],
     "states": [
+        "create_equinox_state",
+        "create_flax_state",
+        "create_haiku_state",
+        "create_nnx_state",
         "managed",
     ],
     "transforms": [

@@ -146,9 +146,9 @@ class Plan:
         full = math.prod(self.axes)
         if not any(batching.pads for batching in self.batchings):
             return full, full
-        if len(self.batchings) > 1 or self.shuffle.mode == "batchwise":
+        if len(self.batchings) != 1 or self.shuffle.mode == "batchwise":
             return None
-        batching = self.batchings[0]
+        (batching,) = self.batchings
         return full, batching.inner - batching.size * (batching.length - 1)
 
     @np.errstate(over="ignore")

@@ -1,7 +1,5 @@
 """The demo: the whole way from data to a trained network, in one screen."""
 
-import sys
-import time
 from typing import Any
 
 import jax
@@ -10,36 +8,39 @@ import numpy as np
 
 import millstream as ms
 
-_BATCH, _HIDDEN, _RATE, _MOMENTUM = 64, 128, 0.1, 0.9
+_BATCH, _HIDDEN, _RATE, _MOMENTUM, _FUSE = 64, 128, 0.1, 0.9, 100
 
 
 def run(epochs: int, seed: int) -> int:
     """Train on the embedded digits, test, and compare a resumed stream with an uninterrupted one."""
     train, test = make_loader("train", "shuffle"), make_loader("test", "sequential")
-    samples = len(ms.datasets.DigitsDataset("train"))
-    key = jax.random.key(seed)
-    state, model = train.init_state(key), make_model(key)
+    digits, key = ms.datasets.DigitsDataset, jax.random.key(seed)
+    model = make_model(key)
     print(f"millstream {ms.__version__}, JAX {jax.__version__} on {jax.devices()[0].platform}")
     print(
-        f"{samples:,} handwritten digits, {train.steps_per_epoch} batches of {_BATCH} per epoch, one program per epoch"
+        f"{len(digits('train')):,} handwritten digits, {train.steps_per_epoch} batches of {_BATCH} per epoch, "
+        f"up to {_FUSE} steps per program",
+        flush=True,
     )
-
-    started = time.perf_counter()
-    state, model, losses = jax.block_until_ready(train.scan_epoch(state, model, train_step))
-    compiled = time.perf_counter()
-    rate = samples / (compiled - started)
-    _show_progress(1, epochs, losses, rate)
-    for epoch in range(2, epochs + 1):
-        state, model, losses = jax.block_until_ready(train.scan_epoch(state, model, train_step))
-        rate = (epoch - 1) * samples / (time.perf_counter() - compiled)
-        _show_progress(epoch, epochs, losses, rate)
-
-    _, (_, right, count), _ = test.scan_epoch(test.init_state(key), (model[0], jnp.int32(0), jnp.int32(0)), score)
-    accuracy = int(right) / int(count)
-    print(f"\ntest accuracy     {accuracy:.2%} of {int(count)} digits never trained on")
-    print(
-        f"speed             {rate:,.0f} samples per second (first epoch with compilation: {compiled - started:.1f} s)"
+    output = ms.train_loop(
+        model,
+        train,
+        {ms.on_train_step: train_step, ms.every(epochs=max(1, epochs // 4)): ms.throughput()},
+        callbacks=[ms.keras_bar()],
+        stop=ms.at(epochs=epochs),
+        key=key,
+        fuse=_FUSE,
     )
+    if output.interrupted:
+        raise KeyboardInterrupt
+    tested = ms.test_loop(output.state, test, {ms.on_test_step: test_step}, key=key)
+    if tested.interrupted:
+        raise KeyboardInterrupt
+
+    seconds, rates = output.history.collect("seconds", "samples_per_second")
+    accuracy, count = tested.history.mean("accuracy"), tested.elapsed.samples
+    print(f"\ntest accuracy     {accuracy:.2%} of {count} digits never trained on")
+    print(f"speed             {rates[-1]:,.0f} samples per second (at first, with compilation: {seconds[0]:.1f} s)")
     same, compared = resumes_exactly(train, key)
     verdict = "identical" if same else "DIFFERENT"
     print(f"resumed stream    {verdict}: {compared} batches after a stop in mid-epoch, bit for bit")
@@ -76,25 +77,29 @@ def logits(weights: list[jax.Array], images: jax.Array) -> jax.Array:
     return jax.nn.relu(images @ weights[0] + weights[1]) @ weights[2] + weights[3]
 
 
-def train_step(model: Any, batch: Any, mask: jax.Array) -> tuple[Any, jax.Array]:
-    """One step of gradient descent with momentum on the mean loss of the real rows."""
+def loss_and_accuracy(weights: list[jax.Array], batch: Any) -> tuple[jax.Array, jax.Array]:
+    """The means over the real rows of a batch."""
+    rows, mask = batch
+    scores = jax.nn.log_softmax(logits(weights, rows["image"]))
+    losses = -jnp.take_along_axis(scores, rows["label"][:, None], axis=1)[:, 0]
+    hits = jnp.argmax(scores, axis=1) == rows["label"]
+    return jnp.sum(losses * mask) / jnp.sum(mask), jnp.sum(hits * mask) / jnp.sum(mask)
 
-    def loss_fn(weights: Any) -> jax.Array:
-        scores = jax.nn.log_softmax(logits(weights, batch["image"]))
-        losses = -jnp.take_along_axis(scores, batch["label"][:, None], axis=1)[:, 0]
-        return jnp.sum(losses * mask) / jnp.sum(mask)
 
+@jax.jit
+def train_step(model: Any, batch: Any) -> tuple[ms.Logs, Any]:
+    """One step of gradient descent with momentum."""
     weights, momenta = model
-    loss, gradients = jax.value_and_grad(loss_fn)(weights)
+    (loss, _), gradients = jax.value_and_grad(loss_and_accuracy, has_aux=True)(weights, batch)
     momenta = jax.tree.map(lambda m, g: _MOMENTUM * m + g, momenta, gradients)
-    return (jax.tree.map(lambda w, m: w - _RATE * m, weights, momenta), momenta), loss
+    weights = jax.tree.map(lambda w, m: w - _RATE * m, weights, momenta)
+    return ms.logs().add_metric("loss", loss), (weights, momenta)
 
 
-def score(carry: Any, batch: Any, mask: jax.Array) -> tuple[Any, None]:
-    """Count right answers and real rows."""
-    weights, right, count = carry
-    hits = (jnp.argmax(logits(weights, batch["image"]), axis=1) == batch["label"]) & mask
-    return (weights, right + hits.sum(), count + mask.sum()), None
+@jax.jit
+def test_step(model: Any, batch: Any) -> ms.Logs:
+    """What the network makes of a batch."""
+    return ms.logs().add_metric("accuracy", loss_and_accuracy(model[0], batch)[1])
 
 
 def resumes_exactly(loader: ms.DataLoader, key: jax.Array) -> tuple[bool, int]:
@@ -109,14 +114,3 @@ def resumes_exactly(loader: ms.DataLoader, key: jax.Array) -> tuple[bool, int]:
     resumed = loader.iterate(loader.init_state(np.array(words, np.uint32), step=step), steps=steps)
     pairs = zip(straight[steps:], (jax.device_get(item) for item in resumed), strict=True)
     return all(jax.tree.all(jax.tree.map(np.array_equal, a, b)) for a, b in pairs), steps
-
-
-def _show_progress(epoch: int, epochs: int, losses: jax.Array, rate: float) -> None:
-    width = 30
-    done = width * epoch // epochs
-    bar = "=" * done + " " * (width - done)
-    line = f"epoch {epoch:>3}/{epochs} [{bar}] loss {float(losses.mean()):.4f}  {rate:>9,.0f} samples/s"
-    if sys.stdout.isatty():
-        print(f"\r{line}", end="\n" if epoch == epochs else "", flush=True)
-    elif epoch == epochs or epoch % 10 == 1:
-        print(line, flush=True)

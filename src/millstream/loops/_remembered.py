@@ -35,7 +35,7 @@ class Remembered:
                 arrays: list[Any] = []
                 if _is_plain(value):
                     outline = ["plain", value]
-                elif _specs(storable(value)) == _specs(like):
+                elif _is_like(value, like):
                     outline, arrays = ["state"], storable(value)
                 else:
                     outline = _outline(f"{name}.get_state()[{key!r}]", value, arrays)
@@ -100,6 +100,13 @@ def _is_plain(value: Any) -> bool:
     return True
 
 
+def _is_like(value: Any, like: PyTree) -> bool:
+    try:
+        return _specs(storable(value)) == _specs(like)
+    except ValueError:  # a dict whose keys have no order is no tree
+        return False
+
+
 def _specs(tree: PyTree) -> Any:
     leaves, structure = jax.tree.flatten(tree)
     return structure, [(getattr(leaf, "shape", None), str(getattr(leaf, "dtype", type(leaf)))) for leaf in leaves]
@@ -121,8 +128,8 @@ def _outline(place: str, value: Any, arrays: list[Any]) -> list[Any]:
         return ["dict", [[key, _outline(f"{place}[{key!r}]", item, arrays)] for key, item in value.items()]]
     raise TypeError(
         "checkpoint keeps of what a callback remembers plain values, arrays, dicts, lists and tuples of them, and "
-        f"trees like the state of the loop. Got {place}: {describe_value(value)}. Return its parts from get_state, and put "
-        "them together again in set_state."
+        f"trees like the state of the loop. Got {place}: {describe_value(value)}. Return its parts from get_state, and "
+        "put them together again in set_state."
     )
 
 

@@ -130,6 +130,9 @@ class Run:
         return self._batches.state if self._rewound is None else self._rewound
 
     def _position(self) -> tuple[dict[str, Any], PyTree]:
+        if self._batches is None and self._saved is not None:
+            position = self._saved.position
+            return position, self._saved.data_state if position["kind"] == "stream" else None
         loader, iterator = (self._dataset if isinstance(self._dataset, Loader) else None), None
         if isinstance(self._batches, Batches):  # whatever state such an iterator shows, a loop cannot make one at it
             iterator = self._batches.iterator

@@ -1,0 +1,184 @@
+"""States that know their model, losses and metrics, whatever framework the model is written in."""
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from typing import Any, Self
+
+import jax
+
+from millstream._core.contracts import PyTree
+from millstream._core.errors import describe_value
+from millstream.loops import Logs, Metrics
+from millstream.states import _managed_step
+from millstream.states._batch_layout import BatchLayout, Keys, Parts
+from millstream.states._keeping_step import KeepingStep
+from millstream.states._loss_terms import Losses, as_losses, in_rows, loss_rows, mean_of_rows
+from millstream.states._managed_state import ManagedState
+from millstream.states._network import Applied, Network
+
+_STATIC = {"static": True}
+_OPTIONS = [name for name, p in inspect.signature(ManagedState.create).parameters.items() if p.kind == p.KEYWORD_ONLY]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class FrameworkState(ManagedState):
+    """A managed state with steps of its own, made by `create_flax_state` and its like.
+
+    A batch is (inputs, targets), a dict, one array of inputs, or one of these and a mask of bools, as a loader gives
+    it: rows that are not real count neither in losses nor in metrics.
+
+    Attributes:
+        model_state: What the model keeps besides its parameters, such as the statistics of batch normalisation.
+        metrics: Metrics over all batches since `reset_step`.
+        network: The model without its arrays.
+        losses: What is minimised.
+        layout: Where in a batch inputs and targets are.
+    """
+
+    model_state: PyTree
+    metrics: Metrics
+    network: Network = dataclasses.field(metadata=_STATIC)
+    losses: Losses = dataclasses.field(metadata=_STATIC)
+    layout: BatchLayout = dataclasses.field(metadata=_STATIC)
+
+    @_managed_step.train_step
+    def train_step(self, batch: PyTree) -> tuple[Logs, Self]:
+        """Minimise the losses on a batch: (logs, state). Losses are logged as metrics, too."""
+        parts = self.layout.parts("train_step", batch)
+        applied = self._applied(parts, training=True)
+        losses, metrics = self._evaluated(parts, applied)
+        if not losses:
+            raise ValueError(
+                f"train_step of a {type(self).__name__} needs something to minimise. Give losses when you create the "
+                'state: losses={"loss": fn}.'
+            )
+        logs = self._logs(losses, metrics, applied, parts).add_losses(losses)
+        return logs, self.replace(model_state=as_before(applied.model_state, self.model_state), metrics=metrics)
+
+    @KeepingStep
+    def test_step(self, batch: PyTree) -> tuple[Logs, Self]:
+        """Evaluate the losses and metrics on a batch: (logs, state). Nothing but the metrics changes."""
+        parts = self.layout.parts("test_step", batch)
+        applied = self._applied(parts, training=False)
+        losses, metrics = self._evaluated(parts, applied)
+        return self._logs(losses, metrics, applied, parts), self.replace(metrics=metrics)
+
+    @KeepingStep
+    def predict_step(self, batch: PyTree) -> Logs:
+        """What the model says about a batch, as the output `preds`: (logs, state)."""
+        preds = self._applied(self.layout.parts("predict_step", batch), training=False).preds
+        named = {keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(preds)}
+        return Logs().add_outputs({f"preds_{name}" if name else "preds": leaf for name, leaf in named.items()})
+
+    def reset_step(self) -> Self:
+        """The state with its metrics as before the first batch; loops do this when an epoch or a test begins."""
+        return self.replace(metrics=self.strategy.place(self.metrics.reset()))
+
+    def _applied(self, parts: Parts, *, training: bool) -> Applied:
+        key = None if self.key is None else jax.random.fold_in(self.step_key(), 0)
+        return self.network.apply(self.params, self.model_state, parts.inputs, key=key, training=training)
+
+    def _evaluated(self, parts: Parts, applied: Applied) -> tuple[dict[str, jax.Array], Metrics]:
+        """The losses, those of the model too, and the metrics after this batch."""
+        weights, values = parts.weights(), _values(parts, applied)
+        known = {"mask": weights, "params": self.params, **applied.known}
+        if self.key is not None:
+            known["key"] = jax.random.fold_in(self.step_key(), 1)
+        rows = loss_rows(self.losses, values | known, weights, padded=parts.mask is not None)
+        for name, value in applied.losses.items():
+            rows[unique(name, rows)] = in_rows(f"The model's own loss {name!r}", value, weights)
+        total = {"loss": sum(rows.values())} if rows else {}
+        metrics = self.metrics.update(**{**total, **rows, **values, "mask": parts.mask})
+        return {name: mean_of_rows(row, weights) for name, row in rows.items()}, metrics
+
+    def _logs(self, losses: dict[str, jax.Array], metrics: Metrics, applied: Applied, parts: Parts) -> Logs:
+        stateful, weights = metrics.compute(), parts.weights()
+        batch = {name: loss for name, loss in losses.items() if name not in stateful}
+        for name, value in applied.metrics.items():
+            rows = in_rows(f"The model's own metric {name!r}", value, weights)
+            batch[unique(name, batch | stateful)] = mean_of_rows(rows, weights)
+        logs = Logs().add_metrics(batch) if batch else Logs()
+        return logs.add_stateful_metrics(stateful) if stateful else logs
+
+
+def new_framework_state(
+    kind: type[FrameworkState],
+    who: str,
+    tx: Any,
+    *,
+    losses: Mapping[str, Any] | None,
+    metrics: Mapping[str, Any] | Metrics | None,
+    input_key: Keys,
+    target_key: Keys,
+    options: dict[str, Any],
+    **fields: Any,
+) -> Any:
+    """A new state of such a kind, its arguments checked.
+
+    Args:
+        kind: The class.
+        who: Who speaks in errors.
+        tx: The optimizer.
+        losses: Functions by name.
+        metrics: What `ms.Metrics` takes, by name.
+        input_key: See `BatchLayout`.
+        target_key: See `BatchLayout`.
+        options: For `ManagedState.create`.
+        **fields: Parameters, key, strategy and the fields that the framework knows.
+    """
+    allowed = [name for name in _OPTIONS if name != "apply_fn"]
+    unknown = [name for name in options if name not in allowed]
+    if unknown:
+        raise TypeError(f"{who} knows no argument {', '.join(unknown)}. It passes on: {', '.join(sorted(allowed))}.")
+    if metrics is not None and not isinstance(metrics, Mapping | Metrics):
+        raise TypeError(
+            f'{who} needs metrics as a dict by name, metrics={{"accuracy": fn}}, or ms.Metrics. '
+            f"Got {describe_value(metrics)}."
+        )
+    for name, key in (("input_key", input_key), ("target_key", target_key)):
+        if key is not None and not all(isinstance(one, str) for one in (key if isinstance(key, tuple) else (key,))):
+            raise TypeError(
+                f"{who} needs {name} to be a key of the batches, or a tuple of them. Got {describe_value(key)}."
+            )
+    return kind.create(
+        tx=tx,
+        losses=as_losses(who, losses),
+        metrics=metrics if isinstance(metrics, Metrics) else Metrics(**({} if metrics is None else metrics)),
+        layout=BatchLayout(input_key, target_key),
+        **fields,
+        **options,
+    )
+
+
+def as_before(new: PyTree, old: PyTree) -> PyTree:
+    """What a model keeps, with the dtypes that it had, so that the next step needs no other program."""
+    found, expected = jax.tree.structure(new), jax.tree.structure(old)
+    if found != expected:
+        raise ValueError(
+            "train_step needs a model that keeps in training what it was created with. Besides its parameters it had\n"
+            f"  {expected}\nand now has\n  {found}"
+        )
+    return jax.tree.map(lambda leaf, like: leaf if leaf.dtype == like.dtype else leaf.astype(like.dtype), new, old)
+
+
+def unique(name: str, taken: Mapping[str, Any]) -> str:
+    """The name, with a number behind it if it is taken."""
+    number, found = 2, name
+    while found in taken:
+        number, found = number + 1, f"{name}_{number}"
+    return found
+
+
+def keystr(path: Any) -> str:
+    """A path in a tree as a name."""
+    return jax.tree_util.keystr(path, simple=True, separator="_")
+
+
+def _values(parts: Parts, applied: Applied) -> dict[str, Any]:
+    """What is known of each row, by all names that losses and metrics ask for it by; the batch's own come first."""
+    inputs = parts.inputs[0] if len(parts.inputs) == 1 else parts.inputs
+    target = {} if parts.target is None else dict.fromkeys(("labels", "target", "targets"), parts.target)
+    usual = {"logits": applied.preds, "predictions": applied.preds, **target}
+    ours = {"preds": applied.preds, "inputs": inputs, "sample_weight": parts.weights().astype("float32")}
+    return {**usual, **parts.entries, **ours, **{name: target[name] for name in ("target", "targets") if target}}
