@@ -32,6 +32,8 @@ bench: $(BENCH)/ready  ## benchmarks beside their peers
 	$(BENCH)/bin/python benchmarks/rl.py
 	$(BENCH)/bin/python benchmarks/workers.py
 	$(BENCH)/bin/python benchmarks/sharded.py
+	$(BENCH)/bin/python benchmarks/loop_overhead.py
+	$(BENCH)/bin/python benchmarks/training.py
 
 soak: $(DEV)/ready  ## faults again and again, against what should come out; MINUTES=20
 	$(DEV)/bin/python tests/soak.py $(MINUTES)

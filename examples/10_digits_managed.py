@@ -1,6 +1,6 @@
 """The managed API on the embedded digits: write the loss, and the state knows how to accumulate, clip, update, average.
 
-Run: pip install 'millstream[train]', then python examples/10_digits_managed.py [--epochs 20] [--strategy jit]
+Run: pip install 'millstream[train]', then python examples/10_digits_managed.py [--epochs 20] [--strategy jit_donate]
 Every batch of 256 is computed in four parts. The same script runs on many devices with --strategy data_parallel.
 """
 
@@ -90,5 +90,5 @@ def main(epochs, strategy):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--strategy", default="jit")
+    parser.add_argument("--strategy", default="jit_donate")
     main(**vars(parser.parse_args()))

@@ -703,3 +703,14 @@ def test_strategies_in_two_processes():
     first, second = finish(started(4, address, "0"), started(4, address, "1"))
     assert first == second and len(first) == 3
     check_against_one_device(first)
+
+
+def test_a_run_whose_strategy_donates_is_tested_in_between():
+    @managed.step
+    def test(state, batch):
+        return ms.logs().add_metric("loss", jnp.mean((batch["x"] @ state.params["w"] - batch["y"]) ** 2))
+
+    for strategy in ("jit_donate", "data_parallel_donate"):
+        tasks = {ms.on_train_step: train_step, ms.on_test_step: test}
+        output = ms.train_loop(new_state(strategy=strategy), [BATCH] * 4, tasks, test_dataset=[BATCH], epoch_duration=2)
+        assert len(output.history.collect("loss_test")) == 2

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_leaf, describe_value
+from millstream._core.errors import describe_leaf
 
 _INPUTS = ("inputs", "input", "image", "x")
 _TARGETS = ("targets", "target", "labels", "label", "y")
@@ -72,7 +72,7 @@ class BatchLayout:
         if len(batch) != 2:
             raise ValueError(
                 f"{who} needs batches that are (inputs, targets), a dict, one array of inputs, or one of these and a "
-                f"mask of bools, as a loader gives it. Got {describe_value(type(batch))} of {len(batch)}."
+                f"mask of bools, as a loader gives it. Got a {type(batch).__name__} of {len(batch)}."
             )
         return _checked(who, batch[0], batch[1], mask, {})
 

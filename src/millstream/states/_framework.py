@@ -12,13 +12,16 @@ from millstream._core.errors import describe_value
 from millstream.loops import Logs, Metrics
 from millstream.states import _managed_step
 from millstream.states._batch_layout import BatchLayout, Keys, Parts
-from millstream.states._keeping_step import KeepingStep
 from millstream.states._loss_terms import Losses, as_losses, in_rows, loss_rows, mean_of_rows
 from millstream.states._managed_state import ManagedState
 from millstream.states._network import Applied, Network
 
 _STATIC = {"static": True}
-_OPTIONS = [name for name, p in inspect.signature(ManagedState.create).parameters.items() if p.kind == p.KEYWORD_ONLY]
+_OPTIONS = [
+    name
+    for name, parameter in inspect.signature(ManagedState.create).parameters.items()
+    if parameter.kind == parameter.KEYWORD_ONLY and name not in ("strategy", "key", "apply_fn")
+]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -56,7 +59,7 @@ class FrameworkState(ManagedState):
         logs = self._logs(losses, metrics, applied, parts).add_losses(losses)
         return logs, self.replace(model_state=as_before(applied.model_state, self.model_state), metrics=metrics)
 
-    @KeepingStep
+    @_managed_step.step
     def test_step(self, batch: PyTree) -> tuple[Logs, Self]:
         """Evaluate the losses and metrics on a batch: (logs, state). Nothing but the metrics changes."""
         parts = self.layout.parts("test_step", batch)
@@ -64,11 +67,11 @@ class FrameworkState(ManagedState):
         losses, metrics = self._evaluated(parts, applied)
         return self._logs(losses, metrics, applied, parts), self.replace(metrics=metrics)
 
-    @KeepingStep
+    @_managed_step.step
     def predict_step(self, batch: PyTree) -> Logs:
         """What the model says about a batch, as the output `preds`: (logs, state)."""
         preds = self._applied(self.layout.parts("predict_step", batch), training=False).preds
-        named = {keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(preds)}
+        named = {_name_of(path): leaf for path, leaf in jax.tree.leaves_with_path(preds)}
         return Logs().add_outputs({f"preds_{name}" if name else "preds": leaf for name, leaf in named.items()})
 
     def reset_step(self) -> Self:
@@ -127,10 +130,9 @@ def new_framework_state(
         options: For `ManagedState.create`.
         **fields: Parameters, key, strategy and the fields that the framework knows.
     """
-    allowed = [name for name in _OPTIONS if name != "apply_fn"]
-    unknown = [name for name in options if name not in allowed]
+    unknown = [name for name in options if name not in _OPTIONS]
     if unknown:
-        raise TypeError(f"{who} knows no argument {', '.join(unknown)}. It passes on: {', '.join(sorted(allowed))}.")
+        raise TypeError(f"{who} knows no argument {', '.join(unknown)}. It passes on: {', '.join(_OPTIONS)}.")
     if metrics is not None and not isinstance(metrics, Mapping | Metrics):
         raise TypeError(
             f'{who} needs metrics as a dict by name, metrics={{"accuracy": fn}}, or ms.Metrics. '
@@ -170,8 +172,7 @@ def unique(name: str, taken: Mapping[str, Any]) -> str:
     return found
 
 
-def keystr(path: Any) -> str:
-    """A path in a tree as a name."""
+def _name_of(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="_")
 
 

@@ -1,5 +1,6 @@
 """Functions of a state and a batch as steps, which run as the state's strategy says."""
 
+import dataclasses
 import functools
 import inspect
 import types
@@ -40,7 +41,8 @@ class ManagedStep:
             uncompiled, and placing nothing.
     """
 
-    def __init__(self, who: str, fn: Callable[..., Any], body: Body) -> None:
+    def __init__(self, who: str, fn: Callable[..., Any], body: Body, *, keeps: bool) -> None:
+        self._keeps = keeps  # whether the state it is given stays usable
         self._takes_elapsed = _takes_elapsed(who, fn)
         self._runs: dict[Strategy, Traced] = {}
         self.traced = _traced(fn, body, takes_elapsed=self._takes_elapsed)
@@ -69,7 +71,8 @@ class ManagedStep:
                 f"{function_name(self)} is a managed step and needs a ManagedState, "
                 f"made with ManagedState.create(params, tx). Got {describe_value(state)}."
             )
-        run = self._runs[state.strategy] = state.strategy.compile(self.traced)
+        strategy = dataclasses.replace(state.strategy, donate=False) if self._keeps else state.strategy
+        run = self._runs[state.strategy] = strategy.compile(self.traced)
         return run
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -97,13 +100,14 @@ def train_step(fn: Callable[..., Any]) -> ManagedStep:
     Args:
         fn: The function; pure and traceable.
     """
-    return ManagedStep("managed.train_step", fn, _train)
+    return ManagedStep("managed.train_step", fn, _train, keeps=False)
 
 
 def step(fn: Callable[..., Any]) -> ManagedStep:
     """Make a step of a function that minimises nothing, such as an evaluation: it runs as the state's strategy says.
 
-    The function takes (state, batch) or (state, batch, elapsed) and returns logs, or (logs, state).
+    The function takes (state, batch) or (state, batch, elapsed) and returns logs, or (logs, state). The state it is
+    given stays usable under every strategy: a run is tested in between, and goes on.
 
     Example:
         >>> import optax
@@ -118,7 +122,7 @@ def step(fn: Callable[..., Any]) -> ManagedStep:
     Args:
         fn: The function; pure and traceable.
     """
-    return ManagedStep("managed.step", fn, _step)
+    return ManagedStep("managed.step", fn, _step, keeps=True)
 
 
 def _takes_elapsed(who: str, fn: Any) -> bool:
