@@ -549,3 +549,10 @@ def test_a_single_row_can_be_drawn_and_nothing_cannot():
 def test_a_curve_without_any_finite_value_is_drawn_as_its_gaps():
     axis = panels_of(committed([math.nan, math.inf]).plot())["loss"]
     assert "2 not finite, first at step 1" in texts_of(axis)
+
+
+def test_a_mean_may_count_from_the_end():
+    kept = history()
+    for step in range(1, 6):
+        kept.commit(Elapsed(steps=step, samples=step, samples_before=step - 1), {"loss": float(step)})
+    assert [kept.mean("loss", start) for start in (0, 3, -2, -99)] == [3.0, 4.5, 4.5, 3.0]

@@ -213,7 +213,7 @@ class History(Sequence[Logs]):
         return self._moments.weights(start)
 
     def mean(self, name: str, start: int = 0) -> float:
-        """The mean of an entry over the rows from `start` on, weighted by their samples.
+        """The mean of an entry over the rows from `start` on, weighted by their samples; -5 means the last five rows.
 
         Example:
             >>> history = ms.history()
@@ -225,7 +225,7 @@ class History(Sequence[Logs]):
         column = self.column(name)
         if column is None:
             return math.nan
-        first = column.position(start)
+        first = column.position(start if start >= 0 else max(len(self) + start, 0))
         values = column.floats(first)
         weights = np.asarray(self._moments.weights(), np.float64)[column.row_numbers(first)]
         return float(values @ weights / weights.sum()) if weights.sum() else math.nan

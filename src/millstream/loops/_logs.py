@@ -176,6 +176,8 @@ def find_entry(name: str, paths: list[Name]) -> Name | None:
 
 
 def _flatten(value: Logs) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    if len(value) == 1:  # as most often, and at every step
+        return list(value.values()), tuple(value)
     collections = tuple(sorted(value))
     return [value[collection] for collection in collections], collections
 
@@ -187,6 +189,10 @@ def _flatten_with_keys(value: Logs) -> tuple[list[tuple[Any, dict[str, Any]]], t
 
 
 def _unflatten(collections: tuple[str, ...], children: Any) -> Logs:
+    if len(collections) == 1:
+        logs = Logs()
+        logs[collections[0]] = children[0]
+        return logs
     return Logs(zip(collections, children, strict=True))
 
 
