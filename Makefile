@@ -54,7 +54,7 @@ $(DEV)/ready: pyproject.toml
 $(LOW)/ready: pyproject.toml
 	$(PYTHON) -m venv $(LOW)
 	$(LOW)/bin/python $(PIP) uv
-	$(LOW)/bin/uv pip install --quiet --resolution lowest-direct --python $(LOW)/bin/python -e '.[train,equinox,rl,images]' hypothesis==6.170.15 pytest==9.2.0 'scipy>=1.15'
+	$(LOW)/bin/uv pip install --quiet --resolution lowest-direct --python $(LOW)/bin/python -e '.[train,equinox,haiku,rl,images,pandas,progress,plot,tensorboard]' hypothesis==6.170.15 pytest==9.2.0 'scipy>=1.15'
 	touch $@
 
 $(BENCH)/ready: pyproject.toml

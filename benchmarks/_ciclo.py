@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import sys
 import types
+import warnings
 from typing import Any
 
 import jax
@@ -27,11 +28,8 @@ def import_ciclo() -> Any:
         sys.modules.setdefault(adapted, None)  # type: ignore[arg-type]  # as if missing: it adapts to what it finds
     if not hasattr(jax, "tree_map"):
         jax.tree_map = jax.tree.map  # type: ignore[attr-defined]
-    for module, name in (
-        ("loops.loop", "loop"),
-        ("schedules", "every"),
-        ("utils", "inject"),
-        ("callbacks", "keras_bar"),
-    ):
-        setattr(ciclo, name, getattr(importlib.import_module(f"ciclo.{module}"), name))
+    parts = {"loop": "loops.loop", "every": "schedules", "inject": "utils", "keras_bar": "callbacks"}
+    with warnings.catch_warnings(action="ignore"):  # its bar's package asks setuptools for a version, as nobody should
+        for name, module in parts.items():
+            setattr(ciclo, name, getattr(importlib.import_module(f"ciclo.{module}"), name))
     return ciclo

@@ -25,7 +25,7 @@ import millstream as ms
 
 STEPS, ROUNDS = 3_000, 7
 LEAVES, LEAVES_STEPS = 200, 600  # a step on so many leaves takes ten times as long
-DEVICE_MS, HOST_MS, SLOW_STEPS, SLOW_ROUNDS = 5, 3, 60, 5
+DEVICE_MS, HOST_MS, SLOW_STEPS, SLOW_ROUNDS = 5, 3, 50, 7
 BATCH = {"x": jnp.ones((32, 4))}
 KEY = jax.random.key(0)
 KEPT, BAR = "two metrics kept", "two metrics and keras_bar"

@@ -714,3 +714,10 @@ def test_a_run_whose_strategy_donates_is_tested_in_between():
         tasks = {ms.on_train_step: train_step, ms.on_test_step: test}
         output = ms.train_loop(new_state(strategy=strategy), [BATCH] * 4, tasks, test_dataset=[BATCH], epoch_duration=2)
         assert len(output.history.collect("loss_test")) == 2
+
+
+def test_a_state_that_begins_to_donate_owns_its_arrays():
+    first = new_state()
+    second = first.replace(strategy=managed.get_strategy("jit_donate"))
+    train_step(second, BATCH)
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(first))

@@ -158,7 +158,8 @@ class ManagedState:
         new = object.__new__(type(self))
         new.__dict__.update(self.__dict__)
         new.__dict__.update(changes)
-        return new
+        # A state that begins to donate must own its arrays: others may hold those it has now.
+        return jax.tree.map(copied, new) if new.strategy.donate and not self.strategy.donate else new
 
     def apply_gradients(self, grads: PyTree, **extra: Any) -> Self:
         """The state after one update by the optimizer, as its options say. A `train_step` does this by itself.
