@@ -61,4 +61,5 @@ $(BENCH)/ready: pyproject.toml
 	$(PYTHON) -m venv $(BENCH)
 	$(BENCH)/bin/python $(PIP) torch==2.13.0
 	$(BENCH)/bin/python $(PIP) -e '.[bench]'
+	$(BENCH)/bin/python $(PIP) --no-deps 'ciclo==0.1.9; python_version < "3.12"' pkbar==0.5
 	touch $@

@@ -136,6 +136,16 @@ class Plan:
         full, last = self._full_and_last
         return last if (step + 1) % self._length == 0 else full
 
+    def real_samples_of(self, words: np.ndarray, steps: range) -> list[int]:
+        """How many samples of some steps are no padding."""
+        if self._full_and_last is None:
+            return [self.real_samples(words, step) for step in steps]
+        full, last = self._full_and_last
+        counts = [full] * len(steps)
+        for number in range((-steps.start - 1) % self._length, len(steps), self._length):
+            counts[number] = last
+        return counts
+
     @functools.cached_property
     def _length(self) -> int:
         return self.steps_per_epoch

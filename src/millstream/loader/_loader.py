@@ -319,14 +319,14 @@ class DataLoader:
         with original_errors():
             return jax.block_until_ready(self._run(compiled_steps, *arguments))
 
-    def sample_counter(self, state: PyTree) -> Callable[[int], int]:
-        """How many real samples the batches from this state on have: a function of 0, 1, 2, ..."""
+    def sample_counter(self, state: PyTree) -> Callable[[range], list[int]]:
+        """How many real samples the batches from this state on have: a function of a range of 0, 1, 2, ..."""
         self._check_state("sample_counter", state)
         if isinstance(self._source, Pipeline):
             plan, words, first = self._source.plan, np.asarray(state.key), int(state.step)
-            return lambda number: plan.real_samples(words, first + number)
+            return lambda numbers: plan.real_samples_of(words, range(first + numbers.start, first + numbers.stop))
         mask = jax.eval_shape(self._source.next, state)[1]
-        return lambda number: mask.size
+        return lambda numbers: [mask.size] * len(numbers)
 
     def set_policy_state(self, state: PyTree, policy_state: PyTree, *, new_episode: Any = None) -> PyTree:
         """The state with another policy state, for a pipeline that starts with an environment.

@@ -168,7 +168,7 @@ def bind(who: str, callback: Any) -> Call:
             f"{who} needs callbacks: functions of (state, batch, elapsed, loop_state) or of the first few of them, or "
             f"ms.Callback objects. Got {describe_value(callback)}. (ms.register_adapter teaches loops a foreign class.)"
         )
-    return _CALLS[_arguments(who, callback)](callback)
+    return _CALLS[arguments(who, callback)](callback)
 
 
 _CALLS: list[Callable[[Any], Call]] = [
@@ -180,7 +180,7 @@ _CALLS: list[Callable[[Any], Call]] = [
 ]
 
 
-def _arguments(who: str, fn: Any) -> int:
+def arguments(who: str, fn: Any) -> int:
     """How many of the four arguments a function wants: those without a default, or all for `*args`."""
     try:
         parameters = inspect.signature(fn).parameters.values()

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
 import jax
+import numpy as np
 
 from millstream._core.contracts import PyTree
 from millstream._core.errors import describe_value
@@ -149,9 +150,24 @@ def loader_state(who: str, loader: Any, key: Any, data_state: PyTree, step: int)
 
 def batch_size(batch: Any) -> int:
     """How many samples a batch has: the longest first axis; 1 if it has none."""
-    size = 0
-    for leaf in jax.tree.leaves(batch):
-        shape = getattr(leaf, "shape", ())
+    kind, size = type(batch), 0
+    # The usual batch is flat; it is not worth a call of JAX, which has to be fetched from memory at every step.
+    for part in batch.values() if kind is dict else batch if kind is tuple or kind is list else (batch,):
+        if not _IS_ARRAY[type(part)]:
+            shapes = [getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(batch)]
+            return max((shape[0] for shape in shapes if shape), default=0) or 1
+        shape = getattr(part, "aval", part).shape  # what an array of JAX calls `shape` asks its aval, slowly
         if shape and shape[0] > size:
             size = shape[0]
     return size or 1
+
+
+class _ArrayTypes(dict[type, bool]):
+    """Whether a type is one of arrays. Asking whether it is one of JAX is slow, so each is asked about once."""
+
+    def __missing__(self, kind: type) -> bool:
+        self[kind] = answer = issubclass(kind, np.ndarray | jax.Array)
+        return answer
+
+
+_IS_ARRAY = _ArrayTypes()

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from millstream._core.errors import describe_value
-from millstream.loops._callback import absorb, bind
+from millstream.loops._callback import absorb, arguments, bind
 from millstream.loops._dataset import Loader, loader_state
 from millstream.loops._elapsed import Elapsed
 from millstream.loops._history import History
@@ -28,6 +28,11 @@ class Body:
     def __init__(self, tasks: list[Task], epoch: tuple[str, float] | None) -> None:
         self._steps = tuple(getattr(task.callback, "traced", task.callback) for task in tasks)
         self._epoch = epoch
+        # Carrying the elapsed costs more than most steps, so it is only done for those who can see it.
+        self.times = any(
+            hasattr(step, "__loop_callback__") or arguments(task.name, step) > 2
+            for task, step in zip(tasks, self._steps, strict=True)
+        )
         self._calls = [(bind(task.name, step), task.name) for task, step in zip(tasks, self._steps, strict=True)]
 
     def __hash__(self) -> int:
@@ -38,18 +43,23 @@ class Body:
 
     def __call__(self, carry: tuple[Any, Elapsed], batch: Any, mask: jax.Array) -> tuple[tuple[Any, Elapsed], Logs]:
         state, before = carry
+        if not self.times:
+            return self._run(state, Elapsed(), batch, mask)
         samples = before.samples + jnp.sum(mask, dtype=jnp.int32)
         elapsed = before.replace(steps=before.steps + 1, samples=samples, samples_before=before.samples)
         if self._epoch is not None and self._epoch[0] in ("steps", "samples"):
             epochs = getattr(elapsed, self._epoch[0]) // jnp.int32(self._epoch[1])
             starts = (before.epochs != before.epochs_before) | (before.steps == 0)
             elapsed = elapsed.replace(epochs=epochs, epochs_before=before.epochs, starts_epoch=starts)
+        return self._run(state, elapsed, batch, mask)
+
+    def _run(self, state: Any, elapsed: Elapsed, batch: Any, mask: jax.Array) -> tuple[tuple[Any, Any], Logs]:
         loop_state = LoopState(state, History(), elapsed, (batch, mask))
         for call, name in self._calls:
             output = call(loop_state)
             if output is not None:
                 absorb(loop_state, output, name)
-        return (loop_state.state, elapsed), loop_state.logs
+        return (loop_state.state, elapsed if self.times else None), loop_state.logs
 
 
 class FusedData:
@@ -79,11 +89,11 @@ class FusedData:
 
     def samples(self, count: int) -> list[int]:
         """How many samples each of the next steps has."""
-        return [self._samples_at(self._drawn + number) for number in range(count)]
+        return self._samples_at(range(self._drawn, self._drawn + count))
 
     def run(self, body: Body, state: Any, now: Elapsed, count: int) -> tuple[Any, Logs]:
         """So many steps; the state after them, and what they logged, one row per step in front of unused ones."""
-        carry = (state, _as_carry(now))
+        carry = (state, _as_carry(now) if body.times else None)
         self.state, (state, _), logs = self._loader.run_steps(self.state, carry, body, count, width=self._width)
         self._drawn += count
         return state, logs

@@ -151,14 +151,14 @@ def as_logs(who: str, value: Any) -> Logs:
     """Logs, or a dict of collections, or of plain values, which are metrics then."""
     if isinstance(value, Logs):
         return value
-    if not isinstance(value, Mapping):
+    if type(value) is not dict and not isinstance(value, Mapping):  # the latter is slow
         raise TypeError(f"{who} needs logs: ms.logs(), or a dict. Got {describe_value(value)}.")
     made = Logs()
     for name, entry in value.items():
-        if isinstance(entry, Mapping):
-            made.add_entries(name, entry)
+        if type(entry) is dict or isinstance(entry, Mapping):
+            made.setdefault(name, {}).update(entry)
         else:
-            made.add_metric(name, entry)
+            made.setdefault("metrics", {})[name] = entry
     return made
 
 

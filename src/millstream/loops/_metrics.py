@@ -131,31 +131,27 @@ def _compute(metrics: Metrics) -> dict[str, Any]:
     return values
 
 
-class _MetricTypes(dict[type, bool]):
-    """Whether objects of a type compute themselves. Asking a type for what it lacks is slow, so it is asked once."""
-
-    def __missing__(self, kind: type) -> bool:
-        self[kind] = answer = hasattr(kind, "compute")
-        return answer
-
-
-_IS_METRIC = _MetricTypes()
+_values: set[type] = set()  # types that do not compute themselves: asking a type for what it lacks is slow
 
 
 def with_computed(logs: Logs) -> Logs:
     """Logs in which metric objects are replaced by their values; the same logs if there are none."""
     for entries in logs.values():
-        for value in entries.values():
-            if _IS_METRIC[type(value)]:
-                return _replaced(logs)
+        if not _values.issuperset(map(type, entries.values())):
+            return _replaced(logs)
     return logs
 
 
 def _replaced(logs: Logs) -> Logs:
-    plain = Logs()
+    plain, found = Logs(), False
     for (collection, name), value in logs.entries():
-        plain.add_entries(collection, computed(name, value) if _IS_METRIC[type(value)] else {name: value})
-    return plain
+        if hasattr(type(value), "compute"):
+            found = True
+            plain.add_entries(collection, computed(name, value))
+        else:
+            _values.add(type(value))
+            plain.add_entry(collection, name, value)
+    return plain if found else logs
 
 
 def computed(name: str, metric: Any) -> dict[str, Any]:

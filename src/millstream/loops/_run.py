@@ -251,6 +251,7 @@ class Run:
             waits.data += now - begun
             loop_state.elapsed = elapsed = clock.tick(batches.samples, now)
             elapsed.final = elapsed.steps == last
+            in_flight(loop_state.logs, loop_state.state)  # of the step before: what is drawn meanwhile costs no time
             loop_state.logs = Logs()
             for task in tasks:
                 if task.schedule is None or task.schedule(elapsed):
@@ -264,7 +265,6 @@ class Run:
                         break
             self._calling = None
             logs = loop_state.logs
-            in_flight(logs, loop_state.state)
             if logs:
                 commit(elapsed, logs)
             if observers:
