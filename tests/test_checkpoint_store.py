@@ -628,3 +628,10 @@ def test_what_two_processes_saved_one_loads(together):
     np.testing.assert_array_equal(tree["['rows']"], np.arange(64).reshape(8, 8) + 9)
     np.testing.assert_array_equal(script.raw(tree["['keys']"]), np.arange(16).reshape(8, 2) + 9)
     assert tree["['own']"].tolist() == [9, 9, 9] and tree["['numpy']"].tolist() == [9, 9]
+
+
+def test_a_directory_may_be_called_what_it_likes(tmp_path):
+    with CheckpointStore(tmp_path / "run [lr=*]?") as store:
+        store.save(1, {"w": jnp.arange(3)})
+        tree, _, _ = store.load(like={"w": jnp.zeros(3, jnp.int32)})
+    assert tree["w"].tolist() == [0, 1, 2]

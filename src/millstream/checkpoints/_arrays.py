@@ -6,6 +6,7 @@ taken care of here: typed keys, empty arrays, NumPy scalars, arrays that belong 
 
 import asyncio
 import concurrent.futures
+import fnmatch
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -29,7 +30,13 @@ def orbax(who: str) -> Any:
 def _path(folder: pathlib.Path) -> Any:
     from etils import epath  # a part of Orbax's interface
 
-    return epath.Path(folder)
+    class Literal(type(epath.Path("/"))):
+        """A path whose own characters are no pattern: Orbax lists folders with it, and theirs may have brackets."""
+
+        def glob(self, pattern: str) -> Any:
+            return [path for path in self.iterdir() if fnmatch.fnmatchcase(path.name, pattern)]
+
+    return Literal(folder)
 
 
 def to_store(leaf: Any) -> Any:

@@ -100,7 +100,7 @@ def train_loop(
         require_int("train_loop", "limit_batches", limit_batches, least=1)
     if fast_dev_run:
         limit_batches = fast_dev_run
-        stop = (0 if elapsed is None else elapsed.steps) + fast_dev_run
+        stop, resume = (0 if elapsed is None else elapsed.steps) + fast_dev_run, None
     if epoch_duration is None and isinstance(dataset, Loader):
         epoch_duration = dataset.steps_per_epoch
     if limit_batches is not None:

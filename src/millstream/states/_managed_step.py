@@ -71,7 +71,9 @@ class ManagedStep:
                 f"{function_name(self)} is a managed step and needs a ManagedState, "
                 f"made with ManagedState.create(params, tx). Got {describe_value(state)}."
             )
-        strategy = dataclasses.replace(state.strategy, donate=False) if self._keeps else state.strategy
+        strategy: Any = state.strategy
+        if self._keeps and strategy.donate:
+            strategy = dataclasses.replace(strategy, donate=False)
         run = self._runs[state.strategy] = strategy.compile(self.traced)
         return run
 
