@@ -6,6 +6,7 @@ Functions that worker processes call are made inside functions, so that they tra
 import gc
 import io
 import pathlib
+import re
 import subprocess
 import sys
 import warnings
@@ -187,7 +188,7 @@ def test_the_spec_can_be_structs_and_the_arrays_any_tree(key):
 
 def test_debugging_names_what_is_left_unwritten_once(key):
     def fill(item, arrays, rng):
-        arrays["image"][:2, : item % 3] = 0  # zeros that are written are written
+        arrays["image"][:2, :1] = 0  # zeros that are written are written
         arrays["label"][...] = rng.integers(9)
 
     spec = {"image": ((2, 3), np.int16), "label": ((), np.int32)}
@@ -198,9 +199,10 @@ def test_debugging_names_what_is_left_unwritten_once(key):
         batches(loader_of(source), key)
     assert_trees_equal(seen[0][0], expected[0][0])
     (warning,) = found
-    assert str(warning.message) == (
-        "FillSource(fill): fill leaves elements of arrays['image'] unwritten (6 of 6 at sample 0). They are zeros. "
-        "Write all of them; zeros too, if zeros are meant."
+    assert re.fullmatch(  # whichever thread is first
+        r"FillSource\(fill\): fill leaves elements of arrays\['image'\] unwritten \(4 of 6 at sample \d\). They are zeros. "
+        "Write all of them; zeros too, if zeros are meant.",
+        str(warning.message),
     )
 
 
