@@ -200,8 +200,8 @@ def test_debugging_names_what_is_left_unwritten_once(key):
     assert_trees_equal(seen[0][0], expected[0][0])
     (warning,) = found
     assert re.fullmatch(  # whichever thread is first
-        r"FillSource\(fill\): fill leaves elements of arrays\['image'\] unwritten \(4 of 6 at sample \d\). They are zeros. "
-        "Write all of them; zeros too, if zeros are meant.",
+        r"FillSource\(fill\): fill leaves elements of arrays\['image'\] unwritten \(4 of 6 at sample \d\). They are "
+        "zeros. Write all of them; zeros too, if zeros are meant.",
         str(warning.message),
     )
 
