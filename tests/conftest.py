@@ -1,6 +1,12 @@
 """What every test shares: strict promotion, one key, and a counter of compilations."""
 
 import contextlib
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 
 import jax
@@ -42,6 +48,40 @@ def count_compilations() -> Callable[[], contextlib.AbstractContextManager[list[
 @pytest.fixture
 def key() -> jax.Array:
     return jax.random.key(7)
+
+
+@contextlib.contextmanager
+def folder_in_memory() -> Iterator[pathlib.Path]:
+    """A folder that takes no time to write to."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+        yield pathlib.Path(folder)
+
+
+@pytest.fixture(scope="module")
+def memory() -> Iterator[pathlib.Path]:
+    """A folder that takes no time to write to, for all tests of a file."""
+    with folder_in_memory() as folder:
+        yield folder
+
+
+@pytest.fixture
+def folder(memory: pathlib.Path, request: pytest.FixtureRequest) -> pathlib.Path:
+    """A folder of this test's own in it."""
+    folder = memory / re.sub(r"\W+", "-", request.node.name)
+    folder.mkdir()
+    return folder
+
+
+def start_script(script: pathlib.Path, devices: int, *arguments: str) -> "subprocess.Popen[str]":
+    """A script of the tests on so many virtual devices; what it prints is one text."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", str(script), *arguments],
+        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def assert_trees_equal(left: object, right: object) -> None:

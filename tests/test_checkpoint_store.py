@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import warnings
@@ -22,6 +21,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from conftest import folder_in_memory
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
@@ -40,9 +40,8 @@ negate = jax.jit(lambda x: -x, donate_argnums=0)
 @pytest.fixture
 def memory():
     """A folder that takes no time to write to."""
-    place = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    with tempfile.TemporaryDirectory(dir=place) as folder:
-        yield pathlib.Path(folder)
+    with folder_in_memory() as folder:
+        yield folder
 
 
 @pytest.fixture

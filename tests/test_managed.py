@@ -4,11 +4,8 @@ import dataclasses
 import functools
 import inspect
 import json
-import os
 import pathlib
 import socket
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -17,7 +14,7 @@ import managed_script
 import numpy as np
 import optax
 import pytest
-from conftest import assert_trees_equal
+from conftest import assert_trees_equal, start_script
 
 import millstream as ms
 from millstream.loops import Elapsed, Logs, LoopState, history, logs
@@ -660,17 +657,6 @@ def test_a_donating_strategy_takes_the_old_state_and_nothing_else(strategy, key)
 # Several devices, several processes
 
 
-def started(devices, *arguments):
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", str(SCRIPT), *arguments],
-        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
 def finish(*processes):
     """What each process told in its last line."""
     try:
@@ -691,7 +677,7 @@ def check_against_one_device(told):
 
 
 def test_strategies_on_eight_devices():
-    (told,) = finish(started(8))
+    (told,) = finish(start_script(SCRIPT, 8))
     assert len(told) == 5
     check_against_one_device(told)
 
@@ -700,7 +686,7 @@ def test_strategies_in_two_processes():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    first, second = finish(started(4, address, "0"), started(4, address, "1"))
+    first, second = finish(start_script(SCRIPT, 4, address, "0"), start_script(SCRIPT, 4, address, "1"))
     assert first == second and len(first) == 3
     check_against_one_device(first)
 

@@ -5,13 +5,11 @@ import contextlib
 import json
 import os
 import pathlib
-import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 
@@ -27,21 +25,6 @@ from millstream.checkpoints import CheckpointStore
 KEY = jax.random.key(script.KEY_SEED)
 SCRIPT = pathlib.Path(script.__file__)
 PATIENCE = 150.0
-
-
-@pytest.fixture(scope="module")
-def memory():
-    """A folder that takes no time to write to."""
-    place = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    with tempfile.TemporaryDirectory(dir=place) as folder:
-        yield pathlib.Path(folder)
-
-
-@pytest.fixture
-def folder(memory, request):
-    folder = memory / re.sub(r"\W+", "-", request.node.name)
-    folder.mkdir()
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,7 @@ import concurrent.futures
 import contextlib
 import json
 import os
-import pathlib
-import re
 import shutil
-import tempfile
 import warnings
 from typing import Any
 
@@ -35,21 +32,6 @@ class Crash(Exception):
 
 def crash():
     raise Crash
-
-
-@pytest.fixture(scope="module")
-def memory():
-    """A folder that takes no time to write to."""
-    place = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    with tempfile.TemporaryDirectory(dir=place) as folder:
-        yield pathlib.Path(folder)
-
-
-@pytest.fixture
-def folder(memory, request):
-    folder = memory / re.sub(r"\W+", "-", request.node.name)
-    folder.mkdir()
-    return folder
 
 
 @pytest.fixture(scope="module")

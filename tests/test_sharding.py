@@ -1,6 +1,5 @@
 """Meshes and where rows go on them. What needs several devices is in sharding_script.py, run here."""
 
-import os
 import pathlib
 import pickle
 import re
@@ -13,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import start_script
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
@@ -46,17 +46,6 @@ def mesh():
     return jax.make_mesh((1, 1), ("data", "model"))
 
 
-def started(devices, *arguments):
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", str(SCRIPT), *arguments],
-        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
 def finish(*processes):
     try:
         outputs = [process.communicate(timeout=120)[0] for process in processes]
@@ -68,14 +57,14 @@ def finish(*processes):
 
 
 def test_meshes_placement_and_constraints_on_eight_devices():
-    finish(started(8))
+    finish(start_script(SCRIPT, 8))
 
 
 def test_two_processes_make_global_arrays_of_their_rows():
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         address = f"localhost:{probe.getsockname()[1]}"
-    finish(*(started(4, address, str(process)) for process in range(2)))
+    finish(*(start_script(SCRIPT, 4, address, str(process)) for process in range(2)))
 
 
 # Rows, hosts simulated

@@ -1,6 +1,7 @@
 """Words for error messages: how a leaf, a tree or a stage is named to the user."""
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
@@ -79,3 +80,12 @@ def require_callable(who: str, name: str, value: Any) -> None:
             f"{who} needs {name} to be hashable, because compiled programs are looked up by it. "
             f"{type(value).__name__} is not; wrap it in a function: lambda *args: module(*args)."
         ) from None
+
+
+@contextlib.contextmanager
+def needs(who: str, package: str, extra: str) -> Iterator[None]:
+    """Around the import of an optional package: say how to install it if it is not there."""
+    try:
+        yield
+    except ImportError:
+        raise ImportError(f"{who} needs {package}. Run: pip install 'millstream[{extra}]'") from None

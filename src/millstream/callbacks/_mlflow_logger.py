@@ -4,7 +4,7 @@ import itertools
 import re
 from typing import Any
 
-from millstream._core.errors import describe_value
+from millstream._core.errors import describe_value, needs
 from millstream.callbacks._background import Row, Sink
 from millstream.callbacks._writer import Writer
 from millstream.loops._elapsed import seconds
@@ -17,11 +17,9 @@ class _MlflowRun(Sink):
     who = "mlflow_logger"
 
     def __init__(self, run: Any, client: Any, timeout: Any) -> None:
-        try:
+        with needs(self.who, "mlflow", "mlflow"):
             import mlflow  # pyright: ignore[reportMissingImports]
             from mlflow.entities import Metric  # pyright: ignore[reportMissingImports]
-        except ImportError:
-            raise ImportError(f"{self.who} needs mlflow. Run: pip install 'millstream[mlflow]'") from None
         run = mlflow.active_run() if run is None else run
         if run is None:
             raise ValueError(f"{self.who} needs a run, and none is active. Call mlflow.start_run(), or give run=.")

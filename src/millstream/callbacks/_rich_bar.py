@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
+from millstream._core.errors import needs
 from millstream.callbacks._bar import Bar
 from millstream.callbacks._bar_line import fitted
 from millstream.callbacks._bar_progress import BarProgress, duration_text
@@ -39,10 +40,8 @@ def rich_bar(
         disable: Whether to show nothing.
         progress_options: Anything else that `rich.progress.Progress` takes, such as `console`.
     """
-    try:
+    with needs("rich_bar", "rich", "progress"):
         import rich.progress  # noqa: F401
-    except ImportError:
-        raise ImportError("rich_bar needs rich. Run: pip install 'millstream[progress]'") from None
     face = _RichFace(desc, seconds("rich_bar", interval), progress_options)
     return Bar("rich_bar", total, face, stateful_metrics=stateful_metrics, disabled=disable)
 

@@ -5,7 +5,7 @@ import pathlib
 import time
 from typing import Any
 
-from millstream._core.errors import describe_value
+from millstream._core.errors import describe_value, needs
 from millstream.callbacks._background import Row, Sink
 from millstream.callbacks._writer import Writer
 
@@ -18,11 +18,9 @@ class _EventFile(Sink):
     def __init__(self, log_dir: Any, overwrite: bool) -> None:
         if not isinstance(log_dir, str | os.PathLike):
             raise TypeError(f"{self.who} needs a folder. Got {describe_value(log_dir)}.")
-        try:
+        with needs(self.who, "tensorboardX", "tensorboard"):
             from tensorboardX import event_file_writer
             from tensorboardX.proto import event_pb2, summary_pb2
-        except ImportError:
-            raise ImportError(f"{self.who} needs tensorboardX. Run: pip install 'millstream[tensorboard]'") from None
         self._folder = pathlib.Path(log_dir).resolve()
         self._overwrite = overwrite
         self._writer_class, self._proto, self._summary = event_file_writer.EventsWriter, event_pb2, summary_pb2

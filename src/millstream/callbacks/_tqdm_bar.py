@@ -4,6 +4,7 @@ import sys
 from collections.abc import Collection
 from typing import Any
 
+from millstream._core.errors import needs
 from millstream.callbacks._bar import Bar
 from millstream.callbacks._bar_line import rewrites
 from millstream.callbacks._bar_progress import BarProgress
@@ -33,10 +34,8 @@ def tqdm_bar(
         tqdm_options: Anything else that tqdm takes. `mininterval` is 0.1 seconds, and 10 if it writes into a file or
             a pipe.
     """
-    try:
+    with needs("tqdm_bar", "tqdm", "progress"):
         import tqdm.auto
-    except ImportError:
-        raise ImportError("tqdm_bar needs tqdm. Run: pip install 'millstream[progress]'") from None
     disabled = bool(tqdm_options.pop("disable", False))
     face = _TqdmFace(tqdm.auto.tqdm, {"desc": desc, "dynamic_ncols": True, **tqdm_options})
     return Bar("tqdm_bar", total, face, stateful_metrics=stateful_metrics, disabled=disabled)

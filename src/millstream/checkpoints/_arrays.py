@@ -15,15 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from millstream._core.errors import needs
 from millstream.checkpoints._leaves import Leaf, is_key
 
 
 def orbax(who: str) -> Any:
     """The package, or an error that says how to get it."""
-    try:
+    with needs(who, "orbax-checkpoint", "train"):
         import orbax.checkpoint
-    except ImportError:
-        raise ImportError(f"{who} needs orbax-checkpoint. Run: pip install 'millstream[train]'") from None
     return orbax.checkpoint
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any
 
 from millstream._core.atomic import written
-from millstream._core.errors import describe_value
+from millstream._core.errors import describe_value, needs
 from millstream.loops._column import Column
 from millstream.loops._elapsed import Elapsed
 from millstream.loops._logs import Logs, Name, find_entry
@@ -38,10 +38,8 @@ def to_dict(history: "History") -> dict[str, list[Any]]:
 
 def to_pandas(history: "History") -> "pandas.DataFrame":
     """See `History.to_pandas`."""
-    try:
+    with needs("History.to_pandas", "pandas", "pandas"):
         import pandas
-    except ImportError:
-        raise ImportError("History.to_pandas needs pandas. Run: pip install 'millstream[pandas]'") from None
     return pandas.DataFrame(to_dict(history))
 
 

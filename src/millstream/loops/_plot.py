@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from millstream._core.errors import needs
 from millstream.loops._curves import Curve, is_loss, panels
 from millstream.loops._history_table import whole_file
 
@@ -35,10 +36,8 @@ def draw(
         raise TypeError(f"History.plot needs names as a list of entries. Got {names!r}; write [{names!r}].")
     if smooth is not None and not 0 <= smooth <= 1:
         raise ValueError(f"History.plot needs smooth as a share of the steps between 0 and 1. Got {smooth!r}.")
-    try:
+    with needs("History.plot", "matplotlib", "plot"):
         from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("History.plot needs matplotlib. Run: pip install 'millstream[plot]'") from None
     curves = panels(history, None if names is None else list(names), smooth)
     width, height = (7.5, 4.4) if len(curves) == 1 else (5.4, 3.5)
     across = len(curves) if len(curves) < 4 else (2 if len(curves) == 4 else 3)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core.errors import describe_value
+from millstream._core.errors import describe_value, needs
 from millstream._core.plan import Ordering
 from millstream.sources._disk import DiskSampleSource
 
@@ -97,10 +97,8 @@ def _list_pictures(root: pathlib.Path) -> tuple[tuple[str, ...], list[tuple[path
 
 def require_pillow(who: str) -> None:
     """Say how to install Pillow if it is not there."""
-    try:
+    with needs(who, "Pillow", "images"):
         import PIL.Image  # noqa: F401
-    except ImportError:
-        raise ImportError(f"{who} needs Pillow. Run: pip install 'millstream[images]'") from None
 
 
 def decode_image(name: str, file: Any, size: tuple[int, int] | None = None) -> np.ndarray:

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value
+from millstream._core.errors import describe_value, needs
 from millstream.loops import Metrics
 from millstream.states._batch_layout import Keys
 from millstream.states._flat_leaves import FlatLeaves
@@ -160,8 +160,6 @@ class EquinoxNetwork(Network):
 
 
 def _equinox(who: str) -> Any:
-    try:
+    with needs(who, "equinox", "equinox"):
         import equinox
-    except ImportError:
-        raise ImportError(f"{who} needs equinox. Run: pip install 'millstream[equinox]'") from None
     return equinox

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value
+from millstream._core.errors import describe_value, needs
 from millstream.loops import Metrics
 from millstream.states._batch_layout import Keys
 from millstream.states._framework import FrameworkState, new_framework_state
@@ -118,8 +118,6 @@ class HaikuNetwork(Network):
 
 
 def _haiku(who: str) -> Any:
-    try:
+    with needs(who, "dm-haiku", "haiku"):
         import haiku
-    except ImportError:
-        raise ImportError(f"{who} needs dm-haiku. Run: pip install 'millstream[haiku]'") from None
     return haiku

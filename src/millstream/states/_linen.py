@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value
+from millstream._core.errors import describe_value, needs
 from millstream.loops import Metrics
 from millstream.states._batch_layout import Keys
 from millstream.states._framework import FrameworkState, new_framework_state, unique
@@ -154,10 +154,8 @@ def _named(sown: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _require_module(who: str, module: Any) -> None:
-    try:
+    with needs(who, "flax", "train"):
         import flax.linen
-    except ImportError:
-        raise ImportError(f"{who} needs flax. Run: pip install 'millstream[train]'") from None
     if not isinstance(module, flax.linen.Module):
         raise TypeError(
             f"{who} needs a module of flax.linen. Got {describe_value(module)}. "

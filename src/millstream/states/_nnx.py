@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value
+from millstream._core.errors import describe_value, needs
 from millstream.loops import Metrics
 from millstream.states._batch_layout import Keys
 from millstream.states._flat_leaves import FlatLeaves
@@ -138,8 +138,6 @@ class NnxNetwork(Network):
 
 
 def _nnx(who: str) -> Any:
-    try:
+    with needs(who, "flax", "train"):
         from flax import nnx
-    except ImportError:
-        raise ImportError(f"{who} needs flax. Run: pip install 'millstream[train]'") from None
     return nnx
