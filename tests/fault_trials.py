@@ -443,7 +443,11 @@ def memory():
 
 @trial
 def epochs(outcome, runs, chance):
-    """Many epochs with the same workers, some of them abandoned: the worst is KiB of memory per epoch."""
+    """Many epochs with the same workers, some of them abandoned: the worst is KiB of memory per epoch.
+
+    The pool keeps as many slots as were ever in use at once, and how many batches a worker still writes when its
+    epoch is abandoned is a matter of luck: a slot or two more is no leak, one more for every abandoned epoch is.
+    """
     quick = {"x": np.zeros(8, np.float32), "index": np.int32(0)}
     with loader_of(lambda index: quick, samples=16) as loader:
 
@@ -458,7 +462,7 @@ def epochs(outcome, runs, chance):
         before, used = chaos.holdings(), memory()
         for number in range(runs):
             one(number)
-        leaks = chaos.growth(before)
+        leaks = {name: more for name, more in chaos.growth(before).items() if more > 2}
         outcome.worst = max(0.0, (memory() - used) / runs)
     outcome.leaks += bool(leaks)
     outcome.failures += [f"left: {leaks}"] * bool(leaks) + [f"{outcome.worst} KiB per epoch"] * (outcome.worst > 1)
