@@ -201,7 +201,10 @@ def test_skipping_steps_counts_like_taking_them(samples, epoch):
     one, many = Clock(None, ms.at(epoch)), Clock(None, ms.at(epoch))
     ahead = many.ahead(samples)
     taken = [one.tick(count) for count in samples]
-    last = many.skip(samples)
+    passed = many.skip(samples)
+    last = many.now
+    kept = [(now.steps, now.samples, now.epochs, now.samples_before) for now in passed.moments()]
+    assert kept == [(now.steps, now.samples, now.epochs, now.samples_before) for now in taken]
     for left, right in zip(taken, ahead, strict=True):
         assert left.replace(time=0.0, time_before=0.0, date_start=0) == right.replace(
             time=0.0, time_before=0.0, date_start=0

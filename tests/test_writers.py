@@ -30,6 +30,7 @@ from millstream.callbacks._mlflow_logger import mlflow_logger
 from millstream.callbacks._tensorboard import tensorboard
 from millstream.callbacks._wandb_logger import wandb_logger
 from millstream.callbacks._writer import Writer
+from millstream.loops._clock import Passed
 from millstream.loops._loop_state import LoopState
 from millstream.loops._train_loop import train_loop
 
@@ -246,7 +247,8 @@ def test_rows_that_come_in_bulk_are_written_in_order(tmp_path):
     for start in range(0, 1000, 100):
         steps = range(start + 1, start + 101)
         logs = ms.logs().add_metric("loss", jnp.arange(100.0) + start)
-        history.commit_block(steps, [4 * number for number in steps], None, 0.1, 0.0, 4 * start, logs)
+        samples = [4 * number for number in steps]
+        history.commit_block(Passed(steps, samples, None, [0.1] * 100, 0.0, 4 * start), logs)
         loop_state.elapsed = history.elapsed()
         writer.observe(loop_state, start, start + 100)
     writer.finish(loop_state)
@@ -286,7 +288,8 @@ def test_reading_leaves_blocks_alone_that_may_be_under_way():
         steps, block = range(start + 1, start + 11), jnp.arange(10.0)
         if start >= 20:
             block.delete()
-        history.commit_block(steps, steps, None, 0.1, 0.0, start, ms.logs().add_metric("loss", block))
+        passed = Passed(steps, list(steps), None, [0.1] * 10, 0.0, start)
+        history.commit_block(passed, ms.logs().add_metric("loss", block))
         rows.add(start, start + 10)
     taken = rows.take_ready(30, 40, 40)
     assert taken is not None and [row.step for row in taken.made()] == list(range(1, 21))

@@ -27,6 +27,7 @@ class Interrupts:
     Attributes:
         waiting: Whether somebody waits for a batch.
         terminated: Whether SIGTERM has come.
+        asked: Whether any of the two has come.
     """
 
     def __init__(self, count: int = 0) -> None:
@@ -34,6 +35,7 @@ class Interrupts:
         self._pressed = False
         self.waiting = False
         self.terminated = False
+        self.asked = False
 
     def following(self) -> "Interrupts":
         """For the loader's next stream: who stopped this one and presses again wants it to raise."""
@@ -63,9 +65,13 @@ class Interrupts:
             raise KeyboardInterrupt
         return self._pressed or self.terminated
 
+    def terminate(self) -> None:
+        """SIGTERM has come, here or to another process of this run."""
+        self.terminated = self.asked = True
+
     def press(self) -> int:
         """An interrupt has come; how many there were."""
-        self._pressed = True
+        self._pressed = self.asked = True
         self._count += 1
         return self._count
 
@@ -118,7 +124,7 @@ def _on_termination(number: int, frame: FrameType | None) -> None:
     told = _termination.told
     first = not any(interrupts.terminated for interrupts in told)
     for interrupts in told:
-        interrupts.terminated = True
+        interrupts.terminate()
     # A service manager may send it to the launcher and to its processes: a second one must not end the saving.
     if first and any(interrupts.waiting for interrupts in told):
         raise Terminated  # the step before is complete, and the next batch may be long in coming

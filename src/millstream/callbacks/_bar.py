@@ -65,6 +65,11 @@ class Bar(Observer):
         self._seen: Elapsed | None = None
         self._due = self._drawn = 0.0  # the elapsed time from which on it looks again; seconds when it drew last
 
+    @property
+    def patience(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """As long as it waits between two drawings, it need not be shown anything."""
+        return math.inf if self._watched is None else self._face.interval(self._progress)
+
     def start(self, loop_state: LoopState) -> None:
         """A loop begins; testing inside of training is not shown."""
         inner = loop_state.parent is not None and loop_state.name in ("test", "predict")

@@ -29,6 +29,7 @@ class _Found(NamedTuple):
 class TerminateOnNan(Observer):
     """Looks for values that are not finite; made by `terminate_on_nan`, which says what the arguments are."""
 
+    patience = math.inf
     named_schedules = ("on_train_batch_end",)
 
     def __init__(self, monitor: str | Sequence[str] | None, action: str) -> None:

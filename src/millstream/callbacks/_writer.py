@@ -2,6 +2,7 @@
 
 import atexit
 import functools
+import math
 import time
 import weakref
 from typing import Any, Self
@@ -41,6 +42,7 @@ class Writer(Observer):
     """
 
     only_real_runs = True
+    patience = math.inf
     named_schedules = ("on_train_batch_end", "on_test_batch_end")
 
     def __init__(self, sink: Sink, every: Any = None) -> None:

@@ -66,7 +66,13 @@ class Observer(Callback):
         ...     total = 0.0
         ...     def observe(self, loop_state, start, stop):
         ...         self.total += sum(row.metrics.loss for row in loop_state.history.rows(start, stop))
+
+    Attributes:
+        patience: Seconds that it can wait to be shown a step, and then several at once, although the loop is not fused;
+            0 for one that may stop the run, or does anything else that has to happen at a certain step.
     """
+
+    patience: float = 0.0
 
     def observe(self, loop_state: LoopState, start: int, stop: int) -> None:
         """Look at the rows of the history from `start` to before `stop`; none if nothing was logged.
@@ -199,6 +205,11 @@ def arguments(who: str, fn: Any) -> int:
             f"position. It needs {', '.join(named or (p.name for p in positional))}. Bind the rest: functools.partial."
         )
     return len(positional)
+
+
+def is_compiled(callback: Any) -> bool:
+    """Whether a callback is a function that JAX has compiled, or a step around one."""
+    return hasattr(callback, "traced") or (callable(callback) and hasattr(callback, "lower"))
 
 
 def absorb(loop_state: LoopState, output: Any, callback: str) -> None:

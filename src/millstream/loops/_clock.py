@@ -1,9 +1,40 @@
 """Counting a run: its steps, samples, epochs and time."""
 
+import itertools
 import time
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from millstream.loops._elapsed import Elapsed
 from millstream.loops._schedules import Period
+
+
+class Passed(NamedTuple):
+    """Several steps, by columns.
+
+    Attributes:
+        steps: Their numbers.
+        samples: Samples of the run after each of them.
+        epochs: Completed epochs after each of them; None if the run knows no epochs.
+        times: Seconds that the run had taken when each began.
+        date_start: As in `Elapsed`.
+        samples_before: Samples of the run before the first of them.
+    """
+
+    steps: range
+    samples: list[int]
+    epochs: list[int] | None
+    times: Sequence[float]
+    date_start: float
+    samples_before: int
+
+    def moments(self) -> Iterator[Elapsed]:
+        """The elapsed of each, as far as a history keeps it."""
+        before = self.samples_before
+        for i, samples in enumerate(self.samples):
+            epochs = None if self.epochs is None else self.epochs[i]
+            yield Elapsed(self.steps[i], samples, epochs, self.times[i], self.date_start, before)
+            before = samples
 
 
 class Clock:
@@ -39,17 +70,30 @@ class Clock:
             made.append(elapsed)
         return made
 
-    def skip(self, samples: list[int]) -> Elapsed:
-        """Several steps more, all of them now; the last of them."""
-        now, before = time.perf_counter() - self._origin, self.now
-        if len(samples) > 1:
-            earlier = before.replace(steps=before.steps + len(samples) - 2, samples=before.samples + sum(samples[:-2]))
-            earlier.epochs = None if self._epoch is None else self._epoch.count(earlier)
-            before = self._after(earlier, samples[-2], before.time)
-        self.now = self._after(before, samples[-1], now)
-        return self.now
+    def skip(self, samples: list[int], moments: Sequence[float] | None = None) -> Passed:
+        """Several steps more.
 
-    def epochs_at(self, steps: range, samples: list[int]) -> list[int] | None:
+        Args:
+            samples: Samples of each.
+            moments: What `time.perf_counter` said when each began; None if all of them are now.
+        """
+        before, count = self.now, len(samples)
+        if moments is None:
+            times = [time.perf_counter() - self._origin] * count
+        else:
+            times = [moment - self._origin for moment in moments]
+        reached = list(itertools.accumulate(samples, initial=before.samples))[1:]
+        steps = range(before.steps + 1, before.steps + count + 1)
+        last = before
+        if count > 1:
+            earlier = before.replace(steps=steps[-1] - 2, samples=reached[-2] - samples[-2])
+            earlier.epochs = None if self._epoch is None else self._epoch.count(earlier)
+            # Of steps that are one program, the last is the only one at which something can be due because of the time.
+            last = self._after(earlier, samples[-2], before.time if moments is None else times[-2])
+        self.now = self._after(last, samples[-1], times[-1])
+        return Passed(steps, reached, self._epochs_at(steps, reached), times, before.date_start, before.samples)
+
+    def _epochs_at(self, steps: range, samples: list[int]) -> list[int] | None:
         """How many epochs were complete at each of some steps, which had reached so many samples."""
         if self._epoch is None or self.now.epochs is None:
             return None

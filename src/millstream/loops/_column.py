@@ -26,10 +26,14 @@ class Column:
     Args:
         name: How it is called, in errors.
         plain: Whether values are single numbers; others are read as soon as they are old enough, since they are large.
+
+    Attributes:
+        plain: As above.
     """
 
     def __init__(self, name: str, plain: bool) -> None:
         self._name = name
+        self.plain = plain
         self._read_at = _READ_AT_ONCE if plain else IN_FLIGHT + 1
         self._start = self._stop = -1
         self._sparse: array.array[int] | None = None  # instead, as soon as a row is left out
@@ -90,6 +94,13 @@ class Column:
         """The values of several new rows, as one array whose first rows they are."""
         self._add_rows(rows)
         self._waiting.append(Block(block.copy() if isinstance(block, np.ndarray) else block, len(rows)))
+        if len(self._waiting) >= self._read_at:
+            self.read(IN_FLIGHT)
+
+    def extend_values(self, rows: range, values: list[Any]) -> None:
+        """The values of several new rows, which nobody will write into."""
+        self._add_rows(rows)
+        self._waiting.extend(values)
         if len(self._waiting) >= self._read_at:
             self.read(IN_FLIGHT)
 

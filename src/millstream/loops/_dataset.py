@@ -1,6 +1,6 @@
 """What a loop draws its batches from: any iterable, or a loader, whose state is then the loop's to keep."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -33,42 +33,52 @@ class Loader(Protocol):
         ...
 
 
-class Batches(Iterator[Any]):
-    """The batches of an iterable, and how many samples each has."""
+class Batches:
+    """The batches of an iterable.
+
+    Attributes:
+        iterator: What they come from.
+        draw: Gives the next batch, or raises StopIteration.
+        size_of: How many samples the batch has that was drawn last, given that batch.
+        may_break: Whether an interrupt may break the drawing off: not if that could leave an iterator with a state of
+            its own between two states.
+        where: Nothing: where an iterable is, is counted by the steps.
+    """
+
+    where = None
 
     def __init__(self, dataset: Iterable[Any], batch_size_fn: Callable[[Any], int] | None) -> None:
-        self.iterator = self._iterator = iter(dataset)
-        self._count = batch_size if batch_size_fn is None else batch_size_fn
-        self._counts_itself = batch_size_fn is None and hasattr(self._iterator, "samples")
-        self.samples = 0
-
-    def __next__(self) -> Any:
-        batch = next(self._iterator)
-        self.samples = self._iterator.samples if self._counts_itself else self._count(batch)  # pyright: ignore
-        return batch
+        self.iterator: Any = iter(dataset)
+        self.draw: Callable[[], Any] = self.iterator.__next__
+        self.size_of: Callable[[Any], int] = batch_size if batch_size_fn is None else batch_size_fn
+        if batch_size_fn is None and hasattr(self.iterator, "samples"):
+            self.size_of = lambda _: self.iterator.samples
+        self.may_break = not hasattr(self.iterator, "get_state")
 
     @property
     def state(self) -> PyTree:
         """The state of a loader's iterator; None for other iterables."""
-        return getattr(self._iterator, "state", None)
+        return getattr(self.iterator, "state", None)
 
     def close(self) -> None:
         """End the reading; data that the loop did not open are the caller's to close."""
 
 
-class LoaderBatches(Iterator[Any]):
-    """The batches of a loader from a state on, epoch after epoch."""
+class LoaderBatches:
+    """The batches of a loader from a state on, epoch after epoch; see `Batches`."""
+
+    may_break = True
 
     def __init__(self, loader: Any, state: PyTree, steps: int | None) -> None:
         self._loader = loader
         self._left = steps
         self._iterator = self._open(state)
-        self.samples = 0
 
     def _open(self, state: PyTree) -> Any:
         return self._loader.iterate(state, steps=_MANY if self._left is None else self._left)
 
-    def __next__(self) -> Any:
+    def draw(self) -> Any:
+        """The next batch."""
         while True:
             try:
                 batch = next(self._iterator)
@@ -78,10 +88,20 @@ class LoaderBatches(Iterator[Any]):
                     self._iterator = self._open(self._iterator.state)
                     continue
                 raise
-            self.samples = self._iterator.samples
             if self._left is not None:
                 self._left -= 1
             return batch
+
+    def size_of(self, batch: Any) -> int:
+        """How many samples the batch has that was drawn last, padding not counted."""
+        return self._iterator.samples
+
+    def where(self) -> PyTree:
+        """The state, to be there again if the next batch does not come to be used; None if nobody can tell."""
+        try:
+            return self._iterator.state
+        except RuntimeError:  # batches have overtaken others
+            return None
 
     @property
     def state(self) -> PyTree:

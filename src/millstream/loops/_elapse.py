@@ -58,8 +58,12 @@ def _elapse(clock: Clock, batches: Any, stop: Any) -> Iterator[tuple[Elapsed, An
     try:
         if isinstance(stop, Period) and stop.reached(clock.now):
             return
-        for batch in batches:
-            elapsed = clock.tick(batches.samples)
+        while True:
+            try:
+                batch = batches.draw()
+            except StopIteration:
+                return
+            elapsed = clock.tick(batches.size_of(batch))
             elapsed.final = elapsed.steps == last
             yield elapsed, batch
             if stops is not None and stops(elapsed):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from millstream._core.errors import describe_value
-from millstream.loops._callback import absorb, arguments, bind
+from millstream.loops._callback import absorb, arguments, bind, is_compiled
 from millstream.loops._dataset import Loader, loader_state
 from millstream.loops._elapsed import Elapsed
 from millstream.loops._history import History
@@ -122,7 +122,7 @@ def _as_carry(now: Elapsed) -> Elapsed:
 
 def split_tasks(who: str, tasks: list[Task]) -> tuple[list[Task], list[Task], list[Task]]:
     """Tasks as those before the compiled steps, these steps, and those behind them."""
-    can = [task.schedule is None and _is_compiled(task.callback) for task in tasks]
+    can = [task.schedule is None and is_compiled(task.callback) for task in tasks]
     if not any(can):
         raise ValueError(
             f"{who} has nothing to fuse: fuse needs a compiled step (jax.jit, managed.train_step) that is due at every "
@@ -138,10 +138,6 @@ def split_tasks(who: str, tasks: list[Task]) -> tuple[list[Task], list[Task], li
                 "Give it a rarer schedule, make it an ms.Observer if it only looks at logs, or leave fuse out."
             )
     return before, steps, behind
-
-
-def _is_compiled(callback: Any) -> bool:
-    return hasattr(callback, "traced") or (callable(callback) and hasattr(callback, "lower"))
 
 
 def steps_until_due(

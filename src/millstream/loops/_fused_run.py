@@ -1,12 +1,11 @@
 """A run whose steps are done several at a time."""
 
-import itertools
 import math
 from typing import Any
 
 from millstream._core.errors import require_int
-from millstream.loops._elapsed import Elapsed
 from millstream.loops._fused import Ahead, Body, FusedData, split_tasks, steps_until_due
+from millstream.loops._in_flight import array_of
 from millstream.loops._logs import Logs
 from millstream.loops._run import Run
 from millstream.loops._saved_run import SavedRun
@@ -44,16 +43,18 @@ class FusedRun(Run):
             self._calling = self._compiled[0]
             loop_state.state, logs = data.run(body, loop_state.state, now, len(samples))
             self._calling = None
-            loop_state.elapsed = elapsed = clock.skip(samples)
+            passed = clock.skip(samples)
+            loop_state.elapsed = elapsed = clock.now
             elapsed.final = elapsed.steps == last
-            rows = self._commit_rows(logs, now, samples, elapsed)
+            if logs:
+                loop_state.history.commit_block(passed, logs)
             loop_state.logs = first_logs
             due = [task for task in self._behind if task.schedule is not None and task.schedule(elapsed)]
             if self._call(due, in_step=True):
                 return True
             self._commit()
-            self._in_flight.add(logs, loop_state.state)
-            self._observe(max(rows, 1 if loop_state.logs else 0))
+            self._in_flight.add(array_of(logs, loop_state.state))
+            self._observe(len(samples) if logs else 1 if loop_state.logs else 0)
             self._in_step = False
             interrupted = self._ended(elapsed)
             if interrupted is not None:
@@ -76,20 +77,3 @@ class FusedRun(Run):
 
     def _draw_again(self, saved: SavedRun) -> None:
         """Nothing: callbacks of such a run see no batch."""
-
-    def _commit_rows(self, logs: Logs, now: Elapsed, samples: list[int], elapsed: Elapsed) -> int:
-        """Keep what several steps have logged; how many rows that are."""
-        if not logs:
-            return 0
-        steps = range(now.steps + 1, elapsed.steps + 1)
-        reached = list(itertools.accumulate(samples, initial=now.samples))[1:]
-        self.loop_state.history.commit_block(
-            steps,
-            reached,
-            self._clock.epochs_at(steps, reached),
-            elapsed.time,
-            elapsed.date_start,
-            now.samples,
-            logs,
-        )
-        return len(steps)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from millstream.loops import _history_table, _plot
+from millstream.loops._clock import Passed
 from millstream.loops._column import Column, require_readable
 from millstream.loops._column_values import unfold
 from millstream.loops._elapsed import Elapsed
@@ -59,35 +60,44 @@ class History(Sequence[Logs]):
                     column = self._new_column((collection, name), value, plain=getattr(value, "ndim", 0) == 0)
                 column.append(row, value)
 
-    def commit_block(
-        self,
-        steps: range,
-        samples: Sequence[int],
-        epochs: Sequence[int] | None,
-        time: float,
-        date_start: float,
-        samples_before: int,
-        logs: Logs,
-    ) -> None:
+    def commit_block(self, passed: Passed, logs: Logs) -> None:
         """Keep what several steps have logged that were one program.
 
         Args:
-            steps: Their numbers, all behind the newest row.
-            samples: Samples of the run after each of them.
-            epochs: Completed epochs after each of them; None if the run knows no epochs.
-            time: Seconds that the run had taken, for all of them.
-            date_start: As in `Elapsed`.
-            samples_before: Samples of the run before the first of them.
+            passed: These steps, all behind the newest row.
             logs: Arrays, whose first rows belong to these steps.
         """
-        rows = range(len(self), len(self) + len(steps))
-        self._moments.extend(steps, samples, epochs, time, date_start, samples_before)
-        self._newest_step = steps[-1]
+        rows = self._new_rows(passed)
         for path, block in logs.entries():
             column = self._columns.get(path)
             if column is None:
                 column = self._new_column(path, block, plain=block.ndim == 1)
             column.extend(rows, block)
+
+    def commit_columns(self, passed: Passed, columns: Mapping[Name, list[Any]]) -> None:
+        """Keep what several steps have logged, all of them the same entries.
+
+        Args:
+            passed: These steps, all behind the newest row.
+            columns: The values of each entry, one for each step.
+        """
+        rows = self._new_rows(passed)
+        for path, values in columns.items():
+            column = self._columns.get(path)
+            if column is None:
+                column = self._new_column(path, values[0], plain=getattr(values[0], "ndim", 0) == 0)
+            column.extend_values(rows, values)
+
+    def _new_rows(self, passed: Passed) -> range:
+        rows = range(len(self), len(self) + len(passed.steps))
+        self._moments.extend(passed)
+        self._newest_step = passed.steps[-1]
+        return rows
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing but single numbers has been logged."""
+        return all(column.plain for column in self._columns.values())
 
     def _new_column(self, path: Name, value: Any, *, plain: bool) -> Column:
         require_readable(".".join(path), value)

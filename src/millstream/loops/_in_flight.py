@@ -11,26 +11,30 @@ class InFlight:
     """Waits for steps that are too far back, so that never more than two are under way.
 
     Without it a loop that logs nothing queues steps until the memory for their batches is gone.
+
+    Attributes:
+        older: An array of the step before the last.
     """
 
     def __init__(self) -> None:
-        self._before: Any = None  # an array of the step before
+        self.older: Any = None
 
-    def add(self, logs: Logs, state: Any) -> None:
-        """Another step is about to be dispatched behind this one; wait for the one before this one."""
-        array = None
-        for entries in logs.values():  # written out: at every step a call less is a microsecond less
-            for value in entries.values():
-                if hasattr(value, "is_ready"):  # a JAX array; asking so is five times as fast as isinstance
-                    array = value
-                    break
+    def add(self, array: Any) -> None:
+        """Another step is about to be dispatched behind that which made this array; wait for the one before that."""
         if array is None:
-            array = _of_tree(state)
-            if array is None:
-                return
-        before, self._before = self._before, array
-        if before is not None and not before.is_deleted() and not before.is_ready():
-            before.block_until_ready()
+            return
+        older, self.older = self.older, array
+        if older is not None and not older.is_deleted() and not older.is_ready():
+            older.block_until_ready()
+
+
+def array_of(logs: Logs, state: Any) -> Any:
+    """Some array that a step has made; None if there is none."""
+    for entries in logs.values():  # written out: at every step a call less is a microsecond less
+        for value in entries.values():
+            if hasattr(value, "is_ready"):  # a JAX array; asking so is five times as fast as isinstance
+                return value
+    return _of_tree(state)
 
 
 def _of_tree(tree: Any) -> Any:

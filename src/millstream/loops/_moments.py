@@ -4,11 +4,11 @@ import array
 import bisect
 import math
 import operator
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from millstream.loops._clock import Passed
 from millstream.loops._elapsed import Elapsed
 
 _ARRAYS = ("steps", "samples", "weights", "epochs", "times")
@@ -48,29 +48,22 @@ class Moments:
                 self._begin(row, now.date_start)
         self._steps.extend([now.steps for now in pending])
         self._samples.extend([now.samples for now in pending])
-        self._weights.extend([now.samples - now.samples_before for now in pending])
+        self._weights.extend([now.step_samples for now in pending])
         self._epochs.extend([_NO_EPOCHS if now.epochs is None else now.epochs for now in pending])
         self._times.extend([now.time for now in pending])
 
-    def extend(
-        self,
-        steps: range,
-        samples: Sequence[int],
-        epochs: Sequence[int] | None,
-        time: float,
-        date_start: float,
-        samples_before: int,
-    ) -> None:
-        """More rows, of steps that were one program; see `History.commit_block`."""
+    def extend(self, passed: Passed) -> None:
+        """More rows, of several steps."""
         self._settle()
-        if date_start != self._date_start:
-            self._begin(self.length, date_start)
-        self.length += len(steps)
+        if passed.date_start != self._date_start:
+            self._begin(self.length, passed.date_start)
+        count, samples = len(passed.steps), passed.samples
+        self.length += count
         self._samples.extend(array.array("q", samples))
-        self._weights.extend(array.array("q", map(operator.sub, samples, [samples_before, *samples])))
-        self._steps.extend(array.array("q", steps))
-        self._epochs.extend(array.array("q", [_NO_EPOCHS] * len(steps) if epochs is None else epochs))
-        self._times.extend(array.array("d", [time]) * len(steps))
+        self._weights.extend(array.array("q", map(operator.sub, samples, [passed.samples_before, *samples])))
+        self._steps.extend(array.array("q", passed.steps))
+        self._epochs.extend(array.array("q", [_NO_EPOCHS] * count if passed.epochs is None else passed.epochs))
+        self._times.extend(array.array("d", passed.times))
 
     def _begin(self, row: int, date_start: float) -> None:
         self._starts.append((row, date_start))

@@ -85,6 +85,9 @@ class _Last(Schedule):
     def __call__(self, elapsed: Elapsed) -> bool:
         return elapsed.final
 
+    def next_due(self, steps: int, epoch: int | None) -> float | None:
+        return math.inf  # where a run ends is known to whoever asks
+
     def __repr__(self) -> str:
         return "last()"
 
@@ -167,6 +170,14 @@ class Period(Schedule):
         """How often this length fits into what has elapsed; for periods of one unit."""
         ((unit, value),) = self.units.items()
         return int((elapsed.steps if unit == "steps" else _now_and_before(elapsed, unit)[0]) // value)
+
+    def next_due(self, steps: int, epoch: int | None) -> float | None:
+        lengths = {"steps": 1, "epochs": epoch}
+        told = [(value, lengths.get(unit)) for unit, value in self.units.items()]
+        if self._date is not None or any(length is None for _, length in told):
+            return None
+        point = min(value * length for value, length in told if length is not None)
+        return point if point > steps else math.inf
 
     def __repr__(self) -> str:
         units = [f"{unit}={value}" for unit, value in self.units.items()]

@@ -1,0 +1,170 @@
+"""Steps one after the other with nothing between them: what is to be done about each is put off until some are done.
+
+Between two dispatches a call of Python costs a microsecond, because the dispatch has emptied the caches; done for many
+steps together, the same bookkeeping costs a tenth. So where a compiled step is all that is due, only what cannot wait
+is done at once: drawing, the clock, the step, keeping no more than two under way, and interrupts.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from millstream._core.contracts import PyTree
+from millstream._core.interrupts import Interrupts, Terminated
+from millstream.loops._callback import absorb, arguments, is_compiled
+from millstream.loops._clock import Passed
+from millstream.loops._dataset import Batches, LoaderBatches
+from millstream.loops._history import History
+from millstream.loops._in_flight import InFlight, array_of
+from millstream.loops._logs import Logs, Name, as_logs
+from millstream.loops._loop_state import LoopState
+from millstream.loops._metrics import with_computed
+from millstream.loops._tasks import Task
+
+_MOST_STEPS = 64  # as many values as a column reads at once
+_MOST_SECONDS = 0.02  # nobody sees that a bar is so late
+_LOGS = (dict, Logs)
+
+
+class Burst:
+    """Calls a compiled step several times and keeps what must be known of each.
+
+    Args:
+        task: Whose callback is the step; see `only_step`.
+        interrupts: What may end it behind any step.
+        in_flight: Keeps the host from running far ahead.
+        checks: Called behind every step: has something in the background failed?
+        patience: Seconds after which it ends.
+
+    Attributes:
+        times: When each step began.
+        samples: Samples of each step that has begun.
+        logs: What each complete step has logged; None for nothing.
+        has_ended: Whether the data have ended.
+        waited: Seconds spent drawing.
+        rewound: The data state before a batch that came in the moment of an interrupt, if one did.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        interrupts: Interrupts,
+        in_flight: InFlight,
+        checks: list[Callable[[], None]],
+        patience: float,
+    ) -> None:
+        self.task = task
+        self._interrupts = interrupts
+        self._in_flight = in_flight
+        self._checks = checks
+        self._patience = min(patience, _MOST_SECONDS)
+        self.times: list[float] = []
+        self.samples: list[int] = []
+        self.logs: list[Any] = []
+        self.has_ended = False
+        self.waited = 0.0
+        self.rewound: PyTree = None
+
+    def run(self, loop_state: LoopState, batches: Batches | LoaderBatches, most: float) -> None:
+        """Some steps. What is kept of them is right whatever is raised, and wherever."""
+        self.times, self.samples, self.logs = times, samples, kept = list[float](), list[int](), list[Any]()
+        interrupts, checks, perf_counter = self._interrupts, self._checks, time.perf_counter
+        step: Any = self.task.callback
+        draw, size_of, where, may_break = batches.draw, batches.size_of, batches.where, batches.may_break
+        state, batch, older = loop_state.state, loop_state.batch, self._in_flight.older
+        array: Any = array_of(loop_state.logs, state)
+        waited, until = 0.0, perf_counter() + self._patience
+        try:
+            for _ in range(int(min(most, _MOST_STEPS))):
+                asked, before = perf_counter(), None if where is None else where()
+                interrupts.waiting = may_break
+                try:
+                    if interrupts.terminated:
+                        raise Terminated
+                    batch = draw()
+                except StopIteration:
+                    self.has_ended = True
+                    break
+                except (Terminated, KeyboardInterrupt):
+                    self.rewound = before  # the batch may be here already, and will not be used
+                    raise
+                finally:
+                    interrupts.waiting = False
+                now = perf_counter()
+                waited += now - asked
+                times.append(now)
+                samples.append(size_of(batch))
+                if array is not None:
+                    if older is not None and not older.is_deleted() and not older.is_ready():
+                        older.block_until_ready()
+                    older = array
+                output: Any = step(state, batch)
+                if type(output) is tuple and len(output) == 2 and type(output[0]) in _LOGS and type(state) is not tuple:
+                    logs, new = output
+                    state = state if new is None else new
+                elif type(output) is type(state) and type(output) is not tuple and type(output) is not Logs:
+                    logs, state = None, output
+                else:
+                    logs, state = self._absorbed(loop_state, state, output)
+                found: Any = logs if logs else state
+                while isinstance(found, dict) and found:  # a call of `array_of` would be dearer
+                    found = next(iter(found.values()))
+                array = found if hasattr(found, "is_ready") else array_of(Logs(), state)
+                kept.append(logs)
+                for check in checks:
+                    check()
+                if interrupts.asked or now > until:
+                    break
+        finally:
+            loop_state.state, loop_state.batch, self._in_flight.older, self.waited = state, batch, older, waited
+
+    def _absorbed(self, loop_state: LoopState, state: Any, output: Any) -> tuple[Logs | None, Any]:
+        """Logs and state after a step that returned something else than most."""
+        loop_state.state, loop_state.logs = state, Logs()
+        if output is not None:
+            absorb(loop_state, output, self.task.name)
+        return loop_state.logs or None, loop_state.state
+
+
+def only_step(tasks: list[Task]) -> Task | None:
+    """The compiled step of (state, batch) that is all there is to do at most steps; None if there is more.
+
+    Functions that are not compiled may look at anything, at the history of this run for one, so it has to be there.
+    """
+    always = [task for task in tasks if task.schedule is None]
+    if len(always) != 1 or not is_compiled(always[0].callback):
+        return None
+    return always[0] if arguments(always[0].name, always[0].callback) == 2 else None
+
+
+def commit_rows(history: History, passed: Passed, rows: list[Any]) -> int:
+    """Keep what several steps have logged, None for nothing; how many rows that are."""
+    columns = _columns(rows)
+    if columns is not None:
+        history.commit_columns(passed, columns)
+        return len(rows)
+    before = len(history)
+    for elapsed, logs in zip(passed.moments(), rows, strict=True):
+        if logs:
+            history.commit(elapsed, with_computed(as_logs("The step", logs)))
+    return len(history) - before
+
+
+def _columns(rows: list[Any]) -> dict[Name, list[Any]] | None:
+    """The values of each entry together, if all rows have the same entries, and all of them numbers or arrays."""
+    if not all(rows):
+        return None
+    shown = as_logs("The step", rows[0])
+    if with_computed(shown) is not shown:
+        return None
+    columns = {}
+    try:
+        for collection in shown:
+            entries = [row[collection] for row in rows] if isinstance(rows[0].get(collection), dict) else rows
+            if len({*map(len, entries)}) > 1:
+                return None
+            for name in shown[collection]:
+                columns[collection, name] = [entry[name] for entry in entries]
+    except (KeyError, TypeError):
+        return None
+    return columns if len({*map(len, rows)}) == 1 else None
