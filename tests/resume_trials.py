@@ -23,6 +23,7 @@ import resume_script as script
 from jax._src import xla_bridge
 
 import millstream as ms
+from millstream._core.lock import locked
 from millstream.checkpoints import CheckpointStore
 
 PATIENCE = 60.0
@@ -92,6 +93,12 @@ def prepared(folder):
     """What an undisturbed run comes to; programs are compiled on the way. Trials that share a folder do it once."""
     script.use_cache(folder / "cache")
     told = folder / "expected.json"
+    with locked(folder / "prepared", 4 * PATIENCE):
+        _prepare(folder, told)
+    return json.loads(told.read_text())
+
+
+def _prepare(folder, told):
     if not told.exists():
         whole, parted = folder / "whole", folder / "parted"
         expected, wrong = result(whole, Child(whole).end())
@@ -101,7 +108,6 @@ def prepared(folder):
         wrong = wrong or script.differences(found, expected)
         assert not wrong, wrong
         told.write_text(json.dumps(expected))
-    return json.loads(told.read_text())
 
 
 def some_place(chance):
