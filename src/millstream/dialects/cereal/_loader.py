@@ -1,0 +1,124 @@
+"""The loader of cereal."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import lax
+
+from millstream import loader
+from millstream._core.callbacks import original_errors
+from millstream._core.contracts import PyTree
+from millstream._core.errors import describe_value, require_callable
+from millstream._core.read_in_graph import end_reading_in_graph
+from millstream._core.state import is_traced
+from millstream.dialects.cereal._batch import AsBatch
+from millstream.dialects.cyreal._pytree import register_loader
+from millstream.loader._build import build
+from millstream.transforms import HostCallbackTransform
+
+
+class DataLoader(loader.DataLoader):
+    """A `millstream.DataLoader` whose batches, where they are dicts, can be taken apart: `images, labels = batch`.
+
+    Example:
+        >>> from millstream.dialects.cereal import ArraySampleSource, BatchTransform, DataLoader
+        >>> data = {"image": np.zeros((10, 2, 2)), "label": np.arange(10)}
+        >>> loader = DataLoader(pipeline=[ArraySampleSource(data), BatchTransform(batch_size=4)])
+        >>> batch, state, mask = loader.next_batch(loader.init_state(jax.random.PRNGKey(0)))
+        >>> images, labels = batch
+        >>> images.shape, batch["label"].shape
+        ((4, 2, 2), (4,))
+
+    Args:
+        pipeline: A list, source first, or a composed source.
+        batch_transform: `batch_transform(batch) -> batch`, a Python function that every batch goes through last. It
+            gets NumPy arrays and returns such of the same shapes and dtypes.
+        **options: What `millstream.DataLoader` takes besides: executor, prefetch, sharding and so on.
+    """
+
+    def __init__(
+        self, pipeline: Any, *, batch_transform: Callable[[PyTree], PyTree] | None = None, **options: Any
+    ) -> None:
+        source = build(pipeline)
+        if batch_transform is not None:
+            require_callable("DataLoader", "batch_transform", batch_transform)
+            source = HostCallbackTransform(_without_mask(batch_transform))(source)
+        if isinstance(source.element_spec(), dict):
+            source = AsBatch()(source)
+        super().__init__(source, **options)
+
+    def scan_epoch(
+        self, state: PyTree, carry: Any, body_fn: Callable[..., Any], *, unroll: int | bool = 1
+    ) -> tuple[Any, ...]:
+        """Run `steps_per_epoch` steps as one compiled program, in either of two forms.
+
+        Example:
+            >>> from millstream.dialects import cereal
+            >>> loader = cereal.DataLoader(stages)
+            >>> def body_fn(carry, _):
+            ...     total, loader_state = carry
+            ...     batch, loader_state, mask = loader.next_batch(loader_state)
+            ...     return (total + jnp.sum(batch["x"] * mask), loader_state), None
+            >>> carry = 0.0, loader.init_state(jax.random.PRNGKey(0))
+            >>> (total, loader_state), _ = loader.scan_epoch(carry, None, body_fn)
+            >>> float(total)
+            45.0
+
+        Args:
+            state: The loader's state; in the second form, the carry, in which the loader's state is.
+            carry: What `body_fn` hands from step to step; in the second form, None.
+            body_fn: `body_fn(carry, batch, mask) -> (carry, output)`; or, the second form, `body_fn(carry, _) ->
+                (carry, output)`, which draws its batches itself. Programs are looked up by function: define it once.
+            unroll: Steps per turn of the loop, as in `lax.scan`.
+
+        Returns:
+            The new state, the last carry and the outputs stacked; in the second form, the last two of these.
+        """
+        if not _draws_itself(body_fn):
+            return super().scan_epoch(state, carry, body_fn, unroll=unroll)
+        if carry is not None:
+            raise TypeError(
+                "scan_epoch got body_fn(carry, _), which draws its batches itself: it needs (carry, None, body_fn), "
+                f"with the loader's state in the carry. In place of None it got {describe_value(carry)}. To be given "
+                "batches, write body_fn(carry, batch, mask)."
+            )
+        return self._scan(state, body_fn, unroll)
+
+    def _scan(self, carry: Any, body_fn: Callable[..., Any], unroll: int | bool) -> tuple[Any, Any]:
+        scan = functools.partial(lax.scan, length=self.steps_per_epoch, unroll=unroll)
+        if is_traced(carry):
+            return scan(body_fn, carry)
+        self._warn_of_fresh_functions(body_fn)
+        if self._host is None:
+            return self._run(scan, body_fn, carry)
+        try:
+            with original_errors():
+                return jax.block_until_ready(self._run(scan, body_fn, carry))
+        finally:
+            if not self._kept:
+                end_reading_in_graph(self._host, self._source.plan)
+
+
+register_loader(DataLoader)
+
+
+def _without_mask(batch_transform: Callable[[PyTree], PyTree]) -> Callable[[PyTree, Any], PyTree]:
+    @functools.wraps(batch_transform)
+    def transform(batch: PyTree, mask: Any) -> PyTree:
+        return batch_transform(batch)
+
+    return transform
+
+
+def _draws_itself(body_fn: Any) -> bool:
+    """Whether a body takes (carry, _) and not (carry, batch, mask)."""
+    try:
+        parameters = inspect.signature(body_fn).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    variable = any(p.kind == p.VAR_POSITIONAL for p in parameters)
+    return len(positional) == 2 and not variable

@@ -1,0 +1,81 @@
+"""Transforms that can be given the source they stand behind: `MapTransform(inner, fn)` is `MapTransform(fn)(inner)`."""
+
+from typing import Any
+
+from millstream import transforms
+from millstream._core.contracts import IndexedSource, Stream
+
+
+class _BehindInner:
+    """Makes a stage, or, given a source first or as `inner=`, that source with the stage behind it."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], Stream | IndexedSource):
+            inner, args = args[0], args[1:]
+        elif "inner" in kwargs:
+            inner = kwargs.pop("inner")
+        else:
+            return super().__new__(cls)
+        stage: Any = cls(*args, **kwargs)
+        return stage(inner)
+
+
+class BatchTransform(_BehindInner, transforms.BatchTransform):
+    """`millstream.BatchTransform`, with or without the source it stands behind.
+
+    Example:
+        >>> from millstream.dialects import cereal
+        >>> batches = cereal.BatchTransform(cereal.ArraySampleSource(np.arange(10)), batch_size=4)
+        >>> batches.steps_per_epoch
+        3
+    """
+
+
+class DevicePutTransform(_BehindInner, transforms.DevicePutTransform):
+    """`millstream.DevicePutTransform`, with or without the source it stands behind.
+
+    Example:
+        >>> from millstream.dialects import cereal
+        >>> placed = cereal.DevicePutTransform(cereal.ArraySampleSource(np.arange(10)), "cpu")
+    """
+
+
+class FlattenImageTransform(_BehindInner, transforms.FlattenImageTransform):
+    """`millstream.FlattenImageTransform`, with or without the source it stands behind.
+
+    Example:
+        >>> from millstream.dialects import cereal
+        >>> images = cereal.ArraySampleSource({"image": np.zeros((9, 2, 2))})
+        >>> cereal.FlattenImageTransform(images, image_key="image").element_spec()["image"].shape
+        (4,)
+    """
+
+
+class HostCallbackTransform(_BehindInner, transforms.HostCallbackTransform):
+    """`millstream.HostCallbackTransform`, with or without the source it stands behind.
+
+    Example:
+        >>> from millstream.dialects import cereal
+        >>> stage = cereal.HostCallbackTransform(fn=lambda batch, mask: print(mask.sum()))
+    """
+
+
+class MapTransform(_BehindInner, transforms.MapTransform):
+    """`millstream.MapTransform`, with or without the source it stands behind.
+
+    Example:
+        >>> from millstream.dialects import cereal
+        >>> source = cereal.ArraySampleSource(np.arange(10))
+        >>> doubled = cereal.MapTransform(source, lambda value, mask: 2 * value)
+    """
+
+
+class NormalizeImageTransform(_BehindInner, transforms.NormalizeImageTransform):
+    """`millstream.NormalizeImageTransform`, with or without the source it stands behind.
+
+    Example:
+        >>> from millstream.dialects import cereal
+        >>> images = cereal.ArraySampleSource({"image": np.zeros((9, 2, 2), np.uint8)})
+        >>> cereal.NormalizeImageTransform(images, image_key="image", dtype=jnp.float32).element_spec()["image"].dtype
+        dtype('float32')
+    """

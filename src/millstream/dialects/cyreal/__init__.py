@@ -1,0 +1,29 @@
+"""cyreal, as it is documented: change `from cyreal` to `from millstream.dialects.cyreal`, and the rest stays."""
+
+from millstream.dialects.cyreal.datasets import CelebADataset as CelebADataset
+from millstream.dialects.cyreal.datasets import CIFAR10Dataset as CIFAR10Dataset
+from millstream.dialects.cyreal.datasets import CIFAR100Dataset as CIFAR100Dataset
+from millstream.dialects.cyreal.datasets import DailyMinTemperaturesDataset as DailyMinTemperaturesDataset
+from millstream.dialects.cyreal.datasets import EMNISTDataset as EMNISTDataset
+from millstream.dialects.cyreal.datasets import FashionMNISTDataset as FashionMNISTDataset
+from millstream.dialects.cyreal.datasets import KMNISTDataset as KMNISTDataset
+from millstream.dialects.cyreal.datasets import MNISTDataset as MNISTDataset
+from millstream.dialects.cyreal.datasets import SunspotsDataset as SunspotsDataset
+from millstream.dialects.cyreal.loader import DataLoader as DataLoader
+from millstream.dialects.cyreal.loader import LoaderState as LoaderState
+from millstream.dialects.cyreal.rl import GymnaxSource as GymnaxSource
+from millstream.dialects.cyreal.rl import GymnaxSourceState as GymnaxSourceState
+from millstream.dialects.cyreal.sources import ArraySampleSource as ArraySampleSource
+from millstream.dialects.cyreal.sources import ArraySource as ArraySource
+from millstream.dialects.cyreal.sources import DiskSampleSource as DiskSampleSource
+from millstream.dialects.cyreal.sources import DiskSource as DiskSource
+from millstream.dialects.cyreal.sources import Source as Source
+from millstream.dialects.cyreal.transforms import BatchTransform as BatchTransform
+from millstream.dialects.cyreal.transforms import BufferTransform as BufferTransform
+from millstream.dialects.cyreal.transforms import DevicePutTransform as DevicePutTransform
+from millstream.dialects.cyreal.transforms import FlattenTransform as FlattenTransform
+from millstream.dialects.cyreal.transforms import HostCallbackTransform as HostCallbackTransform
+from millstream.dialects.cyreal.transforms import MapTransform as MapTransform
+from millstream.dialects.cyreal.transforms import NormalizeImageTransform as NormalizeImageTransform
+from millstream.dialects.cyreal.transforms import RenameTransform as RenameTransform
+from millstream.dialects.cyreal.transforms import TimeSeriesBatchTransform as TimeSeriesBatchTransform

@@ -1,0 +1,183 @@
+"""Loaders: a dataset in batches, and a pass through it."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Generic, Self, TypeVar
+
+import numpy as np
+
+from millstream._core.errors import require_int
+from millstream.dialects.loadax._batcher import Batcher, ListBatcher
+from millstream.dialects.loadax._dataset import View
+from millstream.dialects.loadax._items import Indexable, require_indexable
+from millstream.dialects.loadax._sharding import JaxShardingStrategy
+from millstream.dialects.loadax._source import BatchSource
+from millstream.host import Threads
+from millstream.loader import BatchIterator
+from millstream.loader import DataLoader as Engine
+from millstream.transforms import BatchTransform
+
+T = TypeVar("T")
+B = TypeVar("B")
+B_co = TypeVar("B_co", covariant=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """How far a pass has come.
+
+    Example:
+        >>> Progress(4, 10)
+        Progress(items_processed=4, items_total=10)
+
+    Attributes:
+        items_processed: Items of the batches that the loop has got; those read ahead do not count.
+        items_total: Items of the whole pass.
+    """
+
+    items_processed: int
+    items_total: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How a loader loads.
+
+    Attributes:
+        batch_size: Items per batch.
+        workers: Threads that read.
+        prefetch: Batches that are read ahead, at least.
+        drop_last: Whether a last, shorter batch is left out.
+        sharding: Which items this process reads, if not all.
+    """
+
+    batch_size: int = 1
+    workers: int = 1
+    prefetch: int = 2
+    drop_last: bool = False
+    sharding: JaxShardingStrategy | None = None
+
+    def __post_init__(self) -> None:
+        require_int("DataLoader", "batch_size", self.batch_size, least=1)
+        require_int("DataLoader", "workers", self.workers, least=0)
+        require_int("DataLoader", "prefetch", self.prefetch, least=0)
+
+
+class Loader(Generic[B_co]):
+    """A dataset in batches. It has no state: every `iter` is a pass of its own, from the first item on.
+
+    Example:
+        >>> from millstream.dialects.loadax import Batcher, DataLoader
+        >>> loader = DataLoader(Batcher(sum)).batch_size(2).build([1, 2, 3, 4, 5])
+        >>> len(loader), list(loader), list(loader)
+        (3, [3, 7, 5], [3, 7, 5])
+
+    Args:
+        dataset: The dataset.
+        batcher: Makes batches of its items.
+        options: How to load.
+    """
+
+    def __init__(self, dataset: Indexable[T], batcher: Batcher[T, B_co], options: Options) -> None:
+        require_indexable("DataLoader", dataset)
+        items: Indexable[Any] = dataset
+        if options.sharding is not None:
+            shard = options.sharding.get_shard(len(dataset), options.batch_size)
+            items = View(dataset, lambda: shard)
+        workers = max(1, options.workers)
+        # A batch is read by one worker, so there is one under way for each of them.
+        ahead = max(options.prefetch, workers - 1)
+        stages = [BatchSource(items, batcher), BatchTransform(options.batch_size, drop_last=options.drop_last)]
+        self._engine = Engine(stages, executor=Threads(workers), prefetch=ahead)
+        self._items = len(items) // options.batch_size * options.batch_size if options.drop_last else len(items)
+        self._sharding = options.sharding
+
+    @property
+    def sharding_strategy(self) -> JaxShardingStrategy:
+        """How batches lie over the mesh of `.shard(mesh)`; it makes global batches of local ones."""
+        if self._sharding is None:
+            raise ValueError("This loader has no mesh. Say .shard(mesh, data_axis_name=...) before .build(dataset).")
+        return self._sharding
+
+    def __len__(self) -> int:
+        return self._engine.steps_per_epoch
+
+    def num_batches(self) -> int:
+        """Batches of a pass, a shorter last one included."""
+        return len(self)
+
+    def num_items(self) -> int:
+        """Items of a pass: those that this process reads."""
+        return self._items
+
+    def __iter__(self) -> "LoaderIterator[B_co]":
+        state = self._engine.init_state(np.zeros(2, np.uint32))
+        return LoaderIterator(self._engine.iterate(state, steps=len(self)), self._items)
+
+
+class LoaderIterator(Iterator[B_co]):
+    """One pass through a loader. Running to the end, an error, `close` and being forgotten all end its workers.
+
+    Example:
+        >>> from millstream.dialects.loadax import Batcher, DataLoader
+        >>> batches = iter(DataLoader(Batcher(sum)).batch_size(2).build([1, 2, 3, 4, 5]))
+        >>> next(batches), batches.progress(), len(batches)
+        (3, Progress(items_processed=2, items_total=5), 3)
+
+    Args:
+        batches: The pass of the engine.
+        items: How many items it has.
+    """
+
+    def __init__(self, batches: BatchIterator, items: int) -> None:
+        self._batches = batches
+        self._progress = Progress(0, items)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> B_co:
+        batch, _ = next(self._batches)
+        items = self._progress.items_processed + self._batches.samples
+        self._progress = dataclasses.replace(self._progress, items_processed=items)
+        return batch
+
+    def __len__(self) -> int:
+        """Batches of the whole pass."""
+        return len(self._batches)
+
+    def progress(self) -> Progress:
+        """How many items the loop has got."""
+        return self._progress
+
+    def close(self) -> None:
+        """End the pass and its workers; closing twice does no harm."""
+        self._batches.close()
+
+
+class Dataloader(Loader[list[T]]):
+    """A dataset in lists of items.
+
+    Example:
+        >>> list(Dataloader([1, 2, 3, 4, 5], batch_size=2))
+        [[1, 2], [3, 4], [5]]
+
+    Args:
+        dataset: The dataset.
+        batch_size: Items per list.
+        num_workers: Threads that read, one list each; 0 reads nothing ahead.
+        prefetch_factor: Lists that are read ahead; at least so many that every worker has one.
+        drop_last: Leave out a last, shorter list.
+    """
+
+    def __init__(
+        self,
+        dataset: Indexable[T],
+        batch_size: int,
+        num_workers: int = 0,
+        prefetch_factor: int = 0,
+        *,
+        drop_last: bool = False,
+    ) -> None:
+        ahead = 0 if num_workers == 0 else prefetch_factor
+        super().__init__(dataset, ListBatcher(), Options(batch_size, num_workers, ahead, drop_last))

@@ -1,0 +1,62 @@
+"""Datasets that are there already: a list, a range."""
+
+from typing import TypeVar
+
+from millstream._core.errors import describe_value
+from millstream.dialects.loadax._dataset import Dataset
+from millstream.dialects.loadax._items import Indexable, require_indexable
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class InMemoryDataset(Dataset[T_co]):
+    """The items of a list, or of anything with a length and `[index]`.
+
+    Example:
+        >>> dataset = InMemoryDataset(["a", "b", "c"])
+        >>> len(dataset), dataset[-1], dataset.get(3)
+        (3, 'c', None)
+
+    Args:
+        items: The items; they are not copied.
+    """
+
+    def __init__(self, items: Indexable[T_co]) -> None:
+        require_indexable("InMemoryDataset", items)
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int, /) -> T_co:
+        return self.items[self._number(index)]
+
+
+SimpleDataset = InMemoryDataset
+
+
+class RangeDataset(Dataset[int]):
+    """The numbers of a `range`.
+
+    Example:
+        >>> list(RangeDataset(0, 10, 3))
+        [0, 3, 6, 9]
+
+    Args:
+        start: The first one.
+        end: Where they end; it is not one of them.
+        step: From one to the next; not 0.
+    """
+
+    def __init__(self, start: int, end: int, step: int = 1) -> None:
+        for name, value in (("start", start), ("end", end), ("step", step)):
+            if isinstance(value, bool) or not isinstance(value, int) or (name, value) == ("step", 0):
+                rule = "an int other than 0" if name == "step" else "an int"
+                raise ValueError(f"RangeDataset needs {name} to be {rule}. Got {describe_value(value)}.")
+        self.range = range(start, end, step)
+
+    def __len__(self) -> int:
+        return len(self.range)
+
+    def __getitem__(self, index: int, /) -> int:
+        return self.range[self._number(index)]
