@@ -422,7 +422,7 @@ def test_executors_give_the_same_stream_and_leave_nothing_behind(key, executor):
     deadline = time.monotonic() + 5
     while (len(reader_threads()) > threads or children() != before) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert len(reader_threads()) == threads
+    assert len(reader_threads()) <= threads  # those of an earlier test may have ended meanwhile
     assert children() == before
     assert not multiprocessing.active_children()
 
@@ -440,7 +440,7 @@ def test_an_abandoned_stream_ends_without_the_garbage_collector(key):
         deadline = time.monotonic() + 5
         while len(reader_threads()) > threads and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert len(reader_threads()) == threads
+        assert len(reader_threads()) <= threads  # those of an earlier test may have ended meanwhile
     finally:
         gc.enable()
 

@@ -70,7 +70,7 @@ class HostReading:
         if not self._with_info:
             return (value, mask), after, samples
         assert filled.request is not None
-        return (value, mask, describe_batch(self._pipeline, filled.request, filled.report.extras)), after, samples
+        return (value, mask, describe_batch(self._pipeline, filled.request, filled.report)), after, samples
 
     def _after(self, step: int) -> LoaderState | None:
         self._overtaken.append(step)

@@ -10,7 +10,7 @@ import numpy as np
 from millstream._core.derived_sources import item_of
 from millstream._core.pipeline import Pipeline
 from millstream._core.read_ahead import sample_keys
-from millstream._core.reading import Request
+from millstream._core.reading import Report, Request
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +32,9 @@ class BatchInfo:
             read a batch, those of the rows that this one reads.
         additional: What the source returned beside the arrays, by name: a list with an element per row, None where a
             sample returned nothing. Empty if none did.
+        place: The epoch it has its samples and keys from, and its number in that epoch. Batches that come back, as
+            `Shuffle("repeat")` and "batchwise" have them, have the same place every time.
+        failed: Rows that could not be read and are masked, and why.
         group: The name of the loader it comes from, in a `MixedLoader`.
     """
 
@@ -40,6 +43,8 @@ class BatchInfo:
     step_in_epoch: int
     indices: np.ndarray
     additional: dict[str, list[Any]]
+    place: tuple[int, int]
+    failed: dict[int, BaseException]
     _keys: Callable[[], np.ndarray] = dataclasses.field(repr=False)
     _item: Callable[[int], Any] = dataclasses.field(repr=False)
     group: str | None = None
@@ -56,13 +61,13 @@ class BatchInfo:
         return [None if index < 0 else self._item(index) for index in self.indices.reshape(-1).tolist()]
 
 
-def describe_batch(pipeline: Pipeline, request: Request, extras: dict[int, Any]) -> BatchInfo:
+def describe_batch(pipeline: Pipeline, request: Request, report: Report) -> BatchInfo:
     """What is known about a batch.
 
     Args:
         pipeline: What it is a batch of.
         request: Its samples.
-        extras: What the source returned beside the arrays, by row.
+        report: What came of reading them.
     """
     epoch, step_in_epoch = divmod(request.step, pipeline.steps_per_epoch)
     axes = pipeline.plan.axes if pipeline.host is None else pipeline.host.layout(pipeline.plan).axes
@@ -73,7 +78,9 @@ def describe_batch(pipeline: Pipeline, request: Request, extras: dict[int, Any])
         epoch,
         step_in_epoch,
         np.where(request.real, request.indices, -1).reshape(axes),
-        _by_name(extras, len(request.real)),
+        _by_name(report.extras, len(request.real)),
+        request.place,
+        report.failed,
         functools.partial(sample_keys, words, request.epochs, request.indices),
         functools.partial(item_of, source),
     )

@@ -22,7 +22,7 @@ from millstream._core.pipeline import Pipeline
 from millstream._core.policy import set_policy_state
 from millstream._core.read_ahead import Backend, PlannedRun, ReadAhead
 from millstream._core.read_in_graph import end_reading_in_graph
-from millstream._core.reading import OnError
+from millstream._core.reading import OnError, Report
 from millstream._core.state import check_origin, is_traced
 from millstream._core.stats import LoaderStats
 from millstream.host import BatchCache, InGraph, Processes, Threads, is_worker
@@ -372,7 +372,11 @@ class DataLoader:
             samples = plan.real_samples(words, step)
             if planned is None:
                 return (value, mask), state, samples
-            return (value, mask, describe_batch(self._source, planned.request(step, keyed=False), {})), state, samples
+            return (
+                (value, mask, describe_batch(self._source, planned.request(step, keyed=False), Report())),
+                state,
+                samples,
+            )
 
         return draw
 

@@ -18,7 +18,7 @@ from millstream._core.state import LoaderState, Origin, check_origin, key_words
 from millstream.loader._iterator import BatchIterator, Drawn
 from millstream.loader._loader import DataLoader
 from millstream.loader._part import JoinedIterator, Part, require_indexed, step_limit
-from millstream.loader._turns import Turns
+from millstream.loader._turns import InSequence, Turns
 
 _LONGEST_ROUND = 1_000_000
 
@@ -52,6 +52,7 @@ class MixedLoader:
         weights: Whole numbers in the same form, such as `{"small": 3, "large": 1}`: in these proportions batches are
             drawn. Every loader then goes through its own epochs, one after the other, and these stay complete. An epoch
             of the mix is the fewest rounds of 3 + 1 steps in which every loader gives all of its batches at least once.
+        interleave: False has the loaders come one after the other, in each epoch.
     """
 
     def __init__(
@@ -59,19 +60,29 @@ class MixedLoader:
         loaders: Mapping[str, DataLoader] | Sequence[DataLoader],
         *,
         weights: Mapping[str, int] | Sequence[int] | None = None,
+        interleave: bool = True,
     ) -> None:
+        if not isinstance(interleave, bool):
+            raise TypeError(f"MixedLoader needs interleave to be a bool. Got {describe_value(interleave)}.")
+        if weights is not None and not interleave:
+            raise ValueError(
+                "MixedLoader can have weights only for loaders that are interleaved. Leave one of them out."
+            )
         self._loaders = {
             name: require_indexed("MixedLoader", f"loaders[{name!r}]", loader)
             for name, loader in _by_name("loaders", loaders).items()
         }
         lengths = [loader.steps_per_epoch for loader in self._loaders.values()]
-        self._turns = Turns(lengths) if weights is None else Turns(_weights(weights, list(self._loaders)))
+        if weights is not None:
+            self._turns = Turns(_weights(weights, list(self._loaders)))
+        else:
+            self._turns = Turns(lengths) if interleave else InSequence(lengths)
         passes = [-(-length // weight) for length, weight in zip(lengths, self._turns.weights, strict=True)]
         self._steps_per_epoch = self._turns.period * max(passes)
         self._every_batch_once = self._steps_per_epoch == sum(lengths)
         rounds = map(operator.floordiv, map(step_limit, self._loaders.values()), self._turns.weights)
         self._step_limit = min(STEP_LIMIT, min(rounds) * self._turns.period)
-        self._origin = _origin(self._loaders, self._turns.weights)
+        self._origin = _origin(self._loaders, self._turns)
         self._interrupts = Interrupts()
 
     @property
@@ -155,8 +166,9 @@ class MixedLoader:
                 entered.push(loader.__exit__)
 
 
-def _origin(loaders: dict[str, DataLoader], weights: tuple[int, ...]) -> Origin:
-    shares = ", ".join(f"{weight} of {name!r}" for name, weight in zip(loaders, weights, strict=True))
+def _origin(loaders: dict[str, DataLoader], turns: Turns | InSequence) -> Origin:
+    mixed = ", " if isinstance(turns, Turns) else ", then "
+    shares = mixed.join(f"{weight} of {name!r}" for name, weight in zip(loaders, turns.weights, strict=True))
     parts = [(f"{name}: {what}", words) for name, loader in loaders.items() for what, words in loader._origin or ()]
     return (("mix", shares), *parts)
 

@@ -57,3 +57,31 @@ class Turns:
 
     def _end_of(self, loader: int, batch: int) -> int:
         return -(-(batch + 1) * self.period // self.weights[loader])
+
+
+class InSequence:
+    """Which loader gives the batch of a step, if they come one after the other.
+
+    Example:
+        >>> turns = InSequence([3, 1, 2])
+        >>> [turns.at(step) for step in range(6)], turns.before(8)
+        ([0, 0, 0, 1, 2, 2], [5, 1, 2])
+
+    Args:
+        lengths: How many batches each loader gives before it is the next one's turn.
+    """
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.weights = tuple(lengths)
+        self.period = sum(lengths)
+        self._ends = np.cumsum(lengths)
+
+    def at(self, step: int) -> int:
+        """The loader whose turn it is."""
+        return int(np.searchsorted(self._ends, step % self.period, side="right"))
+
+    def before(self, step: int) -> list[int]:
+        """How many batches each loader has given before this step."""
+        periods, place = divmod(step, self.period)
+        given = np.clip(place - self._ends + self.weights, 0, self.weights)
+        return (periods * np.array(self.weights) + given).tolist()
