@@ -23,9 +23,10 @@ from test_bad_input import refuses
 
 import millstream as ms
 from millstream._core.lock import locked
+from millstream._core.urls import shown
 from millstream.datasets import _part
 from millstream.datasets._download import DownloadError, DownloadSettings, RemoteFile, fetch
-from millstream.datasets._urls import RefusedURL, require_redirect, require_url, shown
+from millstream.datasets._urls import RefusedURL, require_redirect, require_url
 
 BODY = bytes(range(256)) * 1000
 PIN = f"sha256:{hashlib.sha256(BODY).hexdigest()}"

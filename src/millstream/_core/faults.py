@@ -11,3 +11,7 @@ class WorkerCrashed(RuntimeError):
 
 class SharedMemoryFull(OSError):
     """There is not enough memory to share with worker processes."""
+
+
+class FileChanged(OSError):
+    """A file is not what it was when it was opened, or has become unreadable."""

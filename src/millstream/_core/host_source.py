@@ -20,6 +20,7 @@ class HostSource:
         sample_spec: The structure of a sample, or that it is a Python object.
         keyed: Whether reading wants a key for every sample.
         whole_batches: Whether a batch must be read by one call.
+        reads_together: Whether rows are best read by one call, by one thread.
         reads_samples: Whether it has a `read_row` for single samples.
     """
 
@@ -29,6 +30,7 @@ class HostSource:
     sample_spec: SampleSpec | ObjectSpec
     keyed: bool = False
     whole_batches: bool = False
+    reads_together: bool = False
     reads_samples: bool = False
 
     arrays = None

@@ -109,7 +109,7 @@ class Readers:
         job = self.prepare(request)
         size = len(request.indices)
         # Small parts keep all readers busy to the end; what is read as a whole is one part.
-        together = self._source.whole_batches or self._count == 1
+        together = self._source.whole_batches or self._source.reads_together or self._count == 1
         part = size if together else max(1, size // (4 * self._count))
         for first in range(0, size, part):
             job.parts.append(_Part(self._source, job, self._tolerant, first, min(first + part, size)))

@@ -155,7 +155,9 @@ class Slots:
         owner = _Owner()
         weakref.finalize(owner, self._free.append, slot).atexit = False
         self._owners.add(owner)
-        return [np.asarray(_Leaf(owner, leaf)) for leaf in leaves]
+        arrays = [np.asarray(_Leaf(owner, leaf)) for leaf in leaves]
+        # The interface of arrays has no word for bfloat16 and its like, which come through it as raw bytes.
+        return [array.view(leaf.dtype) for array, leaf in zip(arrays, leaves, strict=True)]
 
     def _has_another(self) -> bool:
         """Whether there is another slot to read into, or can be."""

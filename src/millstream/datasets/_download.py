@@ -12,9 +12,10 @@ import urllib.request
 
 from millstream._core.atomic import settle, temporary_path
 from millstream._core.lock import locked
+from millstream._core.urls import shown
 from millstream.datasets._part import Part, Unwritable
 from millstream.datasets._progress import ProgressLine
-from millstream.datasets._urls import RefusedURL, make_opener, require_url, shown
+from millstream.datasets._urls import RefusedURL, make_opener, require_url
 
 
 class DownloadError(OSError):

@@ -1,27 +1,21 @@
-"""Which addresses may be asked for a file, and how they are shown."""
+"""Which addresses may be asked for a file, and how they are opened."""
 
-import ipaddress
 import urllib.parse
 import urllib.request
 from email.message import Message
 from typing import IO
+
+from millstream._core.urls import is_loopback, shown
 
 
 class RefusedURL(Exception):
     """An address that must not be asked."""
 
 
-def shown(url: str) -> str:
-    """The address without user name, password and query, which may be secrets."""
-    parts = urllib.parse.urlsplit(url)
-    port = f":{parts.port}" if parts.port else ""
-    return f"{parts.scheme}://{parts.hostname or ''}{port}{parts.path}"
-
-
 def require_url(url: str, *, pinned: bool) -> None:
     """Refuse anything but https, and http without a pinned SHA-256 from another machine."""
     parts = urllib.parse.urlsplit(url)
-    if parts.scheme == "https" or (parts.scheme == "http" and (pinned or _is_loopback(parts.hostname or ""))):
+    if parts.scheme == "https" or (parts.scheme == "http" and (pinned or is_loopback(parts.hostname or ""))):
         return
     if parts.scheme == "http":
         raise RefusedURL("plain http is only used for files with a known SHA-256")
@@ -65,10 +59,3 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         return super().http_error_302(req, fp, code, msg, headers)  # pyright: ignore[reportArgumentType]
 
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302  # pyright: ignore
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

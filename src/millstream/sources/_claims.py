@@ -1,24 +1,16 @@
 """What a file claims to hold, checked against the bytes that are there before anything is mapped or allocated."""
 
 import math
-import os
-import pathlib
 
 import numpy as np
+
+from millstream._core.files import File, LocalFile
+from millstream._core.files import require_file as require_file
+from millstream.sources._file_rows import RangedRows
 
 # Unpacked data may be this many times larger than packed; what is below the free size cannot hurt anybody.
 RATIO = 200
 FREE_BYTES = 16 << 20
-
-
-def require_file(who: str, path: str | os.PathLike[str]) -> pathlib.Path:
-    """The path, if a plain file is there: a pipe or a device would block or never end."""
-    found = pathlib.Path(path)
-    if not found.exists():
-        raise FileNotFoundError(f"{who} needs a file that is there. {found} does not exist.")
-    if not found.is_file():
-        raise ValueError(f"{who} needs a plain file. {found} is a folder, a pipe or a device.")
-    return found
 
 
 def require_shape(name: str, dtype: np.dtype, shape: tuple[int, ...], available: int) -> None:
@@ -42,10 +34,18 @@ def require_ratio(name: str, unpacked: int, packed: int) -> None:
         )
 
 
-def map_rows(path: pathlib.Path, dtype: np.dtype, shape: tuple[int, ...], offset: int, *, fortran: bool) -> np.ndarray:
-    """A read-only view of the file's bytes; in memory and in this machine's byte order if the file's is the other."""
-    mapped = np.memmap(path, dtype, "r", offset, shape, order="F" if fortran else "C").view(np.ndarray)
-    return mapped if dtype.isnative else native(mapped)
+def map_rows(
+    file: File, dtype: np.dtype, shape: tuple[int, ...], offset: int, *, fortran: bool = False
+) -> np.ndarray | RangedRows:
+    """The array in a file, read-only: mapped, or read row by row from another machine.
+
+    It is in memory if its numbers have the other byte order here, or its rows do not lie together there.
+    """
+    if isinstance(file, LocalFile):
+        mapped = np.memmap(file.path, dtype, "r", offset, shape, order="F" if fortran else "C").view(np.ndarray)
+        return mapped if dtype.isnative else native(mapped)
+    rows = RangedRows(file, dtype, shape, offset)
+    return native(rows.whole().reshape(shape, order="F")) if fortran else rows
 
 
 def native(array: np.ndarray) -> np.ndarray:

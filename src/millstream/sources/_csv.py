@@ -1,6 +1,7 @@
 """Columns of numbers in a CSV file."""
 
 import csv
+import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -8,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from millstream._core.errors import describe_value
+from millstream._core.files import buffered, open_file
 from millstream._core.plan import Ordering
-from millstream.sources._claims import require_file
 from millstream.sources._file_source import FileSource
+
+_AT_ONCE = 32 << 20
 
 
 class CsvSource(FileSource):
@@ -26,7 +29,7 @@ class CsvSource(FileSource):
         {'rain': array([1], dtype=int32), 'wind': array([4.5], dtype=float32)}
 
     Args:
-        path: The file, in UTF-8.
+        path: The file, in UTF-8, or its address (`s3://`, `https://`, ...).
         columns: The columns to read; all of them by default.
         dtype: A dtype for every column, or a mapping with one for each chosen column.
         ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
@@ -50,12 +53,12 @@ def read_csv(
     """The chosen columns of a CSV file as read-only arrays."""
     if isinstance(columns, str):
         raise TypeError(f"CsvSource needs a list of columns. Got {describe_value(columns)}; write [{columns!r}].")
-    found = require_file("CsvSource", path)
+    file = open_file("CsvSource", path)
     try:
-        with found.open(newline="", encoding="utf-8-sig") as file:
-            return _read(str(found), csv.reader(file, strict=True), columns, dtype)
+        with io.TextIOWrapper(buffered(file, _AT_ONCE), encoding="utf-8-sig", newline="") as text:
+            return _read(file.name, csv.reader(text, strict=True), columns, dtype)
     except (csv.Error, UnicodeDecodeError) as error:
-        raise ValueError(f"{found} cannot be read as CSV in UTF-8: {error}.") from None
+        raise ValueError(f"{file.name} cannot be read as CSV in UTF-8: {error}.") from None
 
 
 def _read(name: str, reader: Any, columns: Sequence[str] | None, dtype: Any) -> dict[str, np.ndarray]:

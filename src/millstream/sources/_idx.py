@@ -3,16 +3,17 @@
 import gzip
 import math
 import os
-import pathlib
 import zlib
 from collections.abc import Mapping
-from typing import BinaryIO, cast
+from typing import IO, cast
 
 import numpy as np
 
 from millstream._core.errors import describe_value
+from millstream._core.files import File, buffered, open_file
 from millstream._core.plan import Ordering
-from millstream.sources._claims import map_rows, native, require_file, require_ratio, require_shape
+from millstream.sources._claims import map_rows, native, require_ratio, require_shape
+from millstream.sources._file_rows import RangedRows
 from millstream.sources._file_source import FileSource
 
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -31,7 +32,7 @@ class IdxSource(FileSource):
 
     Args:
         paths: Names and paths: `{"image": "train-images-idx3-ubyte", "label": "train-labels-idx1-ubyte.gz"}`. A
-            `.gz` is unpacked into memory.
+            `.gz` is unpacked into memory. Addresses (`s3://`, `https://`, ...) are read by the row.
         ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
         prefetch_size: How many samples are read before they are needed.
     """
@@ -47,22 +48,28 @@ class IdxSource(FileSource):
         super().__init__(_map_all, (dict(paths),), ordering, prefetch_size)
 
 
-def _map_all(paths: dict[str, str | os.PathLike[str]]) -> dict[str, np.ndarray]:
-    return {name: map_idx(path) for name, path in paths.items()}
+def _map_all(paths: dict[str, str | os.PathLike[str]]) -> dict[str, np.ndarray | RangedRows]:
+    return {name: _open_idx(path) for name, path in paths.items()}
 
 
 def map_idx(path: str | os.PathLike[str]) -> np.ndarray:
-    """The read-only array of an IDX file: mapped, or in memory if it is packed or has numbers of several bytes."""
-    found = require_file("IdxSource", path)
-    if found.suffix == ".gz":
-        return _unpacked(found)
-    with found.open("rb") as file:
-        dtype, shape, length = _read_header(str(found), file)
-    require_shape(str(found), dtype, shape, found.stat().st_size - length)
-    return map_rows(found, dtype, shape, length, fortran=False)
+    """The read-only array of an IDX file of this machine: mapped; in memory if packed, or of the other byte order."""
+    rows = _open_idx(path)
+    assert isinstance(rows, np.ndarray)
+    return rows
 
 
-def _read_header(name: str, file: BinaryIO) -> tuple[np.dtype, tuple[int, ...], int]:
+def _open_idx(path: str | os.PathLike[str]) -> np.ndarray | RangedRows:
+    file = open_file("IdxSource", path)
+    if file.name.endswith(".gz"):
+        return _unpacked(file)
+    with buffered(file, 1 << 10) as stream:
+        dtype, shape, length = _read_header(file.name, stream)
+    require_shape(file.name, dtype, shape, file.size - length)
+    return map_rows(file, dtype, shape, length)
+
+
+def _read_header(name: str, file: IO[bytes]) -> tuple[np.dtype, tuple[int, ...], int]:
     magic = file.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _TYPES:
         raise ValueError(f"{name} is no IDX file: it starts with {magic!r}. Get it again.")
@@ -73,15 +80,15 @@ def _read_header(name: str, file: BinaryIO) -> tuple[np.dtype, tuple[int, ...], 
     return np.dtype(_TYPES[magic[2]]), shape, 4 + len(sizes)
 
 
-def _unpacked(path: pathlib.Path) -> np.ndarray:
-    name = str(path)
+def _unpacked(file: File) -> np.ndarray:
+    name = file.name
     try:
-        with gzip.open(path) as file:
-            dtype, shape, _ = _read_header(name, cast(BinaryIO, file))
+        with buffered(file) as packed, gzip.open(packed) as stream:
+            dtype, shape, _ = _read_header(name, cast(IO[bytes], stream))
             size = math.prod(shape) * dtype.itemsize
-            require_ratio(name, size, path.stat().st_size)
-            rows = file.read(size)
-            require_shape(name, dtype, shape, len(rows) + len(file.read(1)))
+            require_ratio(name, size, file.size)
+            rows = stream.read(size)
+            require_shape(name, dtype, shape, len(rows) + len(stream.read(1)))
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise ValueError(f"{name} is damaged: {error}. Get it again.") from None
     return native(np.frombuffer(rows, dtype).reshape(shape))

@@ -1,5 +1,6 @@
 """Pictures in folders, one folder per class. Pillow decodes them."""
 
+import functools
 import os
 import pathlib
 from collections.abc import Sequence
@@ -7,27 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core.errors import describe_value, needs
+from millstream._core.errors import describe_value
 from millstream._core.plan import Ordering
 from millstream.sources._disk import DiskSampleSource
+from millstream.sources._image_file import Opening, require_pillow
 
-# Formats whose decoders read pixels and nothing else: Pillow's EPS reader, for one, would start a program.
-_FORMATS = {
-    "BMP": [".bmp"],
-    "GIF": [".gif"],
-    "JPEG": [".jpg", ".jpeg"],
-    "PNG": [".png"],
-    "PPM": [".ppm", ".pgm"],
-    "WEBP": [".webp"],
-}
-_SUFFIXES = {suffix for suffixes in _FORMATS.values() for suffix in suffixes}
-_PIXEL_LIMIT = 1 << 26
+_SUFFIXES = {".bmp", ".gif", ".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
 
 
 class ImageFolderSource(DiskSampleSource):
     """The pictures below a folder as `{"image": uint8 (height, width, 3), "label": int32}`.
 
     Every folder in `root` is a class; labels count them in the order of their names, which `classes` gives.
+    Pictures are opened as `millstream.integrations.images.open_srgb` does it: as sRGB, and upright.
 
     Example:
         >>> source = ImageFolderSource("flowers/train", size=(64, 64))  # doctest: +SKIP
@@ -95,24 +88,16 @@ def _list_pictures(root: pathlib.Path) -> tuple[tuple[str, ...], list[tuple[path
     return classes, pictures
 
 
-def require_pillow(who: str) -> None:
-    """Say how to install Pillow if it is not there."""
-    with needs(who, "Pillow", "images"):
-        import PIL.Image  # noqa: F401
-
-
 def decode_image(name: str, file: Any, size: tuple[int, int] | None = None) -> np.ndarray:
-    """The pixels of a picture: uint8, (height, width, 3)."""
+    """The pixels of a picture, as sRGB and upright: uint8, (height, width, 3)."""
+    opening = _opening()
+    if size is None:
+        return opening.pixels(name, file)
     from PIL import Image
 
-    try:
-        with Image.open(file, formats=list(_FORMATS)) as image:
-            if image.width * image.height > _PIXEL_LIMIT:
-                raise ValueError(f"{image.width} x {image.height} pixels are more than {_PIXEL_LIMIT}")
-            picture = image.convert("RGB")
-    except Exception as error:  # Pillow's decoders raise errors of many kinds
-        reason = str(error).rstrip(".")
-        raise ValueError(f"{name} cannot be read as a picture: {reason}. Remove it or get it again.") from error
-    if size is not None:
-        picture = picture.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-    return np.asarray(picture)
+    return np.asarray(opening.image(name, file).resize((size[1], size[0]), Image.Resampling.BILINEAR))
+
+
+@functools.cache
+def _opening() -> Opening:
+    return Opening("ImageFolderSource", mode="RGB")

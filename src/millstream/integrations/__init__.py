@@ -1,0 +1,1 @@
+"""What people have already: one module per package or format, named after it."""

@@ -1,0 +1,158 @@
+"""Tar files of samples, as WebDataset writes them, read in any order. Nothing but the standard library is needed."""
+
+import functools
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from millstream._core.contracts import PyTree
+from millstream._core.errors import describe_value, function_name, noted, require_callable, require_int
+from millstream._core.files import is_remote, open_file
+from millstream._core.host_source import SampleReader
+from millstream._core.ordering import Ordering
+from millstream._core.samples import spec_or_objects
+from millstream._core.stage_times import spent
+from millstream.integrations._tar_decoders import decoders
+from millstream.integrations._tar_samples import index_samples
+from millstream.sources._array import check_ordering
+
+_WHO = "WebDatasetSource"
+_BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_SHARD_LIMIT = 100_000
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+class WebDatasetSource(SampleReader):
+    """The samples of tar files: files whose names are equal up to the first dot are one sample.
+
+    The headers are read once, when the source is built; then any sample is read by its place. Nothing is unpacked to
+    disk, so names are labels that lead nowhere. Folders, links, devices and files without extension are passed over.
+
+    Example:
+        >>> import io, tarfile
+        >>> with tarfile.open("train-0.tar", "w") as tar:
+        ...     for number in range(3):
+        ...         for name, data in {"x.json": b"[1.5, 2.5]", "cls": b"%d" % number}.items():
+        ...             info = tarfile.TarInfo(f"{number:06}.{name}")
+        ...             info.size = len(data)
+        ...             tar.addfile(info, io.BytesIO(data))
+        >>> from millstream.integrations.webdataset import WebDatasetSource
+        >>> source = WebDatasetSource("train-{0..0}.tar")
+        >>> source.read(np.array([2]))["cls"].tolist(), source.keys[2]
+        ([2], '000002')
+
+    Known extensions: `npy` and `json` as arrays, `cls`, `id` and `index` as integers, `txt` as text, pictures (`jpg`,
+    `png`, ...) as uint8 (height, width, 3). The last part counts, so `left.png` is a picture.
+
+    Args:
+        shards: A path or address, with `{000..099}` in it for many, or a list of such. They must not be compressed.
+        extensions: Which files of a sample are read; every sample must have them. By default those of the first one.
+        decode: Functions from bytes to a value, by extension; they go before the known ones.
+        sample_fn: `sample_fn(key, files)` makes a sample of the bytes of its files by extension; nothing is decoded
+            before. It is called from several threads.
+        ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
+        prefetch_size: How many samples are read before they are needed.
+        readers: How many threads read, if the loader has no executor; by default 4, and 16 from afar.
+    """
+
+    def __init__(
+        self,
+        shards: Paths,
+        extensions: Sequence[str] | None = None,
+        *,
+        decode: Mapping[str, Callable[[bytes], Any]] | None = None,
+        sample_fn: Callable[[str, dict[str, bytes]], PyTree] | None = None,
+        ordering: Ordering = "shuffle",
+        prefetch_size: int = 64,
+        readers: int | None = None,
+    ) -> None:
+        check_ordering(_WHO, ordering)
+        paths = _expanded(shards)
+        readers = (16 if any(map(is_remote, paths)) else 4) if readers is None else readers
+        for name, number in {"prefetch_size": prefetch_size, "readers": readers}.items():
+            require_int(_WHO, name, number, least=1)
+        if isinstance(extensions, str):
+            raise TypeError(f"{_WHO} needs a list of extensions. Got {extensions!r}; write [{extensions!r}].")
+        if sample_fn is not None:
+            require_callable(_WHO, "sample_fn", sample_fn)
+        decode = {} if decode is None else decode
+        for name, function in decode.items():
+            require_callable(_WHO, f"decode[{name!r}]", function)
+        self._shards = [open_file(_WHO, path) for path in paths]
+        names = None if extensions is None else [name.lower().removeprefix(".") for name in extensions]
+        self._index = index_samples(_WHO, self._shards, names)
+        self._sample_fn = sample_fn
+        self._decoders = {} if sample_fn is not None else decoders(_WHO, self._index.extensions, decode)
+        self.ordering = ordering
+        self.prefetch_size = prefetch_size
+        self.readers = readers
+        self.sample_spec = spec_or_objects(_WHO, self._sample(0))
+
+    def __len__(self) -> int:
+        return len(self._index.shards)
+
+    @property
+    def extensions(self) -> tuple[str, ...]:
+        """Which files of a sample are read."""
+        return self._index.extensions
+
+    @functools.cached_property
+    def keys(self) -> Sequence[str]:
+        """The name of each sample: what its files are called before the first dot."""
+        return [key.decode("utf-8", "surrogateescape") for key in self._index.keys.tolist()]
+
+    def read_row(self, index: int, out: Sequence[np.ndarray], row: int, key: np.ndarray | None) -> None:
+        self.sample_spec.write(_WHO, out, row, index, self._sample(index))
+
+    def _sample(self, index: int) -> PyTree:
+        names = self._index.extensions
+        shard = self._shards[self._index.shards[index]]
+        begun = time.perf_counter()
+        try:
+            files = dict(zip(names, shard.read_ranges(self._index.spans[index].tolist()), strict=True))
+            spent("read", begun)
+            if self._sample_fn is not None:
+                return self._sample_fn(self._key(index), files)
+            where = f"{shard.name}, {self._key(index)}"
+            return {name: self._decoders[name](f"{where}.{name}", data) for name, data in files.items()}
+        except Exception as error:
+            by = "" if self._sample_fn is None else f" and its sample_fn {function_name(self._sample_fn)}"
+            note = f"This came from {_WHO}{by} at sample {index}, {self._key(index)!r} in {shard.name}."
+            raise noted(error, note)  # noqa: B904 (`from` would take away the error's own cause)
+
+    def _key(self, index: int) -> str:
+        return self._index.keys[index].decode("utf-8", "surrogateescape")
+
+
+def _expanded(shards: Paths) -> list[str | os.PathLike[str]]:
+    given = [shards] if isinstance(shards, str | os.PathLike) else list(shards)
+    paths: list[str | os.PathLike[str]] = []
+    for path in given:
+        if not isinstance(path, str | os.PathLike):
+            raise TypeError(f"{_WHO} needs paths. Got {describe_value(path)}.")
+        paths += _unfolded(path) if isinstance(path, str) else [path]
+        if len(paths) > _SHARD_LIMIT:
+            raise ValueError(f"{_WHO} takes {_SHARD_LIMIT} tar files at most. {path!r} names more.")
+    if not paths:
+        raise ValueError(f"{_WHO} needs at least one tar file. Got {describe_value(shards)}.")
+    return paths
+
+
+def _unfolded(path: str) -> list[str]:
+    """`a-{08..10}.tar` as `a-08.tar`, `a-09.tar`, `a-10.tar`."""
+    found = _BRACES.search(path)
+    if found is None:
+        return [path]
+    first, last = int(found[1]), int(found[2])
+    if not first <= last < first + _SHARD_LIMIT:
+        raise ValueError(
+            f"{_WHO} needs a rising range of at most {_SHARD_LIMIT} in braces. Got {found[0]} in {path!r}."
+        )
+    width = len(found[1]) if found[1].startswith("0") else 1
+    numbers = (f"{number:0{width}}" for number in range(first, last + 1))
+    return [other for number in numbers for other in _unfolded(path[: found.start()] + number + path[found.end() :])]

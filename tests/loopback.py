@@ -1,0 +1,94 @@
+"""A server on this machine that gives files in parts, as stores do, and misbehaves when it is told to."""
+
+import contextlib
+import http.server
+import re
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from typing import Any
+
+Fault = Callable[[Any], bool]  # given the handler, answers in its place and says so
+
+
+class Loopback:
+    """Files by path, under `http://127.0.0.1:port`; also an S3 endpoint, whose paths are /bucket/key.
+
+    `fault` is asked before every answer. `requests` has the path and the Range of each.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, tuple[bytes, dict[str, str]]] = {}
+        self.requests: list[tuple[str, str | None]] = []
+        self.fault: Fault = lambda handler: False
+        owner = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def do_GET(self) -> None:
+                owner.requests.append((self.path, self.headers.get("Range")))
+                with contextlib.suppress(OSError):
+                    if not owner.fault(self):
+                        ranged(self, *owner.files.get(self.path.partition("?")[0], (None, {})))
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        class Quiet(http.server.ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                pass
+
+        self._server = Quiet(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+
+    def put(self, path: str, body: bytes, **headers: str) -> str:
+        """Give a file; its address."""
+        self.files[path] = (body, headers or {"ETag": f'"{hash(body)}"'})
+        return f"{self.address}{path}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def send(handler: Any, status: int, body: bytes = b"", length: int | None = None, **headers: str) -> bool:
+    handler.send_response(status)
+    handler.send_header("Content-Length", str(len(body) if length is None else length))
+    for name, value in headers.items():
+        handler.send_header(name.replace("_", "-"), value)
+    handler.end_headers()
+    handler.wfile.write(body)
+    return True
+
+
+def ranged(handler: Any, body: bytes | None, headers: dict[str, str], cut: int | None = None) -> bool:
+    """The part that is asked for, honestly; `cut` ends the connection after so many bytes of it."""
+    if body is None:
+        return send(handler, 404)
+    found = re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers.get("Range", ""))
+    if found is None:
+        return send(handler, 200, body, None, **headers)
+    first, last = int(found[1]), min(int(found[2]), len(body) - 1)
+    if first > last:
+        return send(handler, 416)
+    part = body[first : last + 1]
+    send(handler, 206, part[:cut], len(part), Content_Range=f"bytes {first}-{last}/{len(body)}", **headers)
+    if cut is not None:
+        handler.close_connection = True
+    return True
+
+
+def reset(handler: Any) -> bool:
+    """End the connection in the middle of everything."""
+    handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    handler.connection.close()
+    handler.close_connection = True
+    return True
