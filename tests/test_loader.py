@@ -327,3 +327,23 @@ def test_iterators_say_how_many_samples_a_batch_has(key):
         batches = loader.iterate(loader.init_state(key), steps=5)
         for _, mask in batches:
             assert batches.samples == int(np.sum(mask))
+
+
+def test_data_that_have_been_put_somewhere_compile_one_program(key, count_compilations):
+    data = jax.device_put({"x": np.arange(20.0, dtype=np.float32)}, jax.devices()[0])
+    loader = ms.DataLoader([ms.ArraySampleSource(data), ms.BatchTransform(4)])
+    state = loader.init_state(key)
+    _, state, _ = loader.next_batch(state)
+    with count_compilations() as count:
+        for _ in range(3):
+            _, state, _ = loader.next_batch(state)
+    assert count == [0]
+
+
+def test_a_loader_of_a_users_own_kind_can_be_an_argument_of_a_program(key):
+    class Mine(ms.DataLoader):
+        pass
+
+    loader = Mine([ms.ArraySampleSource({"x": np.arange(20.0, dtype=np.float32)}), ms.BatchTransform(4)])
+    batch, _, _ = jax.jit(lambda loader, state: loader.next_batch(state))(loader, loader.init_state(key))
+    assert_trees_equal(batch, loader.next_batch(loader.init_state(key))[0])

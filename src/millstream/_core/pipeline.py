@@ -5,6 +5,7 @@ The way of a batch: the plan turns the step into sample indices; one gather fetc
 """
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -153,7 +154,9 @@ class Pipeline:
             return None
         words, step = jax.ShapeDtypeStruct((2,), np.uint32), jax.ShapeDtypeStruct((), np.uint32)
         rows = None if self.host is None else self.row_specs()
-        return jax.eval_shape(lambda words, step, rows: self.at(words, step, rows=rows)[0], words, step, rows)
+        # The order changes no shape, and takes longer to trace than all the rest.
+        ordered = dataclasses.replace(self, plan=dataclasses.replace(self.plan, ordering="sequential"))
+        return jax.eval_shape(lambda words, step, rows: ordered.at(words, step, rows=rows)[0], words, step, rows)
 
     def row_specs(self) -> list[Any]:
         """The shape and dtype of the samples of one (global) batch, leaf by leaf."""
@@ -179,26 +182,30 @@ class Pipeline:
             intact: Which of these samples could be read; None if all could.
         """
         apart = apart and self.placement is None  # those ways of making a batch are for one device
-        indices, levels = self.plan.at(jnp, words, step)
+        levels = self.plan.rows_at(jnp, words, step)
+        # Those who read on the host know the order; tracing it again takes longer than all the rest.
+        indices = functools.cache(functools.partial(self.plan.indices, jnp, words, list(levels)))
         if self.host is not None:
             if rows is None:
                 rows, intact = read_in_graph(self.host, self.plan, words, step)
             value = jax.tree.unflatten(jax.tree.structure(self.sample_spec()), rows)
         else:
-            value = take(self.arrays, indices, apart=apart)
+            value = take(self.arrays, indices(), apart=apart)
         level, batchings = levels.pop(), iter(self.plan.batchings)
         mask = keep = level.mask if intact is None else level.mask & intact
+        of_samples = True
         untouched = self.host is not None  # samples that are read come with zeros where there is nothing
         for name, stage in zip(stage_names(self.stages), self.stages, strict=True):
             if stage.batches:
                 if (next(batchings).pads or intact is not None) and not untouched:
                     value, mask = blank((value, mask), keep, apart=apart)
-                level, indices, intact = levels.pop(), None, None
+                level, of_samples, intact = levels.pop(), False, None
                 keep = level.mask
                 continue
             untouched = False
-            element = level.element if indices is None else indices
-            key = element_key(words, name, level.epoch, element) if stage.keyed else None
+            key = None
+            if stage.keyed:
+                key = element_key(words, name, level.epoch, indices() if of_samples else level.element)
             value, mask = apply_stage(name, stage, level.mask.ndim, value, mask, key)
         return (value, mask) if self.placement is None else self.placement.constrain((value, mask))
 

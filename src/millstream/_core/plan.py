@@ -131,8 +131,7 @@ class Plan:
     def real_samples(self, words: np.ndarray, step: int) -> int:
         """How many samples of a step are no padding."""
         if self._full_and_last is None:
-            _, rows = self.at(np, words, np.asarray(step))
-            return int(rows[-1].mask.sum())
+            return int(self.rows_at(np, words, np.asarray(step))[-1].mask.sum())
         full, last = self._full_and_last
         return last if (step + 1) % self._length == 0 else full
 
@@ -173,13 +172,19 @@ class Plan:
             step: One step, or an array of steps whose axes then lead every result.
             chosen: The rows of the (outermost) batch that are wanted; None for all. Others cost nothing.
         """
+        rows = self.rows_at(xp, words, step, chosen)
+        return self.indices(xp, words, rows), rows
+
+    @np.errstate(over="ignore")
+    def rows_at(self, xp: ModuleType, words: Array, step: Array, chosen: np.ndarray | None = None) -> list[Rows]:
+        """The rows of every level; as `at`, without what costs most, the order."""
         wide = self.samples > (1 << 31)
         step = xp.asarray(step).astype(np.uint64 if wide else np.uint32)
         rows = [self._element(xp, words, step)]
         for batching in reversed(self.batchings):
             rows.append(batching.rows(xp, rows[-1], chosen))
             chosen = None
-        return self._indices(xp, words, rows), rows
+        return rows
 
     def _element(self, xp: ModuleType, words: Array, step: Array) -> Rows:
         """The element of the outermost batching that a step is."""
@@ -192,8 +197,9 @@ class Plan:
             epoch = xp.zeros_like(epoch)
         return Rows(epoch, element, xp.ones(step.shape, bool))
 
-    def _indices(self, xp: ModuleType, words: Array, rows: list[Rows]) -> Array:
-        """The sample index at each row of the innermost level."""
+    @np.errstate(over="ignore")
+    def indices(self, xp: ModuleType, words: Array, rows: list[Rows]) -> Array:
+        """The sample index at each row of the innermost level, from what `rows_at` gave."""
         samples = rows[-1]
         if self.shuffle.mode == "itemwise":
             # A batch lies in one epoch unless it wraps, and then its rows need a key each.

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from millstream._core.cached_backend import CacheOf
 from millstream._core.callbacks import original_errors
@@ -64,6 +65,10 @@ class DataLoader:
             batch, a mesh with an axis "data", or a `sharding.MeshConfig`. Batches are then global arrays, and each
             process reads only the rows that its devices need.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        _register(cls)
 
     def __init__(
         self,
@@ -149,12 +154,23 @@ class DataLoader:
                 order.
         """
         if isinstance(self._source, Pipeline):
-            return self._source.init_state(key, step)
+            return self._beside_data(self._source.init_state(key, step))
         if step != 0:
             raise ValueError(
                 f"init_state can start only indexed sources at step {step}; {type(self._source).__name__} is a stream."
             )
-        return self._source.init_state(key)
+        return self._beside_data(self._source.init_state(key))
+
+    def _beside_data(self, state: PyTree) -> PyTree:
+        """The state where the data have been put, as all later states will be: programs are compiled for a place."""
+        if is_traced((state, self._arrays)):
+            return state
+        placed = [leaf.sharding for leaf in self._arrays if isinstance(leaf, jax.Array) and leaf.committed]
+        if not placed or not placed[0].is_fully_addressable:
+            return state
+        if isinstance(placed[0], NamedSharding):
+            return jax.device_put(state, NamedSharding(placed[0].mesh, PartitionSpec()))
+        return jax.device_put(state, SingleDeviceSharding(next(iter(placed[0].device_set))))
 
     def next_batch(self, state: PyTree) -> tuple[PyTree, PyTree, jax.Array]:
         """The next batch, the state after it, and the mask of real rows. Pure: works under jit, vmap, grad and scan."""
@@ -467,11 +483,16 @@ def _flatten(loader: DataLoader) -> tuple[tuple[list[Any]], tuple[Any, ...]]:
     return (loader._arrays,), (loader._program, loader._placement, loader._prefetch)
 
 
-def _unflatten(static: tuple[Any, ...], children: tuple[list[Any]]) -> DataLoader:
-    loader = object.__new__(DataLoader)
+def _unflatten(kind: type[DataLoader], static: tuple[Any, ...], children: tuple[list[Any]]) -> DataLoader:
+    loader = object.__new__(kind)
     program, loader._placement, loader._prefetch = static
     loader._set_source(program.source(children[0]))
     return loader
 
 
-jax.tree_util.register_pytree_node(DataLoader, _flatten, _unflatten)
+def _register(kind: type[DataLoader]) -> None:
+    """Make a kind of loader a pytree whose leaves are the data."""
+    jax.tree_util.register_pytree_node(kind, _flatten, functools.partial(_unflatten, kind))
+
+
+_register(DataLoader)

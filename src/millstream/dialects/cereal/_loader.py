@@ -15,7 +15,6 @@ from millstream._core.errors import describe_value, require_callable
 from millstream._core.read_in_graph import end_reading_in_graph
 from millstream._core.state import is_traced
 from millstream.dialects.cereal._batch import AsBatch
-from millstream.dialects.cyreal._pytree import register_loader
 from millstream.loader._build import build
 from millstream.transforms import HostCallbackTransform
 
@@ -101,8 +100,6 @@ class DataLoader(loader.DataLoader):
             if not self._kept:
                 end_reading_in_graph(self._host, self._source.plan)
 
-
-register_loader(DataLoader)
 
 
 def _without_mask(batch_transform: Callable[[PyTree], PyTree]) -> Callable[[PyTree, Any], PyTree]:

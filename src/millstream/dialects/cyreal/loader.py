@@ -6,7 +6,6 @@ from typing import Any
 
 from millstream import loader
 from millstream._core.contracts import PyTree
-from millstream.dialects.cyreal._pytree import register_loader
 from millstream.loader import LoaderState as LoaderState
 
 
@@ -32,6 +31,3 @@ class DataLoader(loader.DataLoader):
     def next(self) -> Callable[[PyTree], tuple[PyTree, PyTree, Any]]:
         """`next(state) -> (batch, state, mask)`: the same as `next_batch`."""
         return self.next_batch
-
-
-register_loader(DataLoader)
