@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from millstream._core.contracts import PyTree
 from millstream._core.interrupts import Interrupts, Terminated
 from millstream.loops._callback import absorb, arguments, is_compiled
 from millstream.loops._clock import Passed
-from millstream.loops._dataset import Batches, LoaderBatches
+from millstream.loops._dataset import Batches, LoaderBatches, batch_size
 from millstream.loops._history import History
 from millstream.loops._in_flight import InFlight, array_of
 from millstream.loops._logs import Logs, Name, as_logs
@@ -23,7 +25,9 @@ from millstream.loops._tasks import Task
 
 _MOST_STEPS = 64  # as many values as a column reads at once
 _MOST_SECONDS = 0.02  # nobody sees that a bar is so late
+_SMALL = 1 << 14  # bytes of a batch
 _LOGS = (dict, Logs)
+_NOWHERE = object()  # a key that nothing has
 
 
 class Burst:
@@ -67,12 +71,15 @@ class Burst:
 
     def run(self, loop_state: LoopState, batches: Batches | LoaderBatches, most: float) -> None:
         """Some steps. What is kept of them is right whatever is raised, and wherever."""
-        self.times, self.samples, self.logs = times, samples, kept = list[float](), list[int](), list[Any]()
+        self.times, self.logs = times, kept = list[float](), list[Any]()
+        sizes: list[Any] = []
         interrupts, checks, perf_counter = self._interrupts, self._checks, time.perf_counter
         step: Any = self.task.callback
         draw, size_of, where, may_break = batches.draw, batches.size_of, batches.where, batches.may_break
         state, batch, older = loop_state.state, loop_state.batch, self._in_flight.older
         array: Any = array_of(loop_state.logs, state)
+        loop_state.state, form, has_logs, path = None, None, False, ()  # a state that is held twice is in memory twice
+        counts_later = size_of is batch_size and _is_small(batch)
         waited, until = 0.0, perf_counter() + self._patience
         try:
             for _ in range(int(min(most, _MOST_STEPS))):
@@ -93,23 +100,24 @@ class Burst:
                 now = perf_counter()
                 waited += now - asked
                 times.append(now)
-                samples.append(size_of(batch))
+                sizes.append(batch if counts_later else size_of(batch))
                 if array is not None:
-                    if older is not None and not older.is_deleted() and not older.is_ready():
+                    if older is not None and (has_logs or not older.is_deleted()) and not older.is_ready():
                         older.block_until_ready()
                     older = array
                 output: Any = step(state, batch)
-                if type(output) is tuple and len(output) == 2 and type(output[0]) in _LOGS and type(state) is not tuple:
-                    logs, new = output
+                if type(output) is not form:  # asked for once, since a compiled step says the same things every time
+                    form = type(output)
+                    has_logs, path = _form_of(output, state)
+                try:
+                    logs, new = output if has_logs else (None, output)
+                    array = logs if has_logs else new
+                    for name in path:
+                        array = array[name]
                     state = state if new is None else new
-                elif type(output) is type(state) and type(output) is not tuple and type(output) is not Logs:
-                    logs, state = None, output
-                else:
-                    logs, state = self._absorbed(loop_state, state, output)
-                found: Any = logs if logs else state
-                while isinstance(found, dict) and found:  # a call of `array_of` would be dearer
-                    found = next(iter(found.values()))
-                array = found if hasattr(found, "is_ready") else array_of(Logs(), state)
+                except (LookupError, TypeError, ValueError):
+                    form, (logs, state) = None, self._absorbed(loop_state, state, output)
+                    array = array_of(logs, state)
                 kept.append(logs)
                 for check in checks:
                     check()
@@ -117,13 +125,31 @@ class Burst:
                     break
         finally:
             loop_state.state, loop_state.batch, self._in_flight.older, self.waited = state, batch, older, waited
+            self.samples = [*map(size_of, sizes)] if counts_later else sizes
 
-    def _absorbed(self, loop_state: LoopState, state: Any, output: Any) -> tuple[Logs | None, Any]:
+    def _absorbed(self, loop_state: LoopState, state: Any, output: Any) -> tuple[Logs, Any]:
         """Logs and state after a step that returned something else than most."""
         loop_state.state, loop_state.logs = state, Logs()
         if output is not None:
             absorb(loop_state, output, self.task.name)
-        return loop_state.logs or None, loop_state.state
+        return loop_state.logs, loop_state.state
+
+
+def _is_small(batch: PyTree) -> bool:
+    """Whether many such batches may be held at once, to count their samples together later."""
+    return sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(batch)) <= _SMALL
+
+
+def _form_of(output: Any, state: Any) -> tuple[bool, tuple[Any, ...]]:
+    """Whether a step returned (logs, state), or else a state; and the way to some array in the first of them."""
+    has_logs = type(output) is tuple and len(output) == 2 and type(output[0]) in _LOGS and type(state) is not tuple
+    if not has_logs and (type(output) is not type(state) or type(output) in (tuple, Logs)):
+        return False, (_NOWHERE,)
+    found, path = output[0] if has_logs else output, []
+    while isinstance(found, dict) and found:
+        path.append(next(iter(found)))
+        found = found[path[-1]]
+    return has_logs, tuple(path) if hasattr(found, "is_ready") else (_NOWHERE,)
 
 
 def only_step(tasks: list[Task]) -> Task | None:

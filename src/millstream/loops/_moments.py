@@ -13,7 +13,7 @@ from millstream.loops._elapsed import Elapsed
 
 _ARRAYS = ("steps", "samples", "weights", "epochs", "times")
 _NO_EPOCHS = -1
-_AT_ONCE = 64
+_AT_ONCE = 1024
 
 
 class Moments:
@@ -25,7 +25,7 @@ class Moments:
 
     def __init__(self) -> None:
         self.length = 0
-        self._pending: list[Elapsed] = []  # of the newest rows: taken apart together, which is cheaper
+        self._pending: list[Elapsed | Passed] = []  # of the newest rows: taken apart together, which is cheaper
         self._steps, self._samples, self._epochs, self._weights = (array.array("q") for _ in range(4))
         self._times = array.array("d")
         self._starts: list[tuple[int, float]] = []  # a resumed run has another `date_start`: from which row on
@@ -33,37 +33,38 @@ class Moments:
 
     def append(self, elapsed: Elapsed) -> None:
         """One more row."""
-        self.length += 1
         self._pending.append(elapsed)
-        if len(self._pending) >= _AT_ONCE:
+        self._added(1)
+
+    def extend(self, passed: Passed) -> None:
+        """More rows, of several steps."""
+        self._pending.append(passed)
+        self._added(len(passed.steps))
+
+    def _added(self, rows: int) -> None:
+        self.length += rows
+        if self.length - len(self._steps) >= _AT_ONCE:
             self._settle()
 
     def _settle(self) -> None:
         """Take pending rows apart."""
-        if not self._pending:
-            return
         pending, self._pending = self._pending, []
-        for row, now in enumerate(pending, start=len(self._steps)):
+        for now in pending:
             if now.date_start != self._date_start:
-                self._begin(row, now.date_start)
-        self._steps.extend([now.steps for now in pending])
-        self._samples.extend([now.samples for now in pending])
-        self._weights.extend([now.step_samples for now in pending])
-        self._epochs.extend([_NO_EPOCHS if now.epochs is None else now.epochs for now in pending])
-        self._times.extend([now.time for now in pending])
-
-    def extend(self, passed: Passed) -> None:
-        """More rows, of several steps."""
-        self._settle()
-        if passed.date_start != self._date_start:
-            self._begin(self.length, passed.date_start)
-        count, samples = len(passed.steps), passed.samples
-        self.length += count
-        self._samples.extend(array.array("q", samples))
-        self._weights.extend(array.array("q", map(operator.sub, samples, [passed.samples_before, *samples])))
-        self._steps.extend(array.array("q", passed.steps))
-        self._epochs.extend(array.array("q", [_NO_EPOCHS] * count if passed.epochs is None else passed.epochs))
-        self._times.extend(array.array("d", passed.times))
+                self._begin(len(self._steps), now.date_start)
+            if isinstance(now, Passed):
+                count, samples = len(now.steps), now.samples
+                self._steps.extend(now.steps)
+                self._samples.extend(samples)
+                self._weights.extend(map(operator.sub, samples, [now.samples_before, *samples]))
+                self._epochs.extend([_NO_EPOCHS] * count if now.epochs is None else now.epochs)
+                self._times.extend(now.times)
+            else:
+                self._steps.append(now.steps)
+                self._samples.append(now.samples)
+                self._weights.append(now.step_samples)
+                self._epochs.append(_NO_EPOCHS if now.epochs is None else now.epochs)
+                self._times.append(now.time)
 
     def _begin(self, row: int, date_start: float) -> None:
         self._starts.append((row, date_start))
