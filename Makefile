@@ -29,6 +29,7 @@ lowest: $(LOW)/ready  ## the test suite against the oldest dependencies pyprojec
 bench: $(BENCH)/ready  ## benchmarks beside their peers
 	$(BENCH)/bin/python benchmarks/in_memory.py
 	$(BENCH)/bin/python benchmarks/disk.py
+	$(BENCH)/bin/python benchmarks/formats.py
 	$(BENCH)/bin/python benchmarks/rl.py
 	$(BENCH)/bin/python benchmarks/workers.py
 	$(BENCH)/bin/python benchmarks/sharded.py

@@ -1,4 +1,4 @@
-"""What every pipeline promises, whatever its stages. `pipelines.PIPELINES` lists them."""
+"""What every pipeline promises, whatever its stages and its format: `PIPELINES` and `FORMATS` list them."""
 
 import collections
 import functools
@@ -8,17 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_trees_equal
+from format_pipelines import FORMATS
 from pipelines import PIPELINES, SAMPLES
 
 import millstream as ms
 
+ALL = PIPELINES | FORMATS
+
 
 @functools.cache
 def make_loader(name):
-    return ms.DataLoader(PIPELINES[name]())
+    return ms.DataLoader(ALL[name]())
 
 
-@pytest.fixture(params=PIPELINES)
+@pytest.fixture(params=ALL)
 def loader(request):
     return make_loader(request.param)
 

@@ -91,8 +91,9 @@ class HostSide:
         if self.executor is not None:
             return self.executor.open(self.source, layout, ahead, self.tolerant)
         # A function of the user's may take any time, so it is always called by threads, which can be told to be late.
-        lazy = not self.source.reads_samples and not self.source.whole_batches
-        return Readers(self.source, layout, self.source.readers, ahead, tolerant=self.tolerant, lazy=lazy)
+        source = self.source
+        lazy = not (source.reads_samples or source.whole_batches or source.calls_users)
+        return Readers(source, layout, source.readers, ahead, tolerant=self.tolerant, lazy=lazy)
 
     def intact(self, plan: Plan, filled: Filled) -> np.ndarray:
         """Which rows of a batch could be read, with the axes of the plan."""

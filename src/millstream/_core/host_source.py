@@ -21,6 +21,7 @@ class HostSource:
         keyed: Whether reading wants a key for every sample.
         whole_batches: Whether a batch must be read by one call.
         reads_together: Whether rows are best read by one call, by one thread.
+        calls_users: Whether reading rows calls a function of the user's, which may take any time.
         reads_samples: Whether it has a `read_row` for single samples.
     """
 
@@ -31,6 +32,7 @@ class HostSource:
     keyed: bool = False
     whole_batches: bool = False
     reads_together: bool = False
+    calls_users: bool = False
     reads_samples: bool = False
 
     arrays = None

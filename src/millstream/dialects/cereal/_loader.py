@@ -101,7 +101,6 @@ class DataLoader(loader.DataLoader):
                 end_reading_in_graph(self._host, self._source.plan)
 
 
-
 def _without_mask(batch_transform: Callable[[PyTree], PyTree]) -> Callable[[PyTree, Any], PyTree]:
     @functools.wraps(batch_transform)
     def transform(batch: PyTree, mask: Any) -> PyTree:

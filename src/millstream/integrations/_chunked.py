@@ -1,0 +1,126 @@
+"""Tables that come in chunks: record batches of Arrow, row groups of Parquet."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from millstream._core.contracts import PyTree
+from millstream._core.ordering import Ordering
+from millstream._core.samples import SampleSpec
+from millstream.integrations._arrow_columns import Unreadable, require_numbers, to_numpy
+from millstream.integrations._table import Row, TableSource
+
+
+class Chunks(Protocol):
+    """Where chunks come from.
+
+    Attributes:
+        sizes: How many rows each chunk has.
+    """
+
+    sizes: list[int]
+
+    def contents(self, numbers: Sequence[int]) -> Iterable[tuple[list[int], Any]]:
+        """What is in these chunks, in any order, one or more at a time, with their numbers."""
+        ...
+
+
+class ChunkedSource(TableSource):
+    """The rows of chunks.
+
+    Args:
+        who: Who speaks in errors.
+        ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
+        prefetch_size: How many samples are read before they are needed.
+        row_fn: Makes a sample of a row.
+    """
+
+    def __init__(
+        self, who: str, ordering: Ordering, prefetch_size: int, row_fn: Callable[[Row], PyTree] | None
+    ) -> None:
+        super().__init__(who, ordering, prefetch_size, row_fn)
+        self._shapes: dict[str, tuple[int, ...]] = {}
+
+    def _settle_on(self, schema: Any, chunks: Chunks) -> None:
+        """Read from these chunks, once the types of their columns are known to be good."""
+        if self._row_fn is None:
+            for field in schema:
+                require_numbers(self._no_numbers, field.name, field.type)
+        self._chunks = chunks
+        self._ends = np.cumsum(chunks.sizes, dtype=np.int64)
+        self._firsts = self._ends - chunks.sizes
+        self._settle()
+        if isinstance(self.sample_spec, SampleSpec) and self._row_fn is None:
+            self._shapes = self.sample_spec.unflatten(list(self.sample_spec.shapes))
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def take(self, indices: np.ndarray) -> Mapping[str, np.ndarray]:
+        taken: dict[str, np.ndarray] = {}
+        if len(self._ends) == 1:
+            for _, columns in self._chunks.contents([0]):
+                taken = {name: np.take(column, indices, axis=0) for name, column in columns.items()}
+            return taken
+        for rows, inside, columns in self._pieces(indices):
+            for name, column in columns.items():
+                if name not in taken:
+                    taken[name] = np.empty((len(indices), *column.shape[1:]), column.dtype)
+                taken[name][rows] = column[inside]
+        return taken
+
+    def rows(self, indices: np.ndarray) -> Sequence[Row]:
+        found: list[Row] = [{}] * len(indices)
+        for rows, inside, table in self._pieces(indices):
+            for row, values in zip(rows.tolist(), table.take(inside).to_pylist(), strict=True):
+                found[row] = values
+        return found
+
+    def _pieces(self, indices: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, Any]]:
+        """What each chunk has to give: which rows of the batch, where they are in the chunk, and its contents."""
+        chunk = np.searchsorted(self._ends, indices, side="right")
+        order = np.argsort(chunk, kind="stable")
+        chunk = chunk[order]
+        inside = indices[order] - self._firsts[chunk]
+        starts = [0, *(np.flatnonzero(np.diff(chunk)) + 1).tolist(), len(chunk)]
+        parts = {int(chunk[first]): slice(first, end) for first, end in itertools.pairwise(starts)}
+        for numbers, contents in self._chunks.contents(list(parts)):
+            if len(numbers) == 1:
+                part = parts[numbers[0]]
+                yield order[part], inside[part], contents
+                continue
+            sizes = [self._chunks.sizes[number] for number in numbers]
+            before = itertools.accumulate(sizes[:-1], initial=0)
+            rows = [order[parts[number]] for number in numbers]
+            behind = [inside[parts[number]] + start for number, start in zip(numbers, before, strict=True)]
+            yield np.concatenate(rows), np.concatenate(behind), contents
+
+    def _contents(self, numbers: Sequence[int], table: Any) -> Any:
+        """What is kept of chunks that lie one behind the other: columns as arrays, or the table for `row_fn`."""
+        if self._row_fn is not None:
+            return table
+        columns = {}
+        for name in table.column_names:
+            try:
+                columns[name] = to_numpy(_one_array(table.column(name)), self._shapes.get(name))
+            except Unreadable as error:
+                raise self._unreadable(name, self._sample_at(numbers, error.row), error.sizes) from None
+        return columns
+
+    def _sample_at(self, numbers: Sequence[int], row: int) -> int:
+        """The sample in a row of chunks that lie one behind the other."""
+        for number in numbers:
+            if row < self._chunks.sizes[number]:
+                return int(self._firsts[number]) + row
+            row -= self._chunks.sizes[number]
+        raise AssertionError("a row behind the last one")
+
+
+def _one_array(column: Any) -> Any:
+    """A column of a record batch, or of a table, which may be in several pieces."""
+    chunks = getattr(column, "chunks", None)
+    if chunks is None:
+        return column
+    return chunks[0] if len(chunks) == 1 else column.combine_chunks()

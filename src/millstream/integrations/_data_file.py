@@ -1,0 +1,106 @@
+"""The files of a table: found by path, folder or pattern, and opened anew for every reading."""
+
+import contextlib
+import glob
+import os
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from millstream._core.errors import describe_value
+from millstream._core.files import FileStream, LocalFile, is_remote, open_file
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+class DataFile:
+    """A file that pyarrow reads, and that must stay what it is. It is open only while it is read.
+
+    Args:
+        who: Who speaks in errors.
+        path: Its path or address.
+    """
+
+    def __init__(self, who: str, path: str | os.PathLike[str]) -> None:
+        self._file = open_file(who, path)
+        self.name = self._file.name
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is on another machine."""
+        return not isinstance(self._file, LocalFile)
+
+    @contextlib.contextmanager
+    def opened(self, *, mapped: bool = False) -> Iterator[Any]:
+        """The file, for pyarrow; `FileChanged` if it has become another one before the end of the block.
+
+        Args:
+            mapped: Whether a file of this machine is mapped into memory. What is read of it then stays valid.
+        """
+        import pyarrow as pa
+
+        if not isinstance(self._file, LocalFile):
+            yield FileStream(self._file)
+            return
+        self._file.check()
+        path = str(self._file.path)
+        try:
+            with pa.memory_map(path) if mapped else pa.OSFile(path) as stream:
+                yield stream
+        finally:
+            self._file.check()  # which says more than whatever pyarrow made of a file that has changed
+
+    def check(self) -> None:
+        """Refuse to go on if it has changed; for those who read it by a map that they keep."""
+        if isinstance(self._file, LocalFile):
+            self._file.check()
+
+
+@contextlib.contextmanager
+def readable(kind: str, file: DataFile) -> Iterator[None]:
+    """Around what pyarrow does with a file: what it cannot make sense of is said to be damaged.
+
+    Args:
+        kind: What the file should be.
+        file: The file.
+    """
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, UnicodeError, OSError) as error:
+        if isinstance(error, OSError) and type(error) is not OSError:
+            raise  # somebody knows better: a file that has changed, a server that does not answer
+        raise ValueError(
+            f"{file.name} is damaged, cut short, or no {kind} file: {error}. Get it again, or write it again."
+        ) from None
+
+
+def find_files(who: str, paths: Paths, suffixes: Sequence[str]) -> Sequence[str | os.PathLike[str]]:
+    """The files that are meant, in an order that depends on their names alone.
+
+    Args:
+        who: Who speaks in errors.
+        paths: A path, an address, a folder, a pattern such as "data/*.parquet", or several of them.
+        suffixes: What names in a folder end with.
+    """
+    if isinstance(paths, str | os.PathLike):
+        return _expanded(who, paths, suffixes)
+    if not isinstance(paths, Sequence) or not all(isinstance(path, str | os.PathLike) for path in paths):
+        raise TypeError(f"{who} needs a path, or a list of paths. Got {describe_value(paths)}.")
+    found = [file for path in paths for file in _expanded(who, path, suffixes)]
+    if not found:
+        raise ValueError(f"{who} needs at least one file. Got an empty list of paths.")
+    return found
+
+
+def _expanded(who: str, path: str | os.PathLike[str], suffixes: Sequence[str]) -> Sequence[str | os.PathLike[str]]:
+    if is_remote(path) or os.path.isfile(path):
+        return [path]
+    if os.path.isdir(path):
+        # Names that start with a dot or an underscore belong to the programs that wrote the others.
+        found = [file for file in pathlib.Path(path).rglob("*") if file.suffix in suffixes and file.name[0] not in "._"]
+        if not found:
+            raise FileNotFoundError(f"{who} needs files named {' or '.join(suffixes)} in {path}. There are none.")
+        return sorted(found)
+    return sorted(glob.glob(os.fspath(path), recursive=True)) or [path]  # which is then said not to be there

@@ -1,0 +1,175 @@
+"""Chunks that are read from files when they are needed, and kept up to a limit."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from millstream._core.errors import noted
+from millstream.integrations._chunk_cache import ChunkCache
+from millstream.integrations._data_file import DataFile
+
+_TOGETHER = 64 << 20  # bytes of chunks that are read by one call: enough for all cores, little enough to hold
+
+
+class FileChunks:
+    """The chunks of all files, one after another. A subclass reads them. A copy in another process has its own cache.
+
+    Args:
+        files: The files.
+        sizes: For each file, how many rows each of its chunks has.
+        contents: `contents(numbers, table)` makes of chunks what is kept of them.
+        limit: Bytes to keep.
+        together: Whether several chunks of a file are read by one call. Their contents must be arrays.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[DataFile],
+        sizes: Sequence[Sequence[int]],
+        contents: Callable[[list[int], Any], Any],
+        limit: int,
+        together: bool = False,
+    ) -> None:
+        self.sizes = [size for of_file in sizes for size in of_file]
+        self.row_bytes = 0.0
+        self._files = files
+        self._places = [(file, number) for file, of_file in enumerate(sizes) for number in range(len(of_file))]
+        self._make_contents = contents
+        self._limit = limit
+        self._at_once = min(limit, _TOGETHER) if together else -1
+        self._begin()
+
+    def _begin(self) -> None:
+        """What every process has for itself."""
+        self._cache = ChunkCache(self._limit)
+        # Whoever needs a chunk that another thread is reading waits for it. Several files are read at a time.
+        self._locks = [threading.Lock() for _ in self._files]
+
+    def _read(self, file: int, numbers: list[int]) -> Any:
+        """Chunks of a file, one behind the other: a table or a record batch of Arrow."""
+        raise NotImplementedError
+
+    def _cost(self, file: int, contents: Any) -> int:
+        """The bytes that it takes to keep something."""
+        return contents.nbytes if hasattr(contents, "nbytes") else sum(array.nbytes for array in contents.values())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_cache", "_locks")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._begin()
+
+    def contents(self, numbers: Sequence[int]) -> Iterator[tuple[list[int], Any]]:
+        missing = []
+        for number in numbers:  # what is there comes first: reading others may drive it out
+            found = self._cache.get(number)
+            if found is None:
+                missing.append(number)
+            else:
+                yield [number], found
+        for run in self._runs(missing):
+            yield from self._loaded(run)
+
+    def keep_nothing(self) -> None:
+        """Forget what was read: somebody else keeps it."""
+        self._limit = 0
+        self._begin()
+
+    def _runs(self, numbers: Sequence[int]) -> Iterator[list[int]]:
+        """Chunks of one file that are read together."""
+        run, rows = [], 0
+        for number in numbers:
+            rows += self.sizes[number]
+            if run and (rows * self.row_bytes > self._at_once or self._file_of(run[0]) != self._file_of(number)):
+                yield run
+                run, rows = [], self.sizes[number]
+            run.append(number)
+        if run:
+            yield run
+
+    def _file_of(self, number: int) -> int:
+        return self._places[number][0]
+
+    def _loaded(self, run: list[int]) -> Iterator[tuple[list[int], Any]]:
+        with self._locks[self._file_of(run[0])]:
+            found = {number: self._cache.get(number) for number in run}  # another thread may have read it
+            ready = [([number], contents) for number, contents in found.items() if contents is not None]
+            missing = [number for number in run if found[number] is None]
+            if missing:
+                contents = self._contents_of(missing)
+                self._keep(missing, contents)
+                ready.append((missing, contents))
+        yield from ready
+
+    def _keep(self, numbers: list[int], contents: Any) -> None:
+        file, start = self._file_of(numbers[0]), 0
+        nbytes = self._cost(file, contents)
+        self.row_bytes = max(self.row_bytes, nbytes / sum(self.sizes[number] for number in numbers))
+        if len(numbers) == 1:
+            self._cache.put(numbers[0], contents, nbytes)
+            return
+        for number in numbers if self._limit else ():
+            part = slice(start, start + self.sizes[number])
+            own = {name: array[part].copy() for name, array in contents.items()}  # a view would keep all of them
+            self._cache.put(number, own, self._cost(file, own))
+            start = part.stop
+
+    def _contents_of(self, numbers: list[int]) -> Any:
+        file, rows = self._file_of(numbers[0]), sum(self.sizes[number] for number in numbers)
+        name = self._files[file].name
+        try:
+            table = self._read(file, [self._places[number][1] for number in numbers])
+            if table.num_rows != rows:
+                raise ValueError(
+                    f"{name} is damaged: it has {table.num_rows} rows where it announced {rows}. Get it again."
+                )
+            return self._make_contents(numbers, table)
+        except Exception as error:
+            first, behind = sum(self.sizes[: numbers[0]]), sum(self.sizes[: numbers[-1] + 1])
+            note = f"This came from reading samples {first} to {behind - 1}, from {name}."
+            raise noted(error, note)  # noqa: B904 (`from` would take away the error's own cause)
+
+
+class KeptColumns:
+    """All columns in their full length, for tables that fit; filled with a chunk when a row of it is wanted.
+
+    Args:
+        chunks: Where they come from.
+    """
+
+    def __init__(self, chunks: FileChunks) -> None:
+        self._chunks = chunks
+        self._ends = np.cumsum(chunks.sizes, dtype=np.int64)
+        self._lock = threading.Lock()
+        self._filled = np.zeros(len(self._ends), bool)
+        self._columns: dict[str, np.ndarray] = {}
+
+    def __getstate__(self) -> FileChunks:
+        return self._chunks
+
+    def __setstate__(self, chunks: FileChunks) -> None:
+        KeptColumns.__init__(self, chunks)
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """The rows at `indices`, an array for each column."""
+        if not self._filled.all():
+            numbers = np.unique(np.searchsorted(self._ends, indices, side="right"))
+            if not self._filled[numbers].all():
+                with self._lock:
+                    self._fill(numbers[~self._filled[numbers]].tolist())
+        return {name: np.take(column, indices, axis=0) for name, column in self._columns.items()}
+
+    def _fill(self, numbers: list[int]) -> None:
+        for run, contents in self._chunks.contents(numbers):
+            for name, array in contents.items():
+                if name not in self._columns:
+                    self._columns[name] = np.empty((self._ends[-1], *array.shape[1:]), array.dtype)
+                start = 0
+                for number in run:
+                    end, size = self._ends[number], self._chunks.sizes[number]
+                    self._columns[name][end - size : end] = array[start : start + size]
+                    start += size
+            self._filled[run] = True

@@ -1,0 +1,218 @@
+"""Iterable datasets of the Hugging Face library, as batches that can go on where they were."""
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from millstream._core.contracts import PyTree
+from millstream._core.errors import describe_value, function_name, needs, noted, require_callable, require_int
+from millstream._core.samples import NotAnArray, SampleSpec, spec_of
+from millstream.integrations._arrow_columns import Unreadable, to_numpy
+from millstream.integrations._huggingface_tables import are_numbers, numbers_table
+
+if TYPE_CHECKING:
+    import datasets
+
+_WHO = "HuggingFaceBatches"
+
+# Those of which `datasets` can say where they are. A shuffle buffer loses what is in it, and a map over batches may
+# skip one, so these are read again up to where they were.
+_EXACT = {
+    "ArrowExamplesIterable",
+    "CyclingMultiSourcesExamplesIterable",
+    "ExamplesIterable",
+    "FilteredExamplesIterable",
+    "FormattedExamplesIterable",
+    "MappedExamplesIterable",
+    "RebatchedArrowExamplesIterable",
+    "SelectColumnsIterable",
+    "SkipExamplesIterable",
+    "TakeExamplesIterable",
+}
+
+
+class HuggingFaceBatches:
+    """The batches of a `datasets.IterableDataset`, which has no order to choose and is read from its begin.
+
+    Iterating gives (batch, mask), as a loader does; the last batch of an epoch is completed with zeros, which the mask
+    tells. The iterator has `get_state` and `set_state`, so that a loop over it can be saved and goes on exactly. Where
+    `datasets` itself would lose samples (a shuffle buffer), it draws again what was drawn before.
+
+    Example:
+        >>> import datasets
+        >>> from millstream.integrations.huggingface import HuggingFaceBatches
+        >>> table = datasets.Dataset.from_dict({"label": [1, 2, 3, 4, 5]})
+        >>> batches = iter(HuggingFaceBatches(table.to_iterable_dataset(), 2))
+        >>> next(batches)[0]["label"].tolist(), (saved := batches.get_state())["batches"]
+        ([1, 2], 1)
+        >>> batches.set_state(saved)
+        >>> [batch["label"].tolist() for batch, mask in batches]
+        [[3, 4], [5, 0]]
+
+    Args:
+        dataset: The dataset. Every epoch is told its number with `set_epoch`, by which `datasets` shuffles anew.
+        batch_size: Samples per batch.
+        row_fn: `row_fn(row) -> sample`, where a row is a dict of the dataset's own values; for text, images and the
+            like. Without it, columns must be numbers or arrays of one shape.
+        epochs: How many passes there are; None for no end.
+        drop_last: Leave out the last batch of an epoch if it is not full.
+    """
+
+    def __init__(
+        self,
+        dataset: "datasets.IterableDataset",
+        batch_size: int,
+        *,
+        row_fn: Callable[[dict[str, Any]], PyTree] | None = None,
+        epochs: int | None = 1,
+        drop_last: bool = False,
+    ) -> None:
+        with needs(_WHO, "datasets", "huggingface"):
+            import datasets
+        if not isinstance(dataset, datasets.IterableDataset):
+            raise TypeError(f"{_WHO} needs a datasets.IterableDataset. Got {describe_value(dataset)}.")
+        require_int(_WHO, "batch_size", batch_size, least=1)
+        if epochs is not None:
+            require_int(_WHO, "epochs", epochs, least=1)
+        if row_fn is not None:
+            require_callable(_WHO, "row_fn", row_fn)
+        kind = "numpy" if row_fn is None else None
+        if row_fn is None and dataset.features is not None:
+            kind = "arrow" if are_numbers(dataset.features.arrow_schema, list(dataset.features)) else kind
+        self._arguments = dataset.with_format(kind), batch_size, row_fn, epochs, drop_last
+
+    def __iter__(self) -> "HuggingFaceIterator":
+        return HuggingFaceIterator(*self._arguments)
+
+
+class HuggingFaceIterator(Iterator[tuple[PyTree, np.ndarray]]):
+    """One iteration over `HuggingFaceBatches`, with the position in it.
+
+    Attributes:
+        samples: How many samples the batch yielded last has, padding not counted.
+    """
+
+    def __init__(
+        self,
+        dataset: "datasets.IterableDataset",
+        batch_size: int,
+        row_fn: Callable[[dict[str, Any]], PyTree] | None,
+        epochs: int | None,
+        drop_last: bool,
+    ) -> None:
+        # A dataset has one position, which iterators must not share.
+        self._dataset = copy.deepcopy(dataset)
+        self._batch_size = batch_size
+        self._row_fn = row_fn
+        self._epochs = epochs
+        self._drop_last = drop_last
+        self._spec: SampleSpec | None = None
+        self._can_seek = _can_seek(dataset)
+        self._epoch = self._number = self.samples = 0
+        self._found: Any = None  # a batch that is not handed out yet, and stays if it cannot be
+        self._begin()
+        self._position = self._dataset.state_dict()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> tuple[PyTree, np.ndarray]:
+        while self._epochs is None or self._epoch < self._epochs:
+            self._found = next(self._batches, None) if self._found is None else self._found
+            if self._found is not None:
+                batch = self._padded(self._found)
+                self._number, self._found = self._number + 1, None
+                self._position = self._dataset.state_dict()
+                return batch, np.arange(self._batch_size) < self.samples
+            if self._number == 0:
+                raise ValueError(f"{_WHO} needs a dataset with at least one batch. It has none.")
+            self._epoch, self._number = self._epoch + 1, 0
+            self._begin()
+        raise StopIteration
+
+    def get_state(self) -> dict[str, Any]:
+        """The position as plain values."""
+        place = {"epoch": self._epoch, "batches": self._number, "batch_size": self._batch_size}
+        return {**place, "dataset": self._position}
+
+    def set_state(self, saved: dict[str, Any]) -> None:
+        """Go on from what `get_state` gave."""
+        if saved["batch_size"] != self._batch_size:
+            raise ValueError(
+                f"{_WHO} goes on only with batches of the same size. They had {saved['batch_size']} samples when the "
+                f"state was saved, and have {self._batch_size} now."
+            )
+        self._epoch, self._number, self._found = saved["epoch"], saved["batches"], None
+        self._position = saved["dataset"]
+        if self._can_seek:
+            self._dataset.load_state_dict(saved["dataset"])
+        self._begin()
+        if not self._can_seek:
+            for _ in itertools.islice(self._batches, self._number):
+                pass
+
+    def _begin(self) -> None:
+        self._dataset.set_epoch(self._epoch)
+        self._batches = iter(self._dataset.iter(self._batch_size, drop_last_batch=self._drop_last))
+
+    def _padded(self, found: Any) -> PyTree:
+        """A batch of full length; `samples` says how much of it is real."""
+        first = self._number * self._batch_size
+        samples = self._made(first, found)
+        if self._spec is None:
+            self._spec = self._spec_of(samples[0])
+        spec = self._spec
+        leaves = zip(spec.shapes, spec.dtypes, strict=True)
+        out = [np.zeros((self._batch_size, *shape), dtype) for shape, dtype in leaves]
+        for row, sample in enumerate(samples):
+            spec.write(_WHO, out, row, first + row, sample)
+        self.samples = len(samples)
+        return spec.unflatten(out)
+
+    def _made(self, first: int, found: Any) -> list[PyTree]:
+        """The samples of a batch as `datasets` gives it."""
+        columns = found if isinstance(found, dict) else _arrays(first, found)
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        for row, sample in enumerate(rows if self._row_fn is not None else ()):
+            try:
+                rows[row] = self._row_fn(sample)  # pyright: ignore[reportOptionalCall]
+            except Exception as error:
+                name = function_name(self._row_fn)
+                raise noted(error, f"This came from {name}, the row_fn of {_WHO}, at sample {first + row}.")  # noqa: B904
+        return rows
+
+    def _spec_of(self, sample: PyTree) -> SampleSpec:
+        try:
+            return spec_of(_WHO, sample)
+        except NotAnArray as error:
+            raise TypeError(f"{error} Make arrays of it with row_fn=lambda row: ...") from None
+
+
+def _arrays(first: int, table: Any) -> dict[str, np.ndarray]:
+    """The columns of an Arrow table of numbers."""
+    stored, columns = numbers_table(table, table.column_names), {}
+    for name in table.column_names:
+        try:
+            columns[name] = to_numpy(stored.column(name).combine_chunks())
+        except Unreadable as error:
+            what = "a value in every row" if error.sizes is None else "lists of one length in a column"
+            raise ValueError(
+                f"{_WHO} needs {what}. Column {name!r} has none such at sample {first + error.row}. Say what becomes "
+                "of such rows with row_fn=lambda row: ..., or leave them out with dataset.filter."
+            ) from None
+    return columns
+
+
+def _can_seek(dataset: Any) -> bool:
+    """Whether every stage of a dataset can go on exactly; one that is not known cannot."""
+    stages: list[Any] = [getattr(dataset, "_ex_iterable", None)]
+    for stage in stages:
+        if type(stage).__name__ not in _EXACT or (
+            getattr(stage, "batched", False) and "Mapped" in type(stage).__name__
+        ):
+            return False
+        stages += [stage.ex_iterable] if hasattr(stage, "ex_iterable") else getattr(stage, "ex_iterables", [])
+    return True

@@ -1,0 +1,190 @@
+"""What all tables have in common: rows by number, columns as arrays."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from millstream._core.contracts import PyTree
+from millstream._core.errors import describe_leaf, describe_value, function_name, noted, require_callable, require_int
+from millstream._core.host_source import HostSource
+from millstream._core.ordering import Ordering
+from millstream._core.samples import NotAnArray, SampleSpec, narrowed, spec_of, spec_or_objects
+from millstream._core.stage_times import spent
+from millstream.sources._array import check_ordering
+
+Row = dict[str, Any]
+
+
+class TableSource(HostSource):
+    """The rows of a table. A subclass has a length and `take`, and calls `_settle` when it can be read.
+
+    A sample is a dict with a number or an array for each column, or whatever `row_fn` makes of a row.
+
+    Args:
+        who: Who speaks in errors.
+        ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
+        prefetch_size: How many samples are read before they are needed.
+        row_fn: Makes a sample of a row, a dict of Python's own values.
+    """
+
+    reads_together = True  # one request for all rows of a batch
+
+    def __init__(
+        self, who: str, ordering: Ordering, prefetch_size: int, row_fn: Callable[[Row], PyTree] | None
+    ) -> None:
+        check_ordering(who, ordering)
+        require_int(who, "prefetch_size", prefetch_size, least=1)
+        if row_fn is not None:
+            require_callable(who, "row_fn", row_fn)
+        self._who = who
+        self._row_fn = row_fn
+        self.calls_users = row_fn is not None
+        self.ordering = ordering
+        self.prefetch_size = prefetch_size
+
+    def take(self, indices: np.ndarray) -> Mapping[str, np.ndarray]:
+        """The rows at `indices`, an array for each column."""
+        raise NotImplementedError
+
+    def rows(self, indices: np.ndarray) -> Sequence[Row]:
+        """The rows at `indices`, each as a dict of Python's own values."""
+        columns = self.take(indices)
+        return [
+            dict(zip(columns, row, strict=True))
+            for row in zip(*(column.tolist() for column in columns.values()), strict=True)
+        ]
+
+    def _settle(self) -> None:
+        """Find out what a sample is, by the first row."""
+        if len(self) == 0:
+            raise ValueError(f"{self._who} needs at least one row. There is none.")
+        first = np.zeros(1, np.int64)
+        if self._row_fn is not None:
+            self.sample_spec = spec_or_objects(self._who, self._samples(first)[0])
+            return
+        columns = self.take(first)
+        if not columns:
+            raise ValueError(f"{self._who} needs at least one column. There is none.")
+        self._dtypes = {name: column.dtype for name, column in columns.items()}
+        try:
+            self.sample_spec = spec_of(self._who, {name: column[0] for name, column in columns.items()})
+        except NotAnArray as error:
+            raise TypeError(
+                f"{error} Choose other columns with columns=[...], or make arrays of it with row_fn=lambda row: ..."
+            ) from None
+
+    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
+        spec = self.sample_spec
+        if self._row_fn is not None:
+            for row, (index, sample) in enumerate(zip(indices.tolist(), self._samples(indices), strict=True)):
+                spec.write(self._who, out, row, index, sample)
+            return
+        assert isinstance(spec, SampleSpec)
+        begun = time.perf_counter()
+        columns = self.take(indices)
+        spent("read", begun)
+        leaves, dtypes = spec.flatten(self._who, dict(columns)), spec.flatten(self._who, self._dtypes)
+        for name, leaf, dtype, target in zip(spec.names, leaves, dtypes, out, strict=True):
+            if leaf.shape != target.shape or leaf.dtype != dtype:
+                raise ValueError(
+                    f"{self._who} needs values of one shape and dtype in a column. For samples "
+                    f"{describe_value(indices.tolist())}:\n  found{name}: {describe_leaf(leaf)}\n"
+                    f"  expected: shape {target.shape}, {dtype}\n"
+                    "Cast or pad them, or make arrays of one kind with row_fn=lambda row: ..."
+                )
+            target[...] = narrowed(f"{self._who}{name}", leaf, target.dtype)
+
+    def _samples(self, indices: np.ndarray) -> list[Any]:
+        assert self._row_fn is not None
+        samples = []
+        for index, row in zip(indices.tolist(), self.rows(indices), strict=True):
+            try:
+                samples.append(self._row_fn(row))
+            except Exception as error:
+                name = function_name(self._row_fn)
+                raise noted(error, f"This came from {name}, the row_fn of {self._who}, at sample {index}.")  # noqa: B904
+        return samples
+
+    def _no_numbers(self, column: str, kind: object, advice: str = "") -> TypeError:
+        """What is raised for a column that is not made of numbers."""
+        return TypeError(
+            f"{self._who} needs columns of numbers or bools. Column {column!r} is of the type {kind}.{advice} "
+            "Choose other columns with columns=[...], or make arrays of it with row_fn=lambda row: ..."
+        )
+
+    def _no_null(self, column: str, index: int) -> ValueError:
+        """What is raised for a missing value."""
+        return ValueError(
+            f"{self._who} needs a value in every row. Column {column!r} has none at sample {index}. "
+            "Fill or drop such rows, choose other columns, or say what becomes of them with row_fn=lambda row: ..."
+        )
+
+    def _unreadable(self, column: str, index: int, sizes: tuple[int, int] | None) -> ValueError:
+        return self._no_null(column, index) if sizes is None else self._other_length(column, index, *sizes)
+
+    def _other_length(self, column: str, index: int, found: int, expected: int) -> ValueError:
+        """What is raised for a list that is longer or shorter than that of the first row."""
+        return ValueError(
+            f"{self._who} needs lists of one length in a column. Column {column!r} has {found} values at sample "
+            f"{index}, and {expected} at sample 0. Pad or cut them, or say how with row_fn=lambda row: ..."
+        )
+
+
+class FrameSource(TableSource):
+    """A table in memory, whose columns are made into arrays once. A subclass has `_array` and `rows`.
+
+    Args:
+        who: Who speaks in errors.
+        frame: The table, of the chosen columns.
+        names: The names of its columns.
+        ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
+        prefetch_size: How many samples are read before they are needed.
+        row_fn: Makes a sample of a row.
+    """
+
+    def __init__(
+        self,
+        who: str,
+        frame: Any,
+        names: Sequence[str],
+        ordering: Ordering,
+        prefetch_size: int,
+        row_fn: Callable[[Row], PyTree] | None,
+    ) -> None:
+        super().__init__(who, ordering, prefetch_size, row_fn)
+        self._length = len(frame)
+        # One of the two goes to worker processes: arrays, which they share, or the frame.
+        self._columns = {name: self._array(name, frame[name]) for name in names} if row_fn is None else {}
+        self._frame = None if row_fn is None else frame
+        self._settle()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def take(self, indices: np.ndarray) -> Mapping[str, np.ndarray]:
+        return {name: np.take(column, indices, axis=0) for name, column in self._columns.items()}
+
+    def _array(self, name: str, column: Any) -> np.ndarray:
+        """A column as an array, without a copy where that is possible."""
+        raise NotImplementedError
+
+
+def chosen_columns(who: str, available: Sequence[Any], columns: Sequence[str] | None) -> list[str]:
+    """The names of the columns to read: all, or those that are asked for, each of which must be there once."""
+    if isinstance(columns, str):
+        raise TypeError(f"{who} needs a list of columns. Got {describe_value(columns)}; write [{columns!r}].")
+    chosen = list(available if columns is None else columns)
+    if not chosen:
+        raise ValueError(f"{who} needs at least one column. There is none.")
+    for name in chosen:
+        if not isinstance(name, str):
+            raise TypeError(f"{who} needs columns with text as names. Got {describe_value(name)}; rename it.")
+        found = list(available).count(name)
+        if found != 1 or chosen.count(name) != 1:
+            raise ValueError(
+                f"{who} needs each column once. Column {name!r} is there {found} times and asked for "
+                f"{chosen.count(name)} times; the table has {describe_value(list(available))}."
+            )
+    return chosen

@@ -1,0 +1,138 @@
+"""ArrayRecord files."""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from millstream._core.contracts import PyTree
+from millstream._core.errors import describe_value, function_name, needs, noted, require_callable, require_int
+from millstream._core.faults import FileChanged
+from millstream._core.files import LocalFile
+from millstream._core.host_source import HostSource
+from millstream._core.ordering import Ordering
+from millstream._core.samples import spec_or_objects
+from millstream._core.stage_times import timed
+from millstream.integrations._watched_files import WatchedFiles, described
+from millstream.sources._array import check_ordering
+
+_OPTIONS = "max_parallelism:0,readahead_buffer_size:0"  # what is read is known, and none of it is next to the other
+
+
+class ArrayRecordSource(HostSource):
+    """The records of ArrayRecord files, one file after the other. Those of a batch are read together.
+
+    Example:
+        >>> from array_record.python.array_record_module import ArrayRecordWriter
+        >>> from millstream.integrations.array_record import ArrayRecordSource
+        >>> writer = ArrayRecordWriter("train.array_record", "group_size:1")
+        >>> for number in range(3):
+        ...     _ = writer.write(np.full(4, number, np.uint8).tobytes())
+        >>> writer.close()
+        >>> source = ArrayRecordSource("train.array_record", lambda record: {"x": np.frombuffer(record, np.uint8)})
+        >>> source.read(np.array([2, 0]))["x"].tolist()
+        [[2, 2, 2, 2], [0, 0, 0, 0]]
+
+    Args:
+        paths: A file, or several. They must not change while they are read.
+        record_fn: `record_fn(record) -> sample` makes a pytree of arrays of a record, which is `bytes`. Without it,
+            samples are the bytes themselves. It is called from several threads.
+        ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
+        prefetch_size: How many samples are read before they are needed.
+        readers: How many threads read, if the loader has no executor.
+    """
+
+    def __init__(
+        self,
+        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        record_fn: Callable[[bytes], PyTree] | None = None,
+        *,
+        ordering: Ordering = "shuffle",
+        prefetch_size: int = 64,
+        readers: int = 1,
+    ) -> None:
+        self._who = "ArrayRecordSource"
+        with needs(self._who, "array_record", "array_record"):
+            import array_record.python.array_record_module  # noqa: F401
+        check_ordering(self._who, ordering)
+        require_int(self._who, "prefetch_size", prefetch_size, least=1)
+        require_int(self._who, "readers", readers, least=1)
+        if record_fn is not None:
+            require_callable(self._who, "record_fn", record_fn)
+        listed = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+        self._paths = [os.fspath(LocalFile(self._who, path).path) for path in listed]
+        self._record_fn = record_fn
+        self.ordering = ordering
+        self.prefetch_size = prefetch_size
+        self.readers = readers
+        self._files = WatchedFiles(self._who, self._paths)
+        self._opened: dict[int, Any] = {}
+        self._ends = np.cumsum([self._count(number) for number in range(len(self._paths))], dtype=np.int64)
+        if len(self) == 0:
+            raise ValueError(f"{self._who} needs at least one record. There is none in {describe_value(listed)}.")
+        self.sample_spec = spec_or_objects(self._who, self._samples(np.zeros(1, np.int64))[0])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_opened": {}}
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
+        for row, (index, sample) in enumerate(zip(indices.tolist(), self._samples(indices), strict=True)):
+            self.sample_spec.write(self._who, out, row, index, sample)
+
+    def _samples(self, indices: np.ndarray) -> list[Any]:
+        with timed("read"):
+            records = self._records(indices)
+        if self._record_fn is None:
+            return records
+        samples = []
+        for index, record in zip(indices.tolist(), records, strict=True):
+            try:
+                samples.append(self._record_fn(record))
+            except Exception as error:
+                name = function_name(self._record_fn)
+                raise noted(error, f"This came from {name}, the record_fn of {self._who}, at sample {index}.")  # noqa: B904
+        return samples
+
+    def _records(self, indices: np.ndarray) -> list[bytes]:
+        records: list[bytes] = [b""] * len(indices)
+        files = np.searchsorted(self._ends, indices, side="right")
+        for number in np.unique(files).tolist():
+            rows = np.flatnonzero(files == number)
+            for row, record in zip(rows.tolist(), self._read(number, indices[rows]), strict=True):
+                records[row] = record
+        self._files.check(indices)
+        return records
+
+    def _read(self, number: int, indices: np.ndarray) -> list[bytes]:
+        """Records of one file."""
+        first = int(self._ends[number - 1]) if number else 0
+        try:
+            return self._reader(number).read((indices - first).tolist())
+        except RuntimeError as error:
+            if len(indices) == 1:
+                raise FileChanged(
+                    f"{self._who} cannot read {self._paths[number]}, at {described(indices)}: {error}. The file has "
+                    "changed or is damaged; get it again, and build the source again."
+                ) from None
+            return [record for index in indices for record in self._read(number, np.array([index]))]
+
+    def _reader(self, number: int) -> Any:
+        if number not in self._opened:
+            from array_record.python.array_record_module import ArrayRecordReader
+
+            self._opened[number] = ArrayRecordReader(self._paths[number], _OPTIONS)
+        return self._opened[number]
+
+    def _count(self, number: int) -> int:
+        """How many records a file has."""
+        try:
+            reader = self._reader(number)
+            if not reader.ok():
+                reader.close()  # which says why
+            return reader.num_records()
+        except RuntimeError as error:
+            raise ValueError(f"{self._who} needs ArrayRecord files. {self._paths[number]} is none: {error}.") from None

@@ -1,0 +1,160 @@
+"""Datasets of the Hugging Face library `datasets`: those that can be read in any order, and those that cannot."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from millstream._core.contracts import PyTree
+from millstream._core.errors import describe_value, needs
+from millstream._core.ordering import Ordering
+from millstream._core.samples import SampleSpec
+from millstream.integrations._arrow_columns import Unreadable, to_numpy
+from millstream.integrations._huggingface_batches import HuggingFaceBatches as HuggingFaceBatches
+from millstream.integrations._huggingface_tables import are_numbers, numbers_table
+from millstream.integrations._table import Row, TableSource, chosen_columns
+from millstream.integrations._watched_files import WatchedFiles
+
+if TYPE_CHECKING:
+    import datasets
+
+
+class HuggingFaceSource(TableSource):
+    """The rows of a `datasets.Dataset`.
+
+    Columns of numbers, and of lists or arrays of numbers, are taken from its Arrow table as they are, with the dtypes
+    that its features have. All else goes through the dataset's own formatting: images are decoded, and what
+    `with_transform` has set is called, by whoever reads: a thread or a worker process.
+
+    Example:
+        >>> import datasets
+        >>> from millstream.integrations.huggingface import HuggingFaceSource
+        >>> table = datasets.Dataset.from_dict({"text": ["oats", "rye"], "label": [3, 5]})
+        >>> HuggingFaceSource(table, columns=["label"]).read(np.array([1, 0]))
+        {'label': array([5, 3], dtype=int32)}
+        >>> source = HuggingFaceSource(table, row_fn=lambda row: {"letters": np.int32(len(row["text"]))})
+        >>> source.read(np.array([0, 1]))["letters"].tolist()
+        [4, 3]
+
+    Args:
+        dataset: The dataset, in memory or on disk. Its files must not change while it is read.
+        columns: The columns to read; by default those of its format, or all that its transform gives.
+        row_fn: `row_fn(row) -> sample`, where a row is what the dataset has at one index, as its format says.
+        ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
+        prefetch_size: How many samples are read before they are needed.
+    """
+
+    def __init__(
+        self,
+        dataset: "datasets.Dataset",
+        columns: Sequence[str] | None = None,
+        *,
+        row_fn: Callable[[Row], PyTree] | None = None,
+        ordering: Ordering = "shuffle",
+        prefetch_size: int = 64,
+    ) -> None:
+        super().__init__("HuggingFaceSource", ordering, prefetch_size, row_fn)
+        self._require_dataset(dataset)
+        self._dataset = dataset
+        self._custom = dataset.format["type"] == "custom"
+        # What a transform gives is known when it is called.
+        self._columns = columns if self._custom else chosen_columns(self._who, dataset.format["columns"], columns)
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._files = WatchedFiles(self._who, (file["filename"] for file in dataset.cache_files))
+        self._open()
+        self._settle()
+        if isinstance(self.sample_spec, SampleSpec) and row_fn is None:
+            self._shapes = self.sample_spec.unflatten(list(self.sample_spec.shapes))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_formatted", "_table", "_mapping")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._open()
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def take(self, indices: np.ndarray) -> Mapping[str, np.ndarray]:
+        self._files.check(indices)
+        columns = self._gathered(indices) if self._table is not None else self._as_formatted(indices)
+        self._files.check(indices)
+        return columns
+
+    def rows(self, indices: np.ndarray) -> list[Row]:
+        self._files.check(indices)
+        columns = self._chosen(self._formatted[indices.tolist()])
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        self._files.check(indices)
+        return rows
+
+    def _open(self) -> None:
+        """Make what reading needs, here or in another process."""
+        dataset = self._dataset
+        self._formatted, self._table, self._mapping = dataset, None, None
+        if self._custom:
+            return
+        names = list(self._columns or ())
+        kind, kwargs = dataset.format["type"], dataset.format["format_kwargs"]
+        if self._row_fn is not None:
+            # The tables of other formats have no rows of Python's own values.
+            kind, kwargs = (None, {}) if kind in ("arrow", "pandas", "polars") else (kind, kwargs)
+            self._formatted = dataset.with_format(kind, names, **kwargs)
+            return
+        own = kwargs if kind == "numpy" else {}
+        self._formatted = dataset.with_format("numpy", names, **own)
+        if not own and are_numbers(dataset.data.schema, names):
+            self._table = numbers_table(dataset.data, names)
+            self._mapping = None if dataset._indices is None else dataset._indices.column(0).to_numpy()
+
+    def _gathered(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Rows of the Arrow table."""
+        assert self._table is not None
+        places = indices if self._mapping is None else self._mapping[indices].astype(np.int64)
+        table, columns = self._table.fast_gather(places), {}
+        for name in table.column_names:
+            try:
+                columns[name] = to_numpy(table.column(name).combine_chunks(), self._shapes.get(name))
+            except Unreadable as error:
+                raise self._unreadable(name, int(indices[error.row]), error.sizes) from None
+        return columns
+
+    def _as_formatted(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Rows as the dataset decodes or transforms them."""
+        found = self._chosen(self._formatted[indices.tolist()])
+        return {name: self._one_shape(name, column, indices) for name, column in found.items()}
+
+    def _one_shape(self, name: str, column: Any, indices: np.ndarray) -> np.ndarray:
+        array = column if isinstance(column, np.ndarray) else None
+        if array is None or array.dtype == object:
+            cells = [None if cell is None else np.asarray(cell) for cell in column]
+            for index, cell in zip(indices.tolist(), cells, strict=True):
+                if cell is None:
+                    raise self._no_null(name, index)
+                expected = self._shapes.get(name, cells[0].shape)  # pyright: ignore[reportOptionalMemberAccess]
+                if cell.shape != expected:
+                    raise ValueError(
+                        f"{self._who} needs values of one shape in a column. Column {name!r} has the shape "
+                        f"{cell.shape} at sample {index}, and {expected} at sample 0. Make them equal, with "
+                        "dataset.with_transform or row_fn=lambda row: ..."
+                    )
+            array = np.stack(cells)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        return array
+
+    def _chosen(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        if not self._custom:
+            return dict(batch)
+        return {name: batch[name] for name in chosen_columns(self._who, list(batch), self._columns)}
+
+    def _require_dataset(self, dataset: Any) -> None:
+        with needs(self._who, "datasets", "huggingface"):
+            import datasets
+        if isinstance(dataset, datasets.Dataset):
+            return
+        fix = ""
+        if isinstance(dataset, datasets.DatasetDict):
+            fix = f" Choose one of its parts: {', '.join(f'dataset[{part!r}]' for part in dataset)}."
+        elif isinstance(dataset, datasets.IterableDataset):
+            fix = " One that is only iterable has no order to choose; see HuggingFaceBatches."
+        raise TypeError(f"{self._who} needs a datasets.Dataset. Got {describe_value(dataset)}.{fix}")

@@ -1,0 +1,179 @@
+"""Pandas data frames as sources, and their rows as a sequence."""
+
+import copy
+import operator
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
+
+import numpy as np
+
+from millstream._core.contracts import PyTree
+from millstream._core.errors import describe_value, needs
+from millstream._core.ordering import Ordering
+from millstream.integrations._table import FrameSource, Row, chosen_columns
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class PandasSource(FrameSource):
+    """The rows of a pandas `DataFrame`. Columns are made into arrays once, without a copy where that is possible.
+
+    Numbers and bools stay what they are, a categorical column becomes its codes, and cells that are lists or arrays of
+    one shape become arrays with more axes. A missing value is refused by name; NaN in a column of floating numbers is a
+    number. The index is not part of a sample: `frame.reset_index()` makes it a column.
+
+    Example:
+        >>> import pandas as pd
+        >>> from millstream.integrations.pandas import PandasSource
+        >>> frame = pd.DataFrame({"wind": [3.5, 4.5], "rain": [False, True], "town": ["Ulm", "Bonn"]})
+        >>> PandasSource(frame, columns=["wind", "rain"]).read(np.array([1]))
+        {'rain': array([ True]), 'wind': array([4.5], dtype=float32)}
+        >>> source = PandasSource(frame, row_fn=lambda row: {"letters": np.int32(len(row["town"]))})
+        >>> source.read(np.array([0, 1]))["letters"].tolist()
+        [3, 4]
+
+    Args:
+        frame: The data frame. Do not change it while a stream runs.
+        columns: The columns to read; all of them by default.
+        row_fn: Makes a sample of a row, a dict of Python's own values; for text, dates, and lists of any length.
+        ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
+        prefetch_size: How many samples are read before they are needed.
+    """
+
+    def __init__(
+        self,
+        frame: "pandas.DataFrame",
+        columns: Sequence[str] | None = None,
+        *,
+        row_fn: Callable[[Row], PyTree] | None = None,
+        ordering: Ordering = "shuffle",
+        prefetch_size: int = 64,
+    ) -> None:
+        names = chosen_columns("PandasSource", _require_frame("PandasSource", frame), columns)
+        super().__init__("PandasSource", frame[names], names, ordering, prefetch_size, row_fn)
+
+    def rows(self, indices: np.ndarray) -> Sequence[Row]:
+        assert self._frame is not None
+        return self._frame.iloc[indices].to_dict("records")
+
+    def _array(self, name: str, column: Any) -> np.ndarray:
+        import pandas as pd
+
+        dtype = column.dtype
+        if isinstance(dtype, np.dtype) and dtype.kind in "biufc":
+            return column.to_numpy()
+        if isinstance(dtype, pd.CategoricalDtype):
+            codes = column.cat.codes.to_numpy()
+            return codes if codes.min(initial=0) >= 0 else self._refuse_null(name, column)
+        if column.isna().any():
+            self._refuse_null(name, column)
+        if isinstance(dtype, np.dtype) and dtype.kind == "O":
+            return self._stacked(name, column)
+        # Nullable columns, pandas' own and those of Arrow, which say what NumPy calls them.
+        plain = getattr(dtype, "numpy_dtype", np.dtype(object))
+        if plain.kind not in "biuf":
+            return self._of_arrow(name, column)
+        return column.to_numpy(dtype=plain)
+
+    def _refuse_null(self, name: str, column: Any) -> Any:
+        raise self._no_null(name, int(column.isna().to_numpy().argmax()))
+
+    def _stacked(self, name: str, column: Any) -> np.ndarray:
+        """Cells that are arrays or lists, as one array."""
+        first = column.iloc[0] if len(column) else None
+        if not isinstance(first, np.ndarray | list | tuple):
+            raise self._no_numbers(name, f"object, such as {describe_value(first)}")
+        cells: list[np.ndarray] = []
+        for index, cell in enumerate(column):
+            cells.append(_dense(cell))
+            if cells[-1].shape != cells[0].shape:
+                raise ValueError(
+                    f"{self._who} needs cells of one shape in a column. Column {name!r} has {describe_value(cell)} at "
+                    f"sample {index}, and the shape {cells[0].shape} at sample 0. Pad them, or use row_fn=..."
+                )
+        return np.stack(cells)
+
+    def _of_arrow(self, name: str, column: Any) -> np.ndarray:
+        """A column of Arrow's lists, which pandas has no NumPy name for."""
+        import pandas as pd
+
+        if not isinstance(column.dtype, pd.ArrowDtype):
+            raise self._no_numbers(name, column.dtype)
+        from millstream.integrations._arrow_columns import Unreadable, require_numbers, to_numpy
+
+        require_numbers(self._no_numbers, name, column.dtype.pyarrow_dtype)
+        try:
+            return to_numpy(column.array.__arrow_array__().combine_chunks())
+        except Unreadable as error:
+            raise self._unreadable(name, error.row, error.sizes) from None
+
+
+class PandasRows(Sequence[Row]):
+    """The rows of a pandas `DataFrame` as a sequence of dicts, for sources that want items.
+
+    Unlike `frame.iloc[row]`, a row keeps the type of every column. To worker processes its columns are sent once, as
+    memory that all of them share where they are numbers or Arrow's text.
+
+    Example:
+        >>> import pandas as pd
+        >>> from millstream.integrations.pandas import PandasRows
+        >>> rows = PandasRows(pd.DataFrame({"path": ["a.png", "b.png"], "label": [3, 7]}))
+        >>> rows[1]["path"], int(rows[1]["label"]), len(rows[1:])
+        ('b.png', 7, 1)
+        >>> def fill(row, arrays, rng):
+        ...     arrays["label"][...] = row["label"]
+        ...     return {"path": row["path"]}
+        >>> source = ms.FillSource(rows, fill, {"label": ((), np.int32)})
+
+    Args:
+        frame: The data frame. Do not change it while a stream runs.
+        columns: The columns of a row; all of them by default.
+    """
+
+    def __init__(self, frame: "pandas.DataFrame", columns: Sequence[str] | None = None) -> None:
+        names = chosen_columns("PandasRows", _require_frame("PandasRows", frame), columns)
+        self._length = len(frame)
+        self._columns = {name: _cells(frame[name]) for name in names}
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> "PandasRows": ...
+    def __getitem__(self, index: SupportsIndex | slice) -> "Row | PandasRows":
+        if isinstance(index, slice):
+            part = copy.copy(self)
+            part._length = len(range(self._length)[index])
+            part._columns = {name: column[index] for name, column in self._columns.items()}
+            return part
+        row = range(self._length)[operator.index(index)]  # which refuses what is out of range
+        return {name: column[row] for name, column in self._columns.items()}
+
+
+def _dense(cell: Any) -> np.ndarray:
+    """A list or an array, or one of others, as an array of numbers; of something else if that is not possible."""
+    if isinstance(cell, list | tuple) or getattr(cell, "dtype", None) == np.dtype(object):
+        inner = [_dense(part) for part in cell]
+        if len({part.shape for part in inner}) == 1:
+            return np.stack(inner)
+    try:
+        return np.asarray(cell)
+    except ValueError:
+        return np.asarray(cell, dtype=object)
+
+
+def _cells(column: Any) -> Any:
+    """A column as whatever gives single cells fastest."""
+    return column.to_numpy() if isinstance(column.dtype, np.dtype) else column.array
+
+
+def _require_frame(who: str, frame: Any) -> list[Any]:
+    """The columns of what must be a data frame."""
+    with needs(who, "pandas", "pandas"):
+        import pandas as pd
+    if not isinstance(frame, pd.DataFrame):
+        raise TypeError(f"{who} needs a pandas DataFrame. Got {describe_value(frame)}.")
+    return list(frame.columns)

@@ -1,0 +1,102 @@
+"""Polars data frames as sources."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from millstream._core.contracts import PyTree
+from millstream._core.errors import describe_value, needs
+from millstream._core.ordering import Ordering
+from millstream.integrations._table import FrameSource, Row, chosen_columns
+
+if TYPE_CHECKING:
+    import polars
+
+# By name: not every version of Polars has all of them, and NumPy has no integers of 128 bits.
+_NUMBERS = {"Boolean", "Float16", "Float32", "Float64"} | {
+    f"{kind}{bits}" for kind in ("Int", "UInt") for bits in (8, 16, 32, 64)
+}
+
+
+class PolarsSource(FrameSource):
+    """The rows of a Polars `DataFrame`. Columns are made into arrays once, without a copy where that is possible.
+
+    Numbers and bools stay what they are, an `Enum` becomes the codes of its categories, and `Array` and `List` columns
+    become arrays with more axes; lists must all have one length. A missing value is refused by name.
+
+    Example:
+        >>> import polars as pl
+        >>> from millstream.integrations.polars import PolarsSource
+        >>> frame = pl.DataFrame({"wind": [3.5, 4.5], "rain": [False, True], "town": ["Ulm", "Bonn"]})
+        >>> PolarsSource(frame, columns=["wind", "rain"]).read(np.array([1]))
+        {'rain': array([ True]), 'wind': array([4.5], dtype=float32)}
+        >>> source = PolarsSource(frame, row_fn=lambda row: {"letters": np.int32(len(row["town"]))})
+        >>> source.read(np.array([0, 1]))["letters"].tolist()
+        [3, 4]
+
+    Args:
+        frame: The data frame. Do not change it while a stream runs.
+        columns: The columns to read; all of them by default.
+        row_fn: Makes a sample of a row, a dict of Python's own values; for text, dates, and lists of any length.
+        ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
+        prefetch_size: How many samples are read before they are needed.
+    """
+
+    def __init__(
+        self,
+        frame: "polars.DataFrame",
+        columns: Sequence[str] | None = None,
+        *,
+        row_fn: Callable[[Row], PyTree] | None = None,
+        ordering: Ordering = "shuffle",
+        prefetch_size: int = 64,
+    ) -> None:
+        who = "PolarsSource"
+        with needs(who, "polars", "polars"):
+            import polars as pl
+        if isinstance(frame, pl.LazyFrame):
+            raise TypeError(f"{who} needs a DataFrame. Got a LazyFrame; write frame.collect().")
+        if not isinstance(frame, pl.DataFrame):
+            raise TypeError(f"{who} needs a polars DataFrame. Got {describe_value(frame)}.")
+        names = chosen_columns(who, frame.columns, columns)
+        super().__init__(who, frame.select(names), names, ordering, prefetch_size, row_fn)
+
+    def rows(self, indices: np.ndarray) -> Sequence[Row]:
+        assert self._frame is not None
+        return self._frame[indices].to_dicts()
+
+    def _array(self, name: str, column: Any) -> np.ndarray:
+        import polars as pl
+
+        if column.dtype == pl.Categorical:
+            advice = " Its codes are not the same in every process; cast it to a pl.Enum of its categories."
+            raise self._no_numbers(name, column.dtype, advice)
+        return self._values(name, column, per_row=1)
+
+    def _values(self, name: str, values: Any, per_row: int) -> np.ndarray:
+        """A column, or what is inside of its lists, of which a row has so many."""
+        import polars as pl
+
+        if values.null_count():
+            raise self._no_null(name, int(values.is_null().arg_max()) // per_row)
+        if isinstance(values.dtype, pl.List | pl.Array):
+            size = self._size(name, values, per_row)
+            inner = self._values(name, values.explode()[: len(values) * size], per_row * size)
+            return inner.reshape(len(values), size, *inner.shape[1:])
+        if isinstance(values.dtype, pl.Enum):
+            return values.to_physical().to_numpy()
+        if str(values.dtype) not in _NUMBERS:
+            raise self._no_numbers(name, values.dtype)
+        return values.to_numpy()
+
+    def _size(self, name: str, values: Any, per_row: int) -> int:
+        import polars as pl
+
+        if isinstance(values.dtype, pl.Array):
+            return values.dtype.size
+        sizes = values.list.len().to_numpy()
+        if (sizes != sizes[0]).any():
+            odd = int(np.argmax(sizes != sizes[0]))
+            raise self._other_length(name, odd // per_row, int(sizes[odd]), int(sizes[0]))
+        return int(sizes[0])

@@ -1,0 +1,139 @@
+"""Tables and queries of SQLite databases."""
+
+import os
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from millstream._core.contracts import PyTree
+from millstream._core.errors import describe_value
+from millstream._core.ordering import Ordering
+from millstream.integrations._sqlite_columns import blob_column, first_column, number_column
+from millstream.integrations._sqlite_database import Database, Parameters
+from millstream.integrations._sqlite_rows import KeyedRows
+from millstream.integrations._table import Row, TableSource
+
+
+class SqliteSource(TableSource):
+    """The rows of a table, or of a query, in an SQLite file.
+
+    All rows of a batch are fetched by one statement, by their keys, which are read once. The database is opened for
+    reading alone, by every thread and worker process for itself, and must not change while it is read.
+
+    Example:
+        >>> import sqlite3
+        >>> with sqlite3.connect("iris.db") as db:
+        ...     _ = db.execute("CREATE TABLE flowers (id INTEGER PRIMARY KEY, petal REAL, species INTEGER)")
+        ...     _ = db.executemany("INSERT INTO flowers VALUES (?, ?, ?)", [(1, 1.5, 0), (2, 4.5, 1), (3, 6.0, 2)])
+        >>> db.close()
+        >>> source = SqliteSource("iris.db", table="flowers", columns=["petal", "species"])
+        >>> source.read(np.array([2, 0]))
+        {'petal': array([6. , 1.5], dtype=float32), 'species': array([2, 0], dtype=int32)}
+        >>> query = "SELECT id, petal FROM flowers WHERE petal > ?"
+        >>> len(SqliteSource("iris.db", query=query, parameters=[2.0], key="id"))
+        2
+
+    Args:
+        path: The file.
+        table: The name of a table or view.
+        query: A SELECT statement, instead of a table.
+        parameters: Values for the placeholders of the query: a sequence for `?`, a mapping for `:name`.
+        key: A column of whole numbers or text that tells rows apart, and whose order is that of the samples. With an
+            index on it, batches are fast. A table has its rowid, if nothing is said.
+        columns: The columns of a sample; all of them by default.
+        arrays: The shape and dtype of columns that hold the bytes of arrays, or numbers of another dtype than the
+            first row's: `{"image": ((28, 28), np.uint8), "price": ((), np.float32)}`.
+        row_fn: `row_fn(row) -> sample`, where a row is a dict of what SQLite has: numbers, text, bytes and None.
+        ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
+        prefetch_size: How many samples are read before they are needed.
+        timeout: Seconds to wait for another program that writes to the database.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        table: str | None = None,
+        query: str | None = None,
+        parameters: Parameters = (),
+        key: str | None = None,
+        columns: Sequence[str] | None = None,
+        arrays: Mapping[str, tuple[tuple[int, ...], Any]] | None = None,
+        row_fn: Callable[[Row], PyTree] | None = None,
+        ordering: Ordering = "shuffle",
+        prefetch_size: int = 64,
+        timeout: float = 5.0,
+    ) -> None:
+        super().__init__("SqliteSource", ordering, prefetch_size, row_fn)
+        if (table is None) == (query is None):
+            raise ValueError("SqliteSource needs table= or query=, one of them.")
+        if table is not None and len(parameters) > 0:
+            raise ValueError("SqliteSource binds parameters to the placeholders of a query. A table has none.")
+        if arrays is not None and row_fn is not None:
+            raise ValueError("SqliteSource needs arrays= or row_fn=, not both: row_fn makes arrays of its own.")
+        bound = dict(parameters) if isinstance(parameters, Mapping) else tuple(parameters)
+        database = Database(self._who, path, timeout)
+        try:
+            self._table = KeyedRows(self._who, database, table, query, bound, key, columns)
+        except sqlite3.Error as error:
+            raise ValueError(f"SqliteSource cannot read {database.path}: {error}.") from error
+        self._forms = self._checked_forms({} if arrays is None else arrays)
+        if row_fn is None and len(self) > 0:
+            # The first row says what a column holds, and the others are held to it.
+            self._forms = {name: ((), column.dtype) for name, column in self._first_row().items()} | self._forms
+        self._settle()
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        _, *columns = zip(*self._table.fetch(indices), strict=True)
+        return {
+            name: self._column(name, values, indices) for name, values in zip(self._table.columns, columns, strict=True)
+        }
+
+    def rows(self, indices: np.ndarray) -> list[Row]:
+        return [dict(zip(self._table.columns, row[1:], strict=True)) for row in self._table.fetch(indices)]
+
+    def _column(self, name: str, values: tuple[Any, ...], indices: np.ndarray) -> np.ndarray:
+        shape, dtype = self._forms[name]
+        place = f"{self._who}: column {name!r}"
+        try:
+            if shape == ():
+                return number_column(place, values, indices, dtype)
+            return blob_column(place, values, indices, shape, dtype)
+        except ValueError:
+            if None in values:
+                raise self._no_null(name, int(indices[values.index(None)])) from None
+            raise
+
+    def _first_row(self) -> dict[str, np.ndarray]:
+        """The columns of the first row whose form was not given."""
+        [row] = self.rows(np.zeros(1, np.int64))
+        found = {}
+        for name, value in row.items():
+            if name not in self._forms:
+                if value is None:
+                    raise self._no_null(name, 0)
+                found[name] = first_column(f"{self._who}: column {name!r}", value)
+        return found
+
+    def _checked_forms(
+        self, arrays: Mapping[str, tuple[tuple[int, ...], Any]]
+    ) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+        forms = {}
+        for name, form in arrays.items():
+            try:
+                shape, dtype = tuple(form[0]), np.dtype(form[1])
+                legal = name in self._table.columns and dtype.kind in "biufc" and all(axis >= 1 for axis in shape)
+            except (TypeError, IndexError):
+                legal, shape, dtype = False, (), np.dtype(bool)
+            if not legal:
+                raise ValueError(
+                    "SqliteSource needs arrays to be a (shape, dtype) pair, of numbers, for columns that are there. "
+                    f"Got {name!r}: {describe_value(form)}; there are {self._table.columns}."
+                )
+            forms[name] = (shape, dtype)
+        return forms

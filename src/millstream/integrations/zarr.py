@@ -1,0 +1,126 @@
+"""Zarr arrays, of format 2 and 3, read through TensorStore."""
+
+import json
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from millstream._core.errors import describe_leaf, needs, require_int, table
+from millstream._core.host_source import HostSource
+from millstream._core.ordering import Ordering
+from millstream._core.samples import SampleSpec, narrowed, spec_of
+from millstream._core.stage_times import timed
+from millstream.integrations._table import chosen_columns
+from millstream.integrations._zarr_array import ZarrArray
+from millstream.sources._array import check_ordering
+
+
+class ZarrSource(HostSource):
+    """The rows of a zarr array, or of all arrays in a zarr group; a row is what is at one place of the first axis.
+
+    A batch is read at once, every chunk of it once, and unpacked chunks are kept in memory up to a limit. A chunk
+    that spans many rows is unpacked for each of them that a shuffled batch wants, unless it is still kept.
+
+    Example:
+        >>> import tensorstore
+        >>> from millstream.integrations.zarr import ZarrSource
+        >>> place = {"driver": "file", "path": "digits.zarr/image/"}
+        >>> store = tensorstore.open(
+        ...     {"driver": "zarr3", "kvstore": place}, create=True, dtype="uint8", shape=[100, 8, 8]
+        ... ).result()
+        >>> store[:] = np.arange(100, dtype=np.uint8)[:, None, None]
+        >>> source = ZarrSource("digits.zarr/image")
+        >>> source.read(np.array([70, 3])).shape
+        (2, 8, 8)
+
+    Args:
+        path: The folder of an array, whose rows are then the samples, or of a group of arrays with equally many rows,
+            whose samples are dicts. Their files must not change while they are read.
+        columns: The arrays of a group to read; all of them by default.
+        cache_bytes: How much of each array may be kept in memory, unpacked, by this process and each worker.
+        ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
+        prefetch_size: How many samples are read before they are needed.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        columns: Sequence[str] | None = None,
+        *,
+        cache_bytes: int = 64 << 20,
+        ordering: Ordering = "shuffle",
+        prefetch_size: int = 64,
+    ) -> None:
+        self._who = "ZarrSource"
+        with needs(self._who, "tensorstore", "zarr"):
+            import tensorstore  # noqa: F401
+        check_ordering(self._who, ordering)
+        require_int(self._who, "prefetch_size", prefetch_size, least=1)
+        require_int(self._who, "cache_bytes", cache_bytes, least=0)
+        folder = pathlib.Path(path)
+        kind = _kind(folder)
+        if kind is None:
+            raise ValueError(
+                f"{self._who} needs the folder of a zarr array or group, of format 2 or 3. {folder} has no zarr.json, "
+                ".zarray or .zgroup."
+            )
+        if kind == "array" and columns is not None:
+            raise ValueError(f"{self._who} chooses columns of a group. {folder} is a single array.")
+        members = {"": folder} if kind == "array" else self._members(folder, columns)
+        self._arrays = {name: self._array(inner, cache_bytes) for name, inner in members.items()}
+        self._require_rows()
+        self.ordering = ordering
+        self.prefetch_size = prefetch_size
+        row = {name: np.empty(array.shape[1:], array.dtype) for name, array in self._arrays.items()}
+        self.sample_spec: SampleSpec = spec_of(  # pyright: ignore[reportIncompatibleVariableOverride]
+            self._who, row[""] if kind == "array" else row
+        )
+
+    def __len__(self) -> int:
+        return next(iter(self._arrays.values())).shape[0]
+
+    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
+        with timed("read"):
+            readings = {name: array.begin(indices) for name, array in self._arrays.items()}
+            rows = {name: self._arrays[name].end(indices, reading) for name, reading in readings.items()}
+        leaves = self.sample_spec.flatten(self._who, rows.get("", rows))
+        for name, leaf, target in zip(self.sample_spec.names, leaves, out, strict=True):
+            target[...] = narrowed(f"{self._who}{name}", leaf, target.dtype)
+
+    def _members(self, folder: pathlib.Path, columns: Sequence[str] | None) -> dict[str, pathlib.Path]:
+        """The arrays of a group that were asked for."""
+        found = sorted(inner.name for inner in folder.iterdir() if _kind(inner) == "array")
+        if not found:
+            raise ValueError(f"{self._who} needs a group with arrays in it. {folder} has none.")
+        return {name: folder / name for name in chosen_columns(self._who, found, columns)}
+
+    def _array(self, folder: pathlib.Path, cache_bytes: int) -> ZarrArray:
+        try:
+            return ZarrArray(self._who, folder, cache_bytes)
+        except ValueError as error:  # as TensorStore calls all that it cannot do
+            raise ValueError(f"{self._who} cannot read {folder}: {error}") from None
+
+    def _require_rows(self) -> None:
+        lengths = {array.shape[:1] for array in self._arrays.values()}
+        if len(lengths) > 1 or lengths & {(), (0,)}:
+            found = table((str(array.path), describe_leaf(array)) for array in self._arrays.values())
+            raise ValueError(
+                f"{self._who} needs arrays with the same, non-zero number of rows. Got:\n{found}\n"
+                "Choose some of them with columns=[...]."
+            )
+
+
+def _kind(folder: pathlib.Path) -> str | None:
+    """Whether a folder is an array or a group."""
+    if (folder / ".zarray").is_file():
+        return "array"
+    if (folder / ".zgroup").is_file():
+        return "group"
+    try:
+        document: Any = json.loads((folder / "zarr.json").read_text())
+        return document["node_type"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
