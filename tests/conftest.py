@@ -4,6 +4,7 @@ import contextlib
 import os
 import pathlib
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -82,6 +83,25 @@ def start_script(script: pathlib.Path, devices: int, *arguments: str) -> "subpro
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+def finish(*processes: "subprocess.Popen[str]") -> list[str]:
+    """What scripts have printed, which must end well."""
+    try:
+        outputs = [process.communicate(timeout=180)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, output in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, output
+    return outputs
+
+
+def free_address() -> str:
+    """Where processes of one run can meet."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def assert_trees_equal(left: object, right: object) -> None:

@@ -226,4 +226,3 @@ if __name__ == "__main__":
         check_placement_and_the_way_back()
         check_constraints_in_every_kind_of_mesh()
         check_refusals()
-    print("OK")

@@ -7,7 +7,6 @@ import os
 import pathlib
 import pty
 import re
-import socket
 import struct
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import free_address
 
 import millstream as ms
 from millstream.callbacks import _bar_line
@@ -491,9 +491,7 @@ def test_into_a_pipe_go_whole_lines():
 
 
 def test_of_several_processes_only_the_first_draws():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = free_address()
     processes = [
         subprocess.Popen(
             command("keras", 3, 3, "hosts", address, number), env=variables(), stdout=subprocess.PIPE, text=True

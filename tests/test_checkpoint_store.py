@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import folder_in_memory
+from conftest import folder_in_memory, free_address
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
@@ -571,9 +571,7 @@ def test_a_run_that_does_not_close_its_store_ends_with_its_last_save_done_or_sai
 def together(tmp_path_factory):
     """What two processes with four devices each have told, and the directory they shared."""
     folder = tmp_path_factory.mktemp("together")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = free_address()
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     started = [

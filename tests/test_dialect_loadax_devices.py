@@ -3,14 +3,13 @@
 import itertools
 import pathlib
 import re
-import socket
 import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import start_script
+from conftest import finish, free_address, start_script
 from jax.sharding import Mesh
 
 from millstream.dialects.loadax import DataLoader, InMemoryDataset, ListBatcher, ShuffledDataset, StackBatcher
@@ -20,24 +19,12 @@ SEED = SCRIPT.parent / "seeds" / "003_loadax.md"
 ITEMS, BATCH = 71, 16  # four global batches, and seven items
 
 
-def finish(*processes):
-    try:
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0 and "OK" in output, output
-
-
 def test_eight_devices_of_one_process():
     finish(start_script(SCRIPT, 8))
 
 
 def test_two_processes_of_four_devices_make_the_batches_of_one():
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        address = f"localhost:{probe.getsockname()[1]}"
+    address = free_address()
     finish(*(start_script(SCRIPT, 4, address, str(process)) for process in range(2)))
 
 
@@ -124,4 +111,3 @@ if __name__ == "__main__":
         check_global_batches()
         check_refusals()
         check_the_text()
-    print("OK")

@@ -5,7 +5,6 @@ import functools
 import inspect
 import json
 import pathlib
-import socket
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ import managed_script
 import numpy as np
 import optax
 import pytest
-from conftest import assert_trees_equal, start_script
+from conftest import assert_trees_equal, finish, free_address, start_script
 
 import millstream as ms
 from millstream.loops import Elapsed, Logs, LoopState, history, logs
@@ -657,16 +656,9 @@ def test_a_donating_strategy_takes_the_old_state_and_nothing_else(strategy, key)
 # Several devices, several processes
 
 
-def finish(*processes):
+def told_by(*processes):
     """What each process told in its last line."""
-    try:
-        outputs = [process.communicate(timeout=180)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, output
-    return [json.loads(output.splitlines()[-1]) for output in outputs]
+    return [json.loads(output.splitlines()[-1]) for output in finish(*processes)]
 
 
 def check_against_one_device(told):
@@ -677,16 +669,14 @@ def check_against_one_device(told):
 
 
 def test_strategies_on_eight_devices():
-    (told,) = finish(start_script(SCRIPT, 8))
+    (told,) = told_by(start_script(SCRIPT, 8))
     assert len(told) == 5
     check_against_one_device(told)
 
 
 def test_strategies_in_two_processes():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    first, second = finish(start_script(SCRIPT, 4, address, "0"), start_script(SCRIPT, 4, address, "1"))
+    address = free_address()
+    first, second = told_by(start_script(SCRIPT, 4, address, "0"), start_script(SCRIPT, 4, address, "1"))
     assert first == second and len(first) == 3
     check_against_one_device(first)
 

@@ -10,7 +10,6 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import time
 import jax
 import numpy as np
 import pytest
+from conftest import free_address
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding
@@ -49,9 +49,7 @@ class Process:
 
 def run_group(folder, count, first, last, killed_at, *parts):
     """Run so many processes to their end, in at most `PATIENCE` seconds."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = free_address()
     flags = [os.environ.get("XLA_FLAGS", ""), f"--xla_force_host_platform_device_count={DEVICES // count}"]
     flags = " ".join([*flags, "--xla_backend_optimization_level=0"])  # what takes time here is compiling
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}

@@ -7,7 +7,6 @@ import os
 import pathlib
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import resume_script as script
+from conftest import free_address
 
 import millstream as ms
 from millstream.checkpoints import CheckpointStore
@@ -350,9 +350,7 @@ def test_a_program_that_is_terminated_ends_with_143_and_without_a_word(expected,
 
 def run_together(count, *words):
     """The same run on so many processes with two devices in all: exit codes, what was told, and errors."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = free_address()
     flags = [os.environ.get("XLA_FLAGS", ""), f"--xla_force_host_platform_device_count={2 // count}"]
     flags = " ".join([*flags, "--xla_backend_optimization_level=0"])  # what takes time here is compiling
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}

@@ -3,7 +3,6 @@
 import pathlib
 import pickle
 import re
-import socket
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -12,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import start_script
+from conftest import finish, free_address, start_script
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
@@ -46,24 +45,12 @@ def mesh():
     return jax.make_mesh((1, 1), ("data", "model"))
 
 
-def finish(*processes):
-    try:
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0 and "OK" in output, output
-
-
 def test_meshes_placement_and_constraints_on_eight_devices():
     finish(start_script(SCRIPT, 8))
 
 
 def test_two_processes_make_global_arrays_of_their_rows():
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        address = f"localhost:{probe.getsockname()[1]}"
+    address = free_address()
     finish(*(start_script(SCRIPT, 4, address, str(process)) for process in range(2)))
 
 
