@@ -197,3 +197,31 @@ def test_type_checkers_see_the_same_names_as_the_interpreter():
     for name, module in seen.items():
         assert getattr(importlib.import_module(module), name) is getattr(ms, name)
     assert (ROOT / "py.typed").exists()
+
+
+def test_integrations_and_dialects_load_without_their_packages_and_say_what_to_install():
+    program = """
+import pkgutil, sys
+absent = "polars pandas pyarrow datasets grain array_record tensorstore PIL simplejpeg obstore fsspec tqdm"
+sys.modules |= dict.fromkeys(absent.split())
+import millstream.dialects, millstream.integrations
+for room in (millstream.integrations, millstream.dialects):
+    for module in pkgutil.walk_packages(room.__path__, room.__name__ + "."):
+        if "._" not in module.name:
+            __import__(module.name)
+from millstream.integrations import array_record, grain, huggingface, zarr
+makers = {
+    "huggingface": lambda: huggingface.HuggingFaceSource([]),
+    "grain": lambda: grain.GrainSource([]),
+    "array_record": lambda: array_record.ArrayRecordSource("x", bytes),
+    "zarr": lambda: zarr.ZarrSource("x"),
+}
+for extra, make in makers.items():
+    try:
+        make()
+    except ImportError as error:
+        assert f"pip install 'millstream[{extra}]'" in str(error), error
+    else:
+        raise AssertionError(extra)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
