@@ -330,7 +330,8 @@ def test_retained_batches_never_stall_it_and_who_holds_them_is_told(capsys):
     for number, batch in enumerate(found):
         assert batch.arrays["label"].tolist() == [4 * number, 4 * number + 2]
     debug_batch_references()
-    assert re.search(r"100 batches are held:\n.*batch 0: held by", capsys.readouterr().out)
+    told = re.fullmatch(r"(\d+) batches are held:\n.*batch 0: held by.*", capsys.readouterr().out, re.DOTALL)
+    assert told is not None and int(told[1]) >= 100  # others of this process may hold some, too
 
 
 def test_nothing_is_left_behind_however_a_run_ends():
