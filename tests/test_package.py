@@ -76,6 +76,7 @@ def test_public_names_are_these_and_all_say_what_they_are():
         "DiskSampleSource",
         "Elapsed",
         "Entries",
+        "FileChanged",
         "FillSource",
         "FlattenImageTransform",
         "History",

@@ -104,6 +104,7 @@ if TYPE_CHECKING:
     from millstream.sources import CsvSource as CsvSource
     from millstream.sources import DatasetSource as DatasetSource
     from millstream.sources import DiskSampleSource as DiskSampleSource
+    from millstream.sources import FileChanged as FileChanged
     from millstream.sources import FillSource as FillSource
     from millstream.sources import HostArraySource as HostArraySource
     from millstream.sources import IdxSource as IdxSource
@@ -234,6 +235,7 @@ _CONTENTS = {
         "CsvSource",
         "DatasetSource",
         "DiskSampleSource",
+        "FileChanged",
         "FillSource",
         "HostArraySource",
         "IdxSource",

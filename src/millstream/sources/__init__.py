@@ -1,5 +1,6 @@
 """Where samples come from: one file per kind of source."""
 
+from millstream._core.faults import FileChanged as FileChanged
 from millstream._core.ordering import Shuffle as Shuffle
 from millstream.sources._array import ArraySampleSource as ArraySampleSource
 from millstream.sources._csv import CsvSource as CsvSource
