@@ -85,6 +85,11 @@ def start_script(script: pathlib.Path, devices: int, *arguments: str) -> "subpro
     )
 
 
+def code_blocks(text: str) -> list[str]:
+    """The blocks of Python in a document."""
+    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
 def finish(*processes: "subprocess.Popen[str]") -> list[str]:
     """What scripts have printed, which must end well."""
     try:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import assert_trees_equal, folder_in_memory
+from conftest import assert_trees_equal, code_blocks, folder_in_memory
 from formats import write_idx
 from test_bad_input import refuses
 from test_files import is_mapped
@@ -28,7 +28,7 @@ ROWS, BATCH, STEPS = 300, 128, 3
 
 def blocks_of(name):
     """The code blocks of a document."""
-    return re.findall(r"^```python\n(.*?)^```", (SEEDS / name).read_text(), re.MULTILINE | re.DOTALL)
+    return code_blocks((SEEDS / name).read_text())
 
 
 def run(block: str, namespace: dict[str, Any], **fills: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas
 import pytest
+from conftest import code_blocks
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -107,7 +108,7 @@ FILLED = [
 
 
 def readme_script(bars):
-    (block,) = re.findall(r"^```python\n(.*?)^```", SEED.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    (block,) = code_blocks(SEED.read_text(encoding="utf-8"))
     block = block.replace("from hydrax.tdqm import", "from millstream.dialects.hydrax.tqdm import")
     block = block.replace("from hydrax import", "from millstream.dialects.hydrax import")
     for placeholder, filling in FILLED:

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import code_blocks
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -77,7 +78,7 @@ def told():
     text = re.sub(r"^from loadax import", "from millstream.dialects.loadax import", text, flags=re.MULTILINE)
     names = {"time": time, "np": np, "jax": jax, "num_data_shards": 1, "num_model_shards": 1, "seen": []}
     told = []
-    for block in re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+    for block in code_blocks(text):
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             exec(compile(block, str(SEED), "exec"), names)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import code_blocks
 
 import millstream as ms
 
@@ -35,7 +36,7 @@ def usual_promotion():
 def test_the_code_blocks_of_a_document_run(document, usual_promotion, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": document.stem}
-    for block in re.findall(r"^```python\n(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL):
+    for block in code_blocks(document.read_text()):
         exec(compile(block, str(document), "exec"), namespace)
 
 

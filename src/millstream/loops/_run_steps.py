@@ -108,11 +108,9 @@ class RunSteps(RunParts):
         loop_state.logs = Logs()
         if self._call([task for task in self._tasks if task.schedule is None or task.schedule(elapsed)], in_step=True):
             return True
-        logs = loop_state.logs
-        if logs:
-            loop_state.history.commit(elapsed, logs)
+        self._commit()
         if self._observers:
-            self._observe(1 if logs else 0)
+            self._observe(1 if loop_state.logs else 0)
         self._in_step = False
         return self._ended(elapsed)
 

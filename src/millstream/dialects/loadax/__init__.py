@@ -3,8 +3,9 @@
 A lazy table of contents: worker processes load datasets from this room, and must not load JAX.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from millstream._core.lazy import loads_on_demand
 
 if TYPE_CHECKING:
     from millstream.dialects.loadax._batcher import Batcher as Batcher
@@ -52,15 +53,9 @@ _CONTENTS = {
     ],
     "_sharding": ["JaxShardingStrategy"],
 }
-_HOMES = {name: module for module, names in _CONTENTS.items() for name in names}
 
-__all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}. It has: {', '.join(__all__)}.")
+__all__ = sorted(name for names in _CONTENTS.values() for name in names)  # pyright: ignore[reportUnsupportedDunderAll]
+__getattr__ = loads_on_demand(__name__, _CONTENTS)
 
 
 def __dir__() -> list[str]:
