@@ -19,7 +19,7 @@ import pytest
 from conftest import free_address
 
 import millstream as ms
-from millstream.callbacks import _bar_line
+from millstream._core.bar_line import BarLine
 from millstream.callbacks._bar_progress import duration_text, step_time_text
 from millstream.loops._column import Column
 
@@ -309,7 +309,7 @@ def test_a_shorter_line_leaves_nothing_of_a_longer_one(monkeypatch):
     for term, erases in (("dumb", False), ("xterm", True)):
         monkeypatch.setenv("TERM", term)
         monkeypatch.setattr(sys, "stdout", out := Terminal())
-        line = _bar_line.BarLine()
+        line = BarLine()
         line.write("a long text")
         line.write("short", end=True)
         assert ("\x1b" in out.getvalue()) == erases

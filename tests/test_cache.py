@@ -7,6 +7,7 @@ import os
 import pathlib
 import pickle
 import random
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -22,6 +23,7 @@ import pytest
 from conftest import assert_trees_equal
 from test_bad_input import refuses
 
+import millstream as ms
 from millstream._core import batch_file, lock
 from millstream._core.batch_cache import OpenCache, open_cache
 from millstream._core.batch_file import DamagedBatch
@@ -372,6 +374,17 @@ def test_a_folder_that_is_deleted_ends_the_storing_and_not_the_run(tmp_path):
     (tmp_path / "cache").rmdir()
     with pytest.warns(RuntimeWarning, match="the folder is gone"):
         cache.write(0, 0, batch(0, 0))
+
+
+def test_what_goes_wrong_with_storing_in_the_background_reaches_the_loop(tmp_path, key):
+    source = ms.DiskSampleSource(64, lambda index: {"x": np.int32(index)})
+    loader = ms.DataLoader([source, ms.BatchTransform(2)], cache=ms.BatchCache(tmp_path / "cache"))
+    seen = 0
+    with pytest.raises(RuntimeWarning, match="cannot store"):  # which is an error in the tests
+        for _ in loader.iterate(loader.init_state(key)):
+            seen += 1
+            shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+    assert 0 < seen < 32
 
 
 def test_a_cache_in_a_folder_that_cannot_be_written_is_read(tmp_path, monkeypatch):

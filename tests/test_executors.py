@@ -17,6 +17,7 @@ from pipelines import BATCH, PIPELINES, SAMPLES, data, sample, source
 from test_bad_input import refuses
 
 import millstream as ms
+from millstream._core import held_batches
 from millstream._core.slots import Layout, Slots
 
 cloudpickle.register_pickle_by_value(pipelines)  # so that workers do not import it, and JAX with it
@@ -435,3 +436,25 @@ def test_a_ring_grows_to_its_limit_and_then_copies():
     assert slots.held == 3
     held.clear()
     assert slots.held == 0
+
+
+def test_threads_may_hand_out_batches_at_the_same_time():
+    before, errors = sys.getswitchinterval(), []
+
+    def hand_out():
+        try:
+            for step in range(2000):
+                held_batches.remember(step, [np.empty(1), np.empty(1)])
+        except RuntimeError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=hand_out) for _ in range(4)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert errors == []

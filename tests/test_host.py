@@ -17,6 +17,9 @@ from pipelines import BATCH, SAMPLES, data, sample, source
 from test_bad_input import refuses
 
 import millstream as ms
+from millstream._core.readers import Readers
+from millstream._core.reading import Request
+from millstream._core.slots import Layout
 
 
 def labels(batch, mask):
@@ -251,6 +254,25 @@ def test_bad_arguments_of_host_sources():
         ms.HostArraySource({"a": np.zeros(3), "b": np.zeros(4)})
 
 
+class Tensor:
+    """An array of another library, whose dtypes are words of its own."""
+
+    def __init__(self, values):
+        self._values = np.asarray(values)
+        self.shape, self.dtype = self._values.shape, "tensor.float32"
+
+    def __array__(self, dtype=None, copy=None):
+        return self._values
+
+
+def test_tensors_of_other_libraries_are_samples(key):
+    loader = ms.DataLoader(
+        [ms.DatasetSource([Tensor(np.array([i, -i], np.float32)) for i in range(6)]), ms.BatchTransform(6)]
+    )
+    batch, _ = next(loader.iterate(loader.init_state(key)))
+    np.testing.assert_array_equal(np.sort(batch[:, 0]), np.arange(6))
+
+
 def test_datasets_that_read_many_items_at_once_are_asked_for_many(key):
     asked = []
 
@@ -404,6 +426,21 @@ def test_a_reader_that_never_answers_is_an_error(key, monkeypatch):
         answer.set()
 
 
+def test_a_stream_in_any_order_is_stalled_as_soon_as_one_in_order(monkeypatch):
+    monkeypatch.setattr(ms.settings, "warn_seconds", 0.05)
+    answer = threading.Event()
+    source = ms.DiskSampleSource(8, lambda index: np.int32(answer.wait(10)), sample_spec=np.int32(0))
+    readers = Readers(source, Layout((4,), ((),), (np.dtype(np.int32),)), 1, 1, timeout=0.2)
+    jobs = [readers.start(Request(step, np.arange(4), np.ones(4, bool))) for step in range(2)]
+    with (
+        pytest.warns(UserWarning, match="DiskSampleSource has been at a batch for 0 s. It is at sample 0"),
+        refuses(ms.WorkerStalled, "DiskSampleSource has been reading for 0 s", "sample 0", "answer.wait(10)"),
+    ):
+        readers.first_of(jobs)
+    readers.close()
+    answer.set()
+
+
 def test_a_reader_that_sleeps_does_not_keep_the_interpreter(tmp_path):
     script = """
         import time, numpy as np, jax, millstream as ms
@@ -443,3 +480,156 @@ def test_data_read_in_the_graph_are_those_of_arrays(key):
     ours = loader.scan_epoch(loader.init_state(key), None, collect)[2]
     theirs = plain.scan_epoch(plain.init_state(key), None, collect)[2]
     assert_trees_equal(ours, theirs)
+
+
+class Numbers:
+    """A source of the user's own, which is read by its `read`."""
+
+    ordering = "sequential"
+    arrays = None
+
+    def __init__(self, read):
+        self.made = read
+
+    def __len__(self):
+        return SAMPLES
+
+    def spec(self):
+        return {"x": jax.ShapeDtypeStruct((), np.int32)}
+
+    def read(self, indices, out=None):
+        return {"x": self.made(indices)}
+
+
+@pytest.mark.parametrize(
+    ("read", "words"),
+    [
+        (lambda indices: indices + (1 << 32), ("JAX keeps int64 as int32", "from 4294967296 to")),
+        (lambda indices: indices + 0.5, ("found['x']", "float64", "spec['x']", "int32")),
+        (lambda indices: np.zeros(1, np.int32), ("found['x']: shape (1,), int32", f"shape ({BATCH.batch_size},)")),
+    ],
+    ids=["too large", "no integers", "too few rows"],
+)
+def test_rows_that_would_be_changed_by_writing_them_are_refused(read, words, key):
+    loader = ms.DataLoader([Numbers(read), BATCH])
+    with refuses(ValueError, "Numbers", *words):
+        next(loader.iterate(loader.init_state(key)))
+
+
+def test_a_source_of_the_users_own_may_give_wide_integers_that_fit(key):
+    loader = ms.DataLoader([Numbers(lambda indices: indices), BATCH])
+    batch, mask = next(loader.iterate(loader.init_state(key)))
+    assert batch["x"].dtype == np.int32
+    assert np.asarray(batch["x"])[np.asarray(mask)].tolist() == list(range(BATCH.batch_size))
+
+
+@pytest.mark.parametrize(("first", "later"), [(np.int64, np.float64), (np.float32, np.int64)])
+def test_a_collate_function_that_changes_its_mind_on_the_dtype_is_an_error(first, later, key):
+    dtypes = iter([first])
+
+    def collate(samples):
+        return {"x": np.array(samples, next(dtypes, later))}
+
+    loader = ms.DataLoader([ms.DiskSampleSource(SAMPLES, np.int32), ms.BatchTransform(4, collate=collate)])
+    with refuses(
+        ValueError, "collate function collate", "found['x']: shape (4,), " + np.dtype(later).name, "spec['x']"
+    ):
+        next(loader.iterate(loader.init_state(key)))
+
+
+@pytest.mark.parametrize("dtype", [">i2", ">u4", ">f4", ">i8"])
+@pytest.mark.parametrize("kind", [ms.ArraySampleSource, ms.HostArraySource])
+def test_arrays_of_the_other_byte_order_are_read(dtype, kind, key):
+    loader = ms.DataLoader([kind({"x": np.arange(6, dtype=dtype)}, ordering="sequential"), ms.BatchTransform(6)])
+    batch, _ = next(loader.iterate(loader.init_state(key)))
+    assert batch["x"].dtype.kind == np.dtype(dtype).kind
+    assert batch["x"].tolist() == list(range(6))
+
+
+def test_samples_of_the_other_byte_order_are_read(key):
+    source = ms.DiskSampleSource(6, lambda index: {"x": np.array(index, ">i2")}, ordering="sequential")
+    loader = ms.DataLoader([source, ms.BatchTransform(6)])
+    batch, _ = next(loader.iterate(loader.init_state(key)))
+    assert batch["x"].dtype == np.int16
+    assert batch["x"].tolist() == list(range(6))
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_the_memory_of_batches_that_fail_is_used_again(lazy):
+    def fail(index):
+        raise OSError("no disk")
+
+    source = ms.DiskSampleSource(4, fail, sample_spec=jax.ShapeDtypeStruct((), np.int32))
+    readers = Readers(source, Layout((4,), ((),), (np.dtype(np.int32),)), 2, 0)
+    before = readers.nbytes
+    for step in range(20):
+        request = Request(step, np.arange(4), np.ones(4, bool))
+        with pytest.raises(OSError, match="no disk"):
+            readers.collect((readers.prepare if lazy else readers.start)(request))
+    readers.close()
+    assert readers.nbytes <= 2 * before
+
+
+def wait_and_close(loader, key, has_begun, go_on):
+    """What a thread gets that waits for a batch while another one closes the iterator."""
+    batches, found = loader.iterate(loader.init_state(key)), []
+
+    def wait():
+        try:
+            found.append(next(batches))
+        except Exception as error:
+            found.append(error)
+
+    waiting, closing = threading.Thread(target=wait), threading.Thread(target=batches.close)
+    waiting.start()
+    deadline = time.monotonic() + 30
+    while not has_begun() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    closing.start()
+    closing.join(30)
+    ended = not closing.is_alive()
+    go_on()
+    waiting.join(30)
+    assert ended and not waiting.is_alive()
+    return found[0]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_closing_ends_the_waiting_of_another_thread_for_threads(ordered, key):
+    answer, begun = threading.Event(), threading.Event()
+
+    def slow(index):
+        begun.set()
+        answer.wait(60)
+        return np.int32(index)
+
+    source = ms.DiskSampleSource(64, slow, sample_spec=jax.ShapeDtypeStruct((), np.int32))
+    loader = ms.DataLoader([source, ms.BatchTransform(16)], executor=ms.Threads(2, ordered=ordered))
+    # The samples that are being read come to an end. Those behind them are never begun.
+    with refuses(RuntimeError, "reading threads", "have been ended", "loader.iterate"):
+        raise wait_and_close(loader, key, begun.is_set, answer.set)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_closing_ends_the_waiting_of_another_thread_for_processes(ordered, key, tmp_path):
+    mark = tmp_path / "begun"
+
+    def slow(index):
+        mark.touch()
+        time.sleep(60)
+
+    source = ms.DiskSampleSource(64, slow, sample_spec=jax.ShapeDtypeStruct((), np.int32))
+    loader = ms.DataLoader([source, ms.BatchTransform(16)], executor=ms.Processes(1, ordered=ordered))
+    with refuses(RuntimeError, "worker processes", "have been ended", "loader.iterate"):
+        raise wait_and_close(loader, key, mark.exists, lambda: None)
+
+
+def test_a_slow_batch_is_warned_about_once(monkeypatch):
+    monkeypatch.setattr(ms.settings, "warn_seconds", 0.05)
+    source = ms.DiskSampleSource(8, lambda index: time.sleep(0.1) or np.int32(index), sample_spec=np.int32(0))
+    readers = Readers(source, Layout((8,), ((),), (np.dtype(np.int32),)), 2, 0)
+    job = readers.start(Request(0, np.arange(8), np.ones(8, bool)))
+    with pytest.warns(UserWarning, match="DiskSampleSource has been at a batch for") as warned:
+        readers.collect(job)
+    readers.close()
+    assert len(warned) == 1

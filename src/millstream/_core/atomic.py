@@ -24,13 +24,17 @@ def settle(temporary: pathlib.Path, final: pathlib.Path) -> None:
     with temporary.open("rb+") as file:
         os.fsync(file.fileno())
     os.replace(temporary, final)
-    # Not every system can open a folder; the rename is then as durable as that system makes it.
+    sync_folder(final.parent)
+
+
+def sync_folder(folder: pathlib.Path) -> None:
+    """Wait until the names in a folder are on the disk, as far as the system can say so: not every one can open it."""
     with contextlib.suppress(OSError):
-        folder = os.open(final.parent, os.O_RDONLY)
+        handle = os.open(folder, os.O_RDONLY)
         try:
-            os.fsync(folder)
+            os.fsync(handle)
         finally:
-            os.close(folder)
+            os.close(handle)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from millstream._core.dtypes import holds_numbers
 from millstream._core.errors import table
 
 MANIFEST = "manifest.json"
@@ -143,14 +144,9 @@ def _dtype(name: str) -> np.dtype:
         import ml_dtypes
 
         dtype = np.dtype(getattr(ml_dtypes, name))
-    if dtype.name != name or not is_plain(dtype):
+    if dtype.name != name or not holds_numbers(dtype):
         raise ValueError
     return dtype
-
-
-def is_plain(dtype: np.dtype) -> bool:
-    """Whether an array of this dtype is its bytes: numbers and bools, those of JAX included."""
-    return (dtype.kind in "biufc" or (dtype.kind == "V" and dtype.isbuiltin == 2)) and dtype.isnative
 
 
 def _short(value: Any) -> str:

@@ -1,10 +1,11 @@
 """Reading through a cache on disk: what is there is mapped, what is not is read and then stored."""
 
+import collections
 import dataclasses
 import hashlib
-import threading
+import pathlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,7 @@ from millstream._core.batch_cache import Entry, Mode, OpenCache, open_cache
 from millstream._core.cache_contents import CacheContents
 from millstream._core.plan import Plan
 from millstream._core.read_ahead import Backend
-from millstream._core.readers import Filled
-from millstream._core.reading import Report, Request
+from millstream._core.reading import Filled, Report, Request
 from millstream._core.samples import ObjectSpec, SampleSpec
 from millstream._core.slots import Layout
 
@@ -31,7 +31,7 @@ class CacheOf:
         origin: The pipeline, in words.
     """
 
-    folder: Any
+    folder: pathlib.Path
     mode: Mode
     origin: tuple[tuple[str, str], ...]
 
@@ -90,7 +90,7 @@ class CachedBackend:
         self._inner: Backend | None = None
         self._caches: dict[bytes, OpenCache] = {}
         self._writer: ThreadPoolExecutor | None = None
-        self._room = threading.Semaphore(_STORING)
+        self._storing: collections.deque[Future[None]] = collections.deque()
         self.closed = False
 
     def start(self, request: Request) -> _Job:
@@ -135,10 +135,12 @@ class CachedBackend:
             self._writer.shutdown()
         if self._inner is not None:
             self._inner.close()
+        while self._storing:
+            self._storing.popleft().result()
 
     @property
     def _reader(self) -> Backend:
-        if self._inner is None:
+        if self._inner is None or (self._inner.closed and not self.closed):  # an error may have ended it
             self._inner = self._open_inner()
         return self._inner
 
@@ -158,12 +160,6 @@ class CachedBackend:
         if self._writer is None:
             self._writer = ThreadPoolExecutor(1, "millstream-cache")
         additional = [extras.get(row) for row in range(len(request.real))] if extras else None
-
-        def write() -> None:
-            try:
-                cache.write(*self._place(request), filled.rows, None, additional)
-            finally:
-                self._room.release()
-
-        self._room.acquire()
-        self._writer.submit(write)
+        if len(self._storing) == _STORING:
+            self._storing.popleft().result()
+        self._storing.append(self._writer.submit(cache.write, *self._place(request), filled.rows, None, additional))

@@ -35,7 +35,10 @@ def original_errors() -> Iterator[None]:
     _raised.clear()
     try:
         yield
-    except jax.errors.JaxRuntimeError:
-        if not _raised:
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        # A program that JAX runs while it is called, instead of later, fails with a plain ValueError.
+        if not _raised or (isinstance(error, ValueError) and "callback" not in str(error).lower()):
             raise
-        raise _raised[0] from None
+        first = _raised[0]
+        _raised.clear()  # with its traceback it would hold on to all that was at hand where it was raised
+        raise first from None

@@ -10,8 +10,8 @@ from millstream._core import plain
 _SAMPLES = 16
 
 
-def fingerprint(source: Any) -> str:
-    """A hash of up to sixteen samples, spread over a source; words if they have none.
+def fingerprint(source: Any) -> str | None:
+    """A hash of up to sixteen samples, spread over a source; words if they have none, None if they cannot be read.
 
     The first and the last of them are read twice: what is then another says nothing about what the source holds.
 
@@ -23,8 +23,8 @@ def fingerprint(source: Any) -> str:
     indices = np.unique(np.linspace(0, len(source) - 1, _SAMPLES).astype(np.int64))
     try:
         samples, again = source.read(indices), source.read(indices[[0, -1]])
-    except Exception as error:
-        return f"some samples could not be read ({type(error).__name__})"
+    except Exception:  # which may be over when they are read again, so that nothing is known of them
+        return None
     if _hash(again) != _hash(_ends(samples)):
         return "not the same when read again"
     return _hash(samples) or "Python objects"

@@ -4,14 +4,19 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from millstream._core.plan import Ordering
+from millstream._core.ordering import Ordering
 
 PyTree = Any
 
 
 @runtime_checkable
 class IndexedSource(Protocol):
-    """Samples that can be read in any order: the plan decides which, the source only reads them."""
+    """Samples that can be read in any order: the plan decides which, the source only reads them.
+
+    Example:
+        >>> isinstance(ms.ArraySampleSource({"x": np.arange(3)}), ms.IndexedSource)
+        True
+    """
 
     @property
     def ordering(self) -> Ordering:
@@ -38,7 +43,12 @@ class IndexedSource(Protocol):
 
 @runtime_checkable
 class Stream(Protocol):
-    """Values that come one after the other and depend on a state: an environment, a buffer, a composed source."""
+    """Values that come one after the other and depend on a state: an environment, a buffer, a composed source.
+
+    Example:
+        >>> isinstance(ms.BatchTransform(4)(ms.ArraySampleSource({"x": np.arange(8)})), ms.Stream)
+        True
+    """
 
     @property
     def steps_per_epoch(self) -> int:

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from millstream._core.contracts import IndexedSource, PyTree
-from millstream._core.errors import describe_leaf, describe_value, function_name, noted
+from millstream._core.errors import describe_value, function_name, noted
 from millstream._core.host_source import HostSource, SampleReader, as_host_source
 from millstream._core.keys import name_words
-from millstream._core.samples import ObjectSpec, SampleSpec, narrowed, spec_of, spec_or_objects
+from millstream._core.samples import ObjectSpec, SampleSpec, spec_of, spec_or_objects
 from millstream._core.stage_times import timed
 
 
@@ -103,16 +103,8 @@ class CollatedSource(HostSource):
             out[0][:] = None
             out[0][0] = batch
             return
-        leaves = spec.flatten(f"The result of the {self._name}", batch)
-        for name, shape, dtype, target, leaf in zip(spec.names, spec.shapes, spec.dtypes, out, leaves, strict=True):
-            array = np.asarray(leaf)
-            if array.shape != (len(indices), *shape):
-                raise ValueError(
-                    f"The {self._name} must return arrays with a row per sample, of one shape.\n"
-                    f"  found{name}: {describe_leaf(array)}\n  expected: shape {(len(indices), *shape)}, {dtype}\n"
-                    "Pad to a fixed length, so that every batch has the same shape and nothing compiles again."
-                )
-            target[...] = narrowed(self._name, array, dtype)
+        mend = "Pad to a fixed length, and keep to one dtype, so that nothing compiles again."
+        spec.write_rows(f"The result of the {self._name}", out, batch, mend)
 
     def item(self, index: int) -> Any:
         """The item as the source was given it."""

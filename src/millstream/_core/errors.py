@@ -41,6 +41,12 @@ def require_int(who: str, name: str, value: Any, *, least: int) -> None:
         raise ValueError(f"{who} needs {name} to be an int of at least {least}. Got {describe_value(value)}.")
 
 
+def require_bool(who: str, name: str, value: Any) -> None:
+    """Refuse anything but True and False: most other values would pass for one of them."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{who} needs {name} to be a bool. Got {describe_value(value)}.")
+
+
 def require_choice(who: str, name: str, value: object, choices: Iterable[str]) -> None:
     """Refuse anything but one of a few words, and say which there are."""
     words = list(choices)

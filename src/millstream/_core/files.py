@@ -86,9 +86,10 @@ class LocalFile:
     def check(self) -> None:
         """Refuse to go on if the file has changed; for those who read it by other means."""
         try:
-            self._require(os.stat(self._text))
-        except FileNotFoundError:
+            found = os.stat(self._text)
+        except OSError:
             raise self._changed() from None
+        self._require(found)
 
     def close(self) -> None:
         pass  # it is open while it is read, and no longer

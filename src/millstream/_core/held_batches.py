@@ -1,32 +1,32 @@
 """Which batches are still held, and by whom."""
 
-import collections
 import gc
+import threading
 import types
 import weakref
 from collections.abc import Iterable
 from typing import Any
 
-_PRUNE = 64
+_PRUNE = 64  # entries, besides as many as were alive, before dead ones are looked for
 
-_handed_out: collections.deque[tuple[int, list[weakref.ref[Any]]]] = collections.deque()
+_handed_out: list[tuple[int, list[weakref.ref[Any]]]] = []
 _limit = _PRUNE
+_lock = threading.Lock()
 
 
 def remember(step: int, arrays: Iterable[Any]) -> None:
     """Note the arrays of a batch that is handed out; they are not kept alive."""
     global _limit
-    if len(_handed_out) >= _limit:
-        alive = [entry for entry in _handed_out if any(ref() is not None for ref in entry[1])]
-        _handed_out.clear()
-        _handed_out.extend(alive)
-        _limit = 2 * len(alive) + _PRUNE
-    _handed_out.append((step, [weakref.ref(array) for array in arrays]))
+    with _lock:
+        if len(_handed_out) >= _limit:
+            _handed_out[:] = [entry for entry in _handed_out if any(ref() is not None for ref in entry[1])]
+            _limit = 2 * len(_handed_out) + _PRUNE
+        _handed_out.append((step, [weakref.ref(array) for array in arrays]))
 
 
 def describe_holders(most: int = 8) -> str:
     """The batches that are alive, and what holds their arrays, in words."""
-    alive = [(step, [a for a in (ref() for ref in refs) if a is not None]) for step, refs in _handed_out]
+    alive = [(step, [a for a in (ref() for ref in refs) if a is not None]) for step, refs in [*_handed_out]]
     alive = [(step, arrays) for step, arrays in alive if arrays]
     if not alive:
         return "No batch is held."

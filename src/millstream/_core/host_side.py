@@ -9,8 +9,8 @@ from millstream._core.cached_backend import CachedBackend, CacheOf
 from millstream._core.host_source import HostSource
 from millstream._core.plan import Plan
 from millstream._core.read_ahead import Backend, ReadAhead
-from millstream._core.readers import Filled, Readers
-from millstream._core.reading import OnError
+from millstream._core.readers import Readers
+from millstream._core.reading import Filled, OnError
 from millstream._core.slots import Layout
 from millstream._core.stats import LoaderStats
 

@@ -6,12 +6,24 @@ from typing import Any
 import numpy as np
 
 from millstream._core.contracts import IndexedSource, PyTree
+from millstream._core.dtypes import narrowed
 from millstream._core.ordering import Ordering
-from millstream._core.samples import ObjectSpec, SampleSpec, narrowed, spec_of, spec_or_objects
+from millstream._core.samples import ObjectSpec, SampleSpec, spec_of
 
 
 class HostSource:
     """An indexed source without arrays. A subclass has a length, `sample_spec` and `read_rows`; the rest follows.
+
+    Example:
+        >>> class Squares(ms.HostSource):
+        ...     ordering = "sequential"
+        ...     sample_spec = ms.spec_of("Squares", {"x": np.float32(0)})
+        ...     def __len__(self):
+        ...         return 10
+        ...     def read_rows(self, indices, out, keys=None):
+        ...         out[0][...] = indices**2
+        >>> Squares().read(np.array([3, 4]))
+        {'x': array([ 9., 16.], dtype=float32)}
 
     Attributes:
         ordering: "shuffle", "sequential" or a `Shuffle`.
@@ -62,19 +74,18 @@ class HostSource:
         """As `read`, with a key for every sample."""
         spec = self.sample_spec
         if isinstance(spec, ObjectSpec):
-            objects = np.empty(len(indices), object)
+            (objects,) = spec.empty(len(indices))
             self.read_rows(indices, [objects], keys)
             return objects.tolist()
         if out is None:
-            leaves = zip(spec.shapes, spec.dtypes, strict=True)
-            out = spec.unflatten([np.empty((len(indices), *shape), dtype) for shape, dtype in leaves])
+            out = spec.unflatten(spec.empty(len(indices)))
         self.read_rows(indices, spec.flatten("out", out), keys)
         return out
 
     def read_sample(self, index: int, key: np.ndarray | None) -> tuple[PyTree, Any]:
         """One sample, and what its reading returned beside it."""
         spec, keys = self.sample_spec, None if key is None else key[None]
-        out = [np.empty((1, *shape), dtype) for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True)]
+        out = spec.empty(1)
         extra = self._read_one(index, out, keys)
         leaves = [leaf[0] for leaf in out]
         return (leaves[0] if isinstance(spec, ObjectSpec) else spec.unflatten(leaves)), extra
@@ -129,28 +140,34 @@ class ArrayRows(HostSource):
 
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
         for leaf, target in zip(self._leaves, out, strict=True):
-            if leaf.dtype == target.dtype:
-                np.take(leaf, indices, axis=0, out=target, mode="clip")  # "raise" would go through a buffer
-            else:
-                target[...] = narrowed(self._who, np.take(leaf, indices, axis=0), target.dtype)
+            take_rows(self._who, leaf, indices, target)
+
+
+def take_rows(who: str, array: np.ndarray, indices: np.ndarray, out: np.ndarray) -> None:
+    """Write the rows of an array at `indices`, which must be in range, into `out`, in the dtype that it has."""
+    if array.dtype == out.dtype:
+        np.take(array, indices, axis=0, out=out, mode="clip")  # "raise" would go through a buffer
+    else:
+        out[...] = narrowed(who, np.take(array, indices, axis=0), out.dtype)
 
 
 class _Adapted(HostSource):
     """A user's own indexed source, read through its `read`."""
 
+    calls_users = True
+
     def __init__(self, source: IndexedSource) -> None:
         self._source = source
+        self._who = type(source).__name__
+        self._spec = spec_of(self._who, source.spec())
         self.ordering = source.ordering
-        self.sample_spec = spec_or_objects(type(source).__name__, source.spec())
+        self.sample_spec = self._spec
 
     def __len__(self) -> int:
         return len(self._source)
 
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
-        values = self._source.read(indices)
-        assert isinstance(self.sample_spec, SampleSpec)
-        for target, leaf in zip(out, self.sample_spec.flatten(type(self._source).__name__, values), strict=True):
-            target[...] = leaf
+        self._spec.write_rows(f"{self._who}.read", out, self._source.read(indices))
 
 
 def as_host_source(source: IndexedSource) -> HostSource:

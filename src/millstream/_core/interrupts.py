@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -85,7 +86,7 @@ class _Handling:
         self._before: Any = None
         self.told: list[Interrupts] = []
 
-    def install(self, interrupts: Interrupts, unless: Any) -> None:
+    def install(self, interrupts: Interrupts, unless: Callable[[Any], bool]) -> None:
         if threading.current_thread() is not threading.main_thread() or interrupts in self.told:
             return
         handler = signal.getsignal(self._number)

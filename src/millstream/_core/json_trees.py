@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core.cache_contents import is_plain
+from millstream._core.dtypes import holds_numbers
 from millstream._core.errors import describe_leaf
 
 
@@ -59,6 +59,6 @@ def _flatten(who: str, tree: Any, name: str, leaves: dict[str, Any]) -> Any:
 
 def _is_array(value: Any) -> bool:
     try:
-        return hasattr(value, "shape") and is_plain(np.dtype(value.dtype).newbyteorder("="))
+        return hasattr(value, "shape") and holds_numbers(np.dtype(value.dtype))
     except (AttributeError, TypeError):
         return False

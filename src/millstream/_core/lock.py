@@ -32,7 +32,7 @@ def locked(path: pathlib.Path, timeout: float, waiting: Callable[[], None] = _si
         timeout: Seconds to wait for another holder.
         waiting: Called once if there is one.
     """
-    deadline = time.monotonic() + timeout
+    deadline, process = time.monotonic() + timeout, os.getpid()
     handle, held = _open(path), None
     try:
         while (held := _acquire(handle, path)) is None:
@@ -44,11 +44,11 @@ def locked(path: pathlib.Path, timeout: float, waiting: Callable[[], None] = _si
             waiting = _silent
             time.sleep(0.05)
             # The last holder may have removed the file that was opened here.
-            os.close(handle)
-            handle = _open(path)
+            before, handle = handle, _open(path)
+            os.close(before)
         yield held
     finally:
-        if held is not None:
+        if held is not None and os.getpid() == process:  # a forked copy of the holder leaves the file alone
             with contextlib.suppress(OSError):
                 path.unlink()
         os.close(handle)

@@ -1,6 +1,7 @@
-"""Host memory that JAX can use without a copy."""
+"""Host memory: what JAX can use without a copy, and what lies in a mapped file."""
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -13,3 +14,12 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     memory = np.empty(size + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def mapped_file(array: Any) -> np.memmap | None:
+    """The memory-mapped file that an array is a view of, if it is one."""
+    while isinstance(array, np.ndarray):
+        if isinstance(array, np.memmap) and array.filename is not None:
+            return array
+        array = array.base
+    return None

@@ -16,11 +16,13 @@ _PLAIN_PATH = re.compile(r"(/[\w.~-]+)+", re.ASCII)
 _VERSION_KEYS = ("ETag", "etag", "e_tag", "generation", "VersionId", "version_id", "md5", "mtime", "LastModified")
 _VERSION_KEYS += ("last_modified", "updated", "modified", "created")
 
-Kind = Literal["passing", "missing", "too short", "denied", "no ranges", "refused"]
+_WHOLE = 1 << 30  # the largest file that is taken as a whole from a server that gives no parts
+
+Kind = Literal["passing", "silent", "missing", "too short", "denied", "no ranges", "refused"]
 
 
 class StoreFault(Exception):
-    """What went wrong with one question; `passing` if asking again may help."""
+    """What went wrong with one question; asking again may help if it is "passing" or "silent"."""
 
     def __init__(self, kind: Kind, text: str) -> None:
         super().__init__(text)
@@ -51,10 +53,6 @@ class Store(Protocol):
         """At most so many bytes from a position on, fewer at the end of the file."""
         ...
 
-    def get_whole(self, limit: int) -> Piece:
-        """The file as a whole, for stores that give no parts; refused if it has more bytes than `limit`."""
-        ...
-
 
 def open_store(who: str, url: str, options: CloudOptions) -> Store:
     """Where to ask for an address. Nothing is asked yet."""
@@ -65,7 +63,7 @@ def open_store(who: str, url: str, options: CloudOptions) -> Store:
     if backend == "obstore":
         with needs(f"{who} with {scheme}://", "obstore", "cloud"):
             import obstore  # noqa: F401
-        return _Obstore(*_object_store(scheme, url, _Hashed(options)), options.timeout)
+        return _Obstore(*_object_store(scheme, url, _Hashed(options)), options)
     with needs(f"{who} with {scheme}://", "fsspec", "cloud"):
         import fsspec  # noqa: F401
     return _Fsspec(who, url, options)
@@ -130,16 +128,22 @@ def _seconds(value: float) -> str:
 
 
 class _Obstore:
-    def __init__(self, store: Any, path: str, timeout: float) -> None:
+    def __init__(self, store: Any, path: str, options: CloudOptions) -> None:
         self._store = store
         self._path = path
-        self._timeout = timeout
+        self._timeout = options.timeout
+        self._largest_whole = min(_WHOLE, options.cache_limit // 2)
 
     def get(self, start: int, size: int) -> Piece:
-        return self._asked({"range": (start, start + size)})
-
-    def get_whole(self, limit: int) -> Piece:
-        return self._asked({}, limit)
+        try:
+            return self._asked({"range": (start, start + size)})
+        except StoreFault as fault:
+            if fault.kind != "no ranges":
+                raise
+        whole = self._asked({}, self._largest_whole)
+        if len(whole.data) != whole.size:
+            raise StoreFault("passing", f"it sent {len(whole.data)} of {whole.size} bytes")
+        return dataclasses.replace(whole, data=whole.data[start : start + size], whole=whole.data)
 
     def _asked(self, options: dict[str, Any], limit: int | None = None) -> Piece:
         import obstore
@@ -177,7 +181,7 @@ def _obstore_fault(error: Exception, timeout: float) -> StoreFault:
         passing = status[1][0] == "5" or status[1][:3] in ("408", "429")
         return StoreFault("passing" if passing and status[1][:3] != "501" else "refused", answered)
     if (kind is not None and kind[1] == "Timeout") or "TimedOut" in text:
-        return StoreFault("passing", f"it was silent for {timeout:g} seconds")
+        return StoreFault("silent", f"it was silent for {timeout:g} seconds")
     if "BadScheme" in text:
         return StoreFault(
             "refused", "it sends on to plain http, or has an endpoint with it (allow_http=True allows it)"
@@ -199,17 +203,10 @@ class _Fsspec:
             raise ImportError(f"{who} cannot open {url.partition('://')[0]}:// addresses: {error}") from None
         except ValueError as error:
             raise ValueError(f"{who} cannot open {url.partition('://')[0]}:// addresses: {error}.") from None
-        self._timeout = options.timeout
 
     def get(self, start: int, size: int) -> Piece:
-        return self._asked(lambda: self._system.cat_file(self._path, start=start, end=start + size))
-
-    def get_whole(self, limit: int) -> Piece:
-        return self._asked(lambda: self._system.cat_file(self._path))
-
-    def _asked(self, read: Any) -> Piece:
         try:
-            data = read()
+            data = self._system.cat_file(self._path, start=start, end=start + size)
             # Asked for behind the bytes: if the file is now what it was when it was opened, so were the bytes.
             self._system.invalidate_cache(self._path)
             found = self._system.info(self._path)
@@ -217,8 +214,9 @@ class _Fsspec:
             raise StoreFault("missing", "it has no such file") from None
         except PermissionError as error:
             raise StoreFault("denied", str(error)) from None
-        except (OSError, TimeoutError) as error:
-            raise StoreFault("passing", str(error) or type(error).__name__) from None
+        except OSError as error:
+            kind = "silent" if isinstance(error, TimeoutError) else "passing"
+            raise StoreFault(kind, str(error) or type(error).__name__) from None
         if found.get("type") == "directory" or not isinstance(found.get("size"), int):
             raise StoreFault("refused", "it is a folder, or has no known size")
         tags = [f"{name}={found[name]}" for name in _VERSION_KEYS if found.get(name) is not None]

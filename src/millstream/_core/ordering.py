@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, Literal
 
-from millstream._core.errors import describe_value, require_choice
+from millstream._core.errors import describe_value, require_bool, require_choice
 
 Mode = Literal["itemwise", "reseed", "repeat", "batchwise"]
 
@@ -37,8 +37,7 @@ class Shuffle:
 
     def __post_init__(self) -> None:
         require_choice("Shuffle", "mode", self.mode, ("itemwise", "reseed", "repeat", "batchwise"))
-        if not isinstance(self.first_epoch, bool):
-            raise TypeError(f"Shuffle needs first_epoch to be a bool. Got {describe_value(self.first_epoch)}.")
+        require_bool("Shuffle", "first_epoch", self.first_epoch)
 
     @property
     def recurs(self) -> bool:

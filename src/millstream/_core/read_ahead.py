@@ -9,8 +9,7 @@ import numpy as np
 from millstream._core.host_source import HostSource
 from millstream._core.keys import fold, named_key
 from millstream._core.plan import Plan
-from millstream._core.readers import Filled
-from millstream._core.reading import Request
+from millstream._core.reading import Filled, Request
 from millstream._core.stats import LoaderStats
 
 _SLOW_SECONDS = 0.0003  # a batch that is read faster than this is read at once: handing it to a thread takes longer
@@ -133,10 +132,10 @@ class ReadAhead:
 
     def close(self) -> None:
         """End the reading, and forget about what was begun."""
+        if self._own_backend:
+            self._backend.close()  # first: it ends the waiting of other threads, whose locks are needed below
         with self._lock:
             self._forget()
-        if self._own_backend:
-            self._backend.close()
 
     def _collected(self, job: Any) -> Filled:
         filled = self._backend.collect(job)
@@ -168,6 +167,14 @@ class ReadAhead:
             oldest = next(iter(self._runs))
             _drop_all(self._backend, {oldest: self._runs.pop(oldest)})
         return run
+
+
+def still_open(reading: ReadAhead | None) -> ReadAhead | None:
+    """What reads, unless there is nothing or an error has ended it, which then lets go of all it had."""
+    if reading is None or not reading._backend.closed:
+        return reading
+    reading.close()
+    return None
 
 
 def _drop_all(backend: Backend, runs: dict[bytes, "PlannedRun"]) -> None:

@@ -1,6 +1,7 @@
 """Reading on the host from inside a compiled program."""
 
-import functools
+import threading
+import weakref
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ from millstream._core.callbacks import remembering
 from millstream._core.host_side import HostSide
 from millstream._core.keys import Array
 from millstream._core.plan import Plan
-from millstream._core.read_ahead import ReadAhead
+from millstream._core.read_ahead import ReadAhead, still_open
 from millstream._core.samples import ObjectSpec
 from millstream._core.stats import LoaderStats
 
@@ -37,15 +38,23 @@ def read_in_graph(host: HostSide, plan: Plan, words: Array, step: Array) -> tupl
     return (fetched[:-1], fetched[-1]) if host.tolerant else (fetched, None)
 
 
-@functools.lru_cache(maxsize=64)
+# The programs that use one hold on to it. Nobody else does, so that a loader that is forgotten takes its data along.
+_fetchers: "weakref.WeakValueDictionary[tuple[HostSide, Plan], _Fetcher]" = weakref.WeakValueDictionary()
+
+
 def _fetcher(host: HostSide, plan: Plan) -> "_Fetcher":
     """One read-ahead per host side and plan, whatever programs use it."""
-    return _Fetcher(host, plan)
+    found = _fetchers.get((host, plan))
+    if found is None:
+        found = _fetchers[host, plan] = _Fetcher(host, plan)
+    return found
 
 
 def end_reading_in_graph(host: HostSide, plan: Plan) -> None:
     """End the workers that programs have begun to read with; a program that runs again begins anew."""
-    _fetcher(host, plan).close()
+    found = _fetchers.get((host, plan))
+    if found is not None:
+        found.close()
 
 
 class _Fetcher:
@@ -53,15 +62,20 @@ class _Fetcher:
         self._host = host
         self._plan = plan
         self._ahead: ReadAhead | None = None
+        self._lock = threading.Lock()  # programs may run in several threads, and one set of readers is enough
         self.fetch = remembering(self._fetch)
 
     def _fetch(self, words: Any, step: Any) -> list[np.ndarray]:
-        if self._ahead is None:
-            self._ahead = self._host.open(self._plan, LoaderStats())
-        filled = self._ahead.rows(np.asarray(words), int(step))
+        with self._lock:
+            self._ahead = still_open(self._ahead)
+            if self._ahead is None:
+                self._ahead = self._host.open(self._plan, LoaderStats())
+            ahead = self._ahead
+        filled = ahead.rows(np.asarray(words), int(step))
         return [*filled.rows, self._host.intact(self._plan, filled)] if self._host.tolerant else filled.rows
 
     def close(self) -> None:
-        if self._ahead is not None:
-            self._ahead.close()
-            self._ahead = None
+        with self._lock:
+            ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.close()

@@ -4,44 +4,17 @@ import dataclasses
 import functools
 import itertools
 import queue
-import sys
 import threading
 import time
-import traceback
-import warnings
 import weakref
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 import numpy as np
 
-from millstream._core.errors import ends_silently, noted
-from millstream._core.faults import WorkerStalled
 from millstream._core.host_source import HostSource
-from millstream._core.reading import Reading, Report, Request
-from millstream._core.settings import settings
+from millstream._core.read_part import Part, Patience
+from millstream._core.reading import Filled, Reading, Report, Request
 from millstream._core.slots import Layout, Slots
-
-
-@dataclasses.dataclass
-class Filled:
-    """A batch that has been read.
-
-    Attributes:
-        rows: One array per leaf, with the axes of a batch in front.
-        report: What came of it.
-        seconds: How long it took to read, all readers together.
-        samples: Samples that were asked for.
-        restarts: Worker processes that died since the last batch.
-        request: What was asked for.
-    """
-
-    rows: list[np.ndarray]
-    report: Report
-    seconds: float
-    samples: int
-    restarts: int = 0
-    request: Request | None = None
 
 
 class Readers:
@@ -77,7 +50,7 @@ class Readers:
         self._slots = None if layout.objects else Slots(layout, ahead + 3)
         self._threads: list[threading.Thread] = []
         # The threads know the queue alone, so that a forgotten pool is collected, and its threads with it.
-        self._tasks: queue.SimpleQueue[_Part | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[Part | None] = queue.SimpleQueue()
         self._end = weakref.finalize(self, _end, self._tasks, count)
 
     @property
@@ -99,6 +72,8 @@ class Readers:
 
     def start(self, request: Request) -> "Job":
         """Have a batch read in the background, by several readers at different rows."""
+        if self.closed:
+            raise _ended()
         if not self._threads:
             self._threads = [
                 threading.Thread(target=_work, args=(self._tasks,), daemon=True, name=f"millstream-reader-{number}")
@@ -112,23 +87,23 @@ class Readers:
         together = self._source.whole_batches or self._source.reads_together or self._count == 1
         part = size if together else max(1, size // (4 * self._count))
         for first in range(0, size, part):
-            job.parts.append(_Part(self._source, job, self._tolerant, first, min(first + part, size)))
+            rows = (first, min(first + part, size))
+            job.parts.append(Part(self._source, request, job.leaves, self._tolerant, rows))
             self._tasks.put(job.parts[-1])
         return job
 
     def collect(self, job: "Job") -> Filled:
         """The batch, once it is read; it raises what reading raised."""
-        if not job.parts:
-            begun = time.perf_counter()
-            reading = Reading(self._source, job.request, job.leaves, tolerant=self._tolerant)
-            report = reading.read(0, len(job.request.indices))
-            return self._filled(job, report, time.perf_counter() - begun)
-        limit = settings.limit(self._timeout)
-        begun, report = time.monotonic(), Report()
-        for part in job.parts:
-            self._wait_for(part, begun, limit)
-            report.add(part.future.result())
-        return self._filled(job, report, sum(part.seconds for part in job.parts))
+        try:
+            report, seconds = self._reports(job) if job.parts else self._read_here(job)
+        except BaseException:
+            self.drop(job)
+            raise
+        if self._slots is None:
+            rows = [leaf.reshape((*self._layout.axes, *leaf.shape[1:])) for leaf in job.leaves]
+        else:
+            rows = self._slots.hand_out(job.slot)
+        return Filled(rows, report, seconds, int(job.request.real.sum()))
 
     def is_done(self, job: "Job") -> bool:
         """Whether a batch can be collected without waiting."""
@@ -136,14 +111,12 @@ class Readers:
 
     def first_of(self, jobs: list["Job"]) -> "Job":
         """Whichever of these batches is read first."""
+        patience = Patience(type(self._source).__name__, self._timeout)
         while True:
             for job in jobs:
                 if self.is_done(job):
                     return job
-            open_parts = [part.future for job in jobs for part in job.parts if not part.future.done()]
-            limit = settings.limit(self._timeout)
-            if not wait(open_parts, limit, FIRST_COMPLETED).done:
-                return jobs[0]  # which will be found to be stalled
+            patience.wait_for_any([part for job in jobs for part in job.parts if not part.future.done()])
 
     def drop(self, job: "Job") -> None:
         """Forget about a batch; its memory is free once no thread writes into it."""
@@ -161,32 +134,22 @@ class Readers:
         """End the threads after the samples they are at; closing twice does no harm."""
         self._end()
 
-    def _filled(self, job: "Job", report: Report, seconds: float) -> Filled:
-        if self._slots is None:
-            rows = [leaf.reshape((*self._layout.axes, *leaf.shape[1:])) for leaf in job.leaves]
-        else:
-            rows = self._slots.hand_out(job.slot)
-        return Filled(rows, report, seconds, int(job.request.real.sum()))
+    def _read_here(self, job: "Job") -> tuple[Report, float]:
+        """Read a batch in this thread: what came of it, and how long it took."""
+        begun = time.perf_counter()
+        reading = Reading(self._source, job.request, job.leaves, tolerant=self._tolerant)
+        report = reading.read(0, len(job.request.indices))
+        return report, time.perf_counter() - begun
 
-    def _wait_for(self, part: "_Part", begun: float, limit: float) -> None:
-        patience = min(settings.warn_seconds, limit)
-        if wait([part.future], max(0.0, begun + patience - time.monotonic())).done:
-            return
-        if patience < limit:
-            warnings.warn(f"{self._who} has been at a batch for {patience:.0f} s. {part.whereabouts()}", stacklevel=2)
-        if not wait([part.future], max(0.0, begun + limit - time.monotonic())).done:
-            raise WorkerStalled(self._stall_text(part, limit))
-
-    @property
-    def _who(self) -> str:
-        return type(self._source).__name__
-
-    def _stall_text(self, part: "_Part", limit: float) -> str:
-        return (
-            f"{self._who} has been reading for {limit:.0f} s without an end. {part.whereabouts()}\n"
-            "Is a disk or a server not answering? If this is how long a batch takes, give the executor a longer "
-            f"timeout, or set ms.settings.stall_seconds.\n{part.stack()}"
-        )
+    def _reports(self, job: "Job") -> tuple[Report, float]:
+        """Wait for the threads that read a batch: what came of all its parts, and how long they took together."""
+        patience, report = Patience(type(self._source).__name__, self._timeout), Report()
+        for part in job.parts:
+            patience.wait_for_any([part])
+            if part.future.cancelled():  # by closing, in another thread
+                raise _ended()
+            report.add(part.future.result())
+        return report, sum(part.seconds for part in job.parts)
 
 
 @dataclasses.dataclass
@@ -203,64 +166,26 @@ class Job:
     request: Request
     slot: Any
     leaves: list[np.ndarray]
-    parts: list["_Part"] = dataclasses.field(default_factory=list)
+    parts: list[Part] = dataclasses.field(default_factory=list)
 
 
-class _Part:
-    """Some rows of a batch, for one thread."""
-
-    def __init__(self, source: HostSource, job: Job, tolerant: bool, first: int, end: int) -> None:
-        self._reading = Reading(source, job.request, job.leaves, tolerant=tolerant, at=self._note)
-        self._rows = (first, end)
-        self._thread: int | None = None
-        self._sample: int | None = None
-        self.seconds = 0.0
-        self.future: Future[Report] = Future()
-
-    def run(self) -> None:
-        if not self.future.set_running_or_notify_cancel():
-            return
-        self._thread = threading.get_ident()
-        begun = time.perf_counter()
-        try:
-            report = self._reading.read(*self._rows)
-        except BaseException as error:
-            self.seconds = time.perf_counter() - begun
-            self.future.set_exception(
-                noted(error, "This came from a reading thread.") if ends_silently(type(error)) else error
-            )
-        else:
-            self.seconds = time.perf_counter() - begun
-            self.future.set_result(report)
-
-    def _note(self, row: int, index: int) -> None:
-        self._sample = index
-
-    def whereabouts(self) -> str:
-        if self._sample is None:
-            return "The readers have not come to it yet: they are at batches behind it."
-        return f"It is at sample {self._sample}."
-
-    def stack(self) -> str:
-        frame = None if self._thread is None else sys._current_frames().get(self._thread)
-        if frame is None:
-            return ""
-        return "The reading thread is here:\n" + "".join(traceback.format_stack(frame)[-8:])
-
-
-def _end(tasks: "queue.SimpleQueue[_Part | None]", count: int) -> None:
+def _end(tasks: queue.SimpleQueue[Part | None], count: int) -> None:
     try:
         while True:
             waiting = tasks.get_nowait()
             if waiting is not None:
-                waiting.future.cancel()
+                waiting.cancel()
     except queue.Empty:
         pass
     for _ in range(count):
         tasks.put(None)
 
 
-def _work(tasks: "queue.SimpleQueue[_Part | None]") -> None:
+def _ended() -> RuntimeError:
+    return RuntimeError("The reading threads of this stream have been ended. Call loader.iterate(...) for a new one.")
+
+
+def _work(tasks: queue.SimpleQueue[Part | None]) -> None:
     while True:
         part = tasks.get()
         if part is None:

@@ -57,6 +57,27 @@ class Report:
             self.times[name] = self.times.get(name, 0.0) + seconds
 
 
+@dataclasses.dataclass
+class Filled:
+    """A batch that has been read.
+
+    Attributes:
+        rows: One array per leaf, with the axes of a batch in front.
+        report: What came of it.
+        seconds: How long it took to read, all readers together.
+        samples: Samples that were asked for.
+        restarts: Worker processes that died since the last batch.
+        request: What was asked for.
+    """
+
+    rows: list[np.ndarray]
+    report: Report
+    seconds: float
+    samples: int
+    restarts: int = 0
+    request: Request | None = None
+
+
 class Reading:
     """The reading of one batch, or of some of its rows.
 

@@ -21,7 +21,6 @@ BLOCK = 256 << 10  # what is asked for and kept at least: as quick to send as to
 _HEAD = 16 << 10  # the beginning, where headers are, which is asked for at opening and held if it is not kept on disk
 _TOGETHER = 8 << 20  # what is asked for at most, so that a break costs little and several connections help
 _GAP = 64 << 10  # bytes between two wanted pieces that are rather thrown away than asked around
-_WHOLE = 1 << 30  # the largest file that is taken as a whole from a server that gives no parts
 
 Span = tuple[int, int]  # start and size
 
@@ -148,36 +147,24 @@ class RemoteFile:
 
     def _ask(self, start: int, size: int) -> Piece:
         """A piece as it is now, after as many tries as the options allow."""
-        begun, fault = time.monotonic(), ""
+        begun = time.monotonic()
         for attempt in itertools.count():
             try:
-                piece = self._asked_once(start, size)
+                piece = self._store.get(start, size)
                 if len(piece.data) == min(size, max(piece.size - start, 0)):
                     return piece
-                fault = f"it sent {len(piece.data)} of {size} bytes"
+                fault = StoreFault("passing", f"it sent {len(piece.data)} of {size} bytes")
             except StoreFault as error:
-                if error.kind != "passing":
+                if error.kind not in ("passing", "silent"):
                     raise self._final(error) from None
-                fault = str(error)
+                fault = error
             pause = 0.0 if attempt == 0 else self._options.backoff * 2 ** (attempt - 1) * random.uniform(0.5, 1.0)
             left = begun + self._options.deadline - time.monotonic() - pause
             if attempt >= self._options.retries or left < 0:
-                raise self._unavailable(
-                    f"{fault}, at the last of {attempt + 1} tries for bytes {start} to {start + size}"
-                )
+                tries = f"at the last of {attempt + 1} tries for bytes {start} to {start + size}"
+                raise self._unavailable(fault, tries) from None
             time.sleep(pause)
         raise AssertionError("counting has no end")
-
-    def _asked_once(self, start: int, size: int) -> Piece:
-        try:
-            return self._store.get(start, size)
-        except StoreFault as error:
-            if error.kind != "no ranges":
-                raise
-        whole = self._store.get_whole(min(_WHOLE, self._options.cache_limit // 2))
-        if len(whole.data) != whole.size:
-            raise StoreFault("passing", f"it sent {len(whole.data)} of {whole.size} bytes")
-        return dataclasses.replace(whole, data=whole.data[start : start + size], whole=whole.data)
 
     def _final(self, fault: StoreFault) -> OSError:
         text = f"{self._who} cannot read {self.name}: {fault}."
@@ -200,11 +187,11 @@ class RemoteFile:
             return OSError(f"{text} The file is empty; write it again.")
         return OSError(f"{text} Check the address and the options of its store.")
 
-    def _unavailable(self, fault: str) -> OSError:
-        kind = TimeoutError if "silent" in fault else ConnectionError
+    def _unavailable(self, fault: StoreFault, tries: str) -> OSError:
+        kind = TimeoutError if fault.kind == "silent" else ConnectionError
         return kind(
-            f"{self._who} cannot read {self.name}: {fault}. Is the server up? A slow one is given more time by "
-            "millstream.integrations.cloud.configure(timeout=..., deadline=..., retries=...)."
+            f"{self._who} cannot read {self.name}: {fault}, {tries}. Is the server up? A slow one is given more time "
+            "by millstream.integrations.cloud.configure(timeout=..., deadline=..., retries=...)."
         )
 
     def _changed(self, found: str) -> FileChanged:

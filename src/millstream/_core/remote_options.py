@@ -6,7 +6,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from millstream._core.errors import describe_value, require_choice, require_int
+from millstream._core.errors import describe_value, require_bool, require_choice, require_int
+from millstream._core.user_cache import user_cache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +56,7 @@ class CloudOptions:
             require_int(who, name, getattr(self, name), least=least)
         if self.backend is not None:
             require_choice(who, "backend", self.backend, ["obstore", "fsspec"])
-        if not isinstance(self.allow_http, bool):
-            raise TypeError(f"{who} needs allow_http to be a bool. Got {describe_value(self.allow_http)}.")
+        require_bool(who, "allow_http", self.allow_http)
         if not isinstance(self.store, Mapping):
             raise TypeError(f"{who} needs store to be a dict of options. Got {type(self.store).__name__}.")
 
@@ -65,7 +65,7 @@ class CloudOptions:
         """Where pieces are kept."""
         if self.cache_folder is not None:
             return pathlib.Path(self.cache_folder).expanduser().absolute()
-        return pathlib.Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "millstream" / "blocks"
+        return user_cache() / "blocks"
 
 
 # Fields by the beginning of the address they are for; of several, the longest has the last word.

@@ -11,12 +11,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from millstream._core.contracts import PyTree
+from millstream._core.dtypes import can_become, holds_numbers, kept_dtype, narrowed
 from millstream._core.errors import describe_leaf, describe_value
 from millstream._core.trees import OtherStructure, flatten_like, outline, unflatten_like
 
-_PAIRS = (("int64", "int32"), ("uint64", "uint32"), ("float64", "float32"), ("complex128", "complex64"))
-_NARROW = {np.dtype(wide): np.dtype(narrow) for wide, narrow in _PAIRS}
-_LIMITS = {np.dtype(name): np.iinfo(name) for name in ("int32", "uint32")}
+_SAME = "Return the same shape and dtype every time."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,12 +96,28 @@ class SampleSpec:
                 target[row] = array
                 continue
             name = self.names[number]
-            if array.shape != shape or _NARROW.get(array.dtype) != dtype:
-                raise ValueError(
-                    f"{_told(who, index)} does not match the spec.\n  found{name}: {describe_leaf(array)}\n"
-                    f"  spec{name}:  shape {shape}, {dtype}\nReturn the same shape and dtype every time."
-                )
+            if array.shape != shape or not can_become(array.dtype, dtype):
+                raise _other_array(_told(who, index), name, array, shape, dtype)
             target[row] = narrowed(f"{_told(who, index)}{name}", array, dtype)
+
+    def write_rows(self, who: str, out: Sequence[np.ndarray], rows: PyTree, mend: str = _SAME) -> None:
+        """Write the rows of a batch, refusing another structure, shape or dtype.
+
+        Args:
+            who: Who speaks in errors.
+            out: One array per leaf.
+            rows: A tree of arrays with as many rows as those.
+            mend: What to do about another shape or dtype, in errors.
+        """
+        for name, target, leaf in zip(self.names, out, self.flatten(who, rows), strict=True):
+            array = np.asarray(leaf)
+            if array.shape != target.shape or not can_become(array.dtype, target.dtype):
+                raise _other_array(who, name, array, target.shape, target.dtype, mend)
+            target[...] = narrowed(f"{who}{name}", array, target.dtype)
+
+    def empty(self, rows: int) -> list[np.ndarray]:
+        """Arrays to write so many samples into, one per leaf."""
+        return [np.empty((rows, *shape), dtype) for shape, dtype in zip(self.shapes, self.dtypes, strict=True)]
 
     @functools.cached_property
     def _keys(self) -> tuple[Any, ...]:
@@ -115,6 +130,15 @@ class SampleSpec:
 
 def _told(who: str, index: int | None) -> str:
     return f"{who}: the result" if index is None else f"{who}: sample {index}"
+
+
+def _other_array(
+    who: str, name: str, found: np.ndarray, shape: tuple[int, ...], dtype: np.dtype, mend: str = _SAME
+) -> ValueError:
+    return ValueError(
+        f"{who} does not match the spec.\n  found{name}: {describe_leaf(found)}\n"
+        f"  spec{name}:  shape {shape}, {dtype}\n{mend}"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +159,10 @@ class ObjectSpec:
     def write(self, who: str, out: Sequence[np.ndarray], row: int, index: int | None, sample: Any) -> None:
         """Put a sample into one row of a batch."""
         out[0][row] = sample
+
+    def empty(self, rows: int) -> list[np.ndarray]:
+        """An array to put so many samples into."""
+        return [np.empty(rows, object)]
 
     def require_host(self, who: str) -> None:
         """Refuse to go on in a compiled program."""
@@ -159,8 +187,26 @@ def spec_or_objects(who: str, sample: Any) -> SampleSpec | ObjectSpec:
         return ObjectSpec(error.args[1])
 
 
+def _has_dtype_of_numpy(leaf: Any) -> bool:
+    """Whether shape and dtype are known as they are; those of another library's tensors are words of its own."""
+    try:
+        return hasattr(leaf, "shape") and np.dtype(leaf.dtype) is not None
+    except (AttributeError, TypeError):
+        return False
+
+
 def spec_of(who: str, sample: PyTree) -> SampleSpec:
-    """The spec of a sample, or of a tree of anything with shape and dtype; dtypes become those JAX will give."""
+    """The spec of a sample, or of a tree of anything with shape and dtype; dtypes become those JAX will give.
+
+    Example:
+        >>> spec = ms.spec_of("Letters", {"letter": np.uint8(0), "count": np.int64(0)})
+        >>> spec.names, [str(dtype) for dtype in spec.dtypes]
+        (("['count']", "['letter']"), ['int32', 'uint8'])
+
+    Args:
+        who: Who speaks in errors.
+        sample: A sample, or a tree of `jax.ShapeDtypeStruct`.
+    """
     import jax
 
     paths, structure = jax.tree_util.tree_flatten_with_path(sample)
@@ -169,12 +215,12 @@ def spec_of(who: str, sample: PyTree) -> SampleSpec:
     names, shapes, dtypes = [], [], []
     for path, leaf in paths:
         names.append(jax.tree_util.keystr(path))
-        leaf = leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else np.asarray(leaf)
-        if np.dtype(leaf.dtype).kind not in "biufcV" or np.dtype(leaf.dtype).names:
+        leaf = leaf if _has_dtype_of_numpy(leaf) else np.asarray(leaf)
+        if not holds_numbers(np.dtype(leaf.dtype)):
             found = f"sample{names[-1]}: {describe_value(leaf.tolist() if isinstance(leaf, np.ndarray) else leaf)}"
             raise NotAnArray(f"{who} needs arrays of numbers or bools. Got {found}.", found)
         shapes.append(tuple(leaf.shape))
-        dtypes.append(np.dtype(jax.dtypes.canonicalize_dtype(leaf.dtype)))
+        dtypes.append(kept_dtype(np.dtype(leaf.dtype)))
     template = structure.unflatten(range(len(paths)))
     return SampleSpec(template, _is_plain(template, len(paths)), tuple(names), tuple(shapes), tuple(dtypes))
 
@@ -184,17 +230,3 @@ def _is_plain(template: PyTree, leaves: int) -> bool:
         return flatten_like(template, template) == list(range(leaves))
     except TypeError:  # keys that cannot be sorted
         return False
-
-
-def narrowed(who: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The array in the dtype JAX keeps it in; integers that do not fit are refused."""
-    if array.dtype == dtype:
-        return array
-    if array.dtype.kind in "iu" and array.size:
-        limits, low, high = _LIMITS[dtype], array.min(), array.max()
-        if low < limits.min or high > limits.max:
-            raise ValueError(
-                f"{who}: JAX keeps {array.dtype} as {dtype}, but the values run from {low} to {high}. "
-                "Renumber them, or set jax.config.update('jax_enable_x64', True)."
-            )
-    return array.astype(dtype)

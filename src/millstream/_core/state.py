@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from millstream._core.errors import describe_leaf, describe_value
+from millstream._core.errors import describe_leaf, describe_value, table
 
 Origin = tuple[tuple[str, str], ...]
 
@@ -59,13 +59,13 @@ def check_origin(who: str, state: Any, origin: Origin) -> None:
     if state.origin == origin:
         return
     theirs, ours = dict(state.origin), dict(origin)
-    lines = [
-        f"  {what}: {theirs.get(what, 'none')} in the state, {ours.get(what, 'none')} here"
-        for what in dict.fromkeys([*ours, *theirs])
+    differing = table(
+        (what, f"{theirs.get(what, 'none')} in the state, {ours.get(what, 'none')} here")
+        for what in {**ours, **theirs}
         if theirs.get(what) != ours.get(what)
-    ]
+    )
     raise ValueError(
-        f"{who} got a state of another pipeline. They differ in\n" + "\n".join(lines) + "\n"
+        f"{who} got a state of another pipeline. They differ in\n{differing}\n"
         "Make a state with this loader's init_state(key), or, to go on at the same step on purpose, "
         "with loader.init_state(state.key, step=int(state.step))."
     )

@@ -3,6 +3,8 @@
 import dataclasses
 import time
 
+from millstream._core.text_table import name_table
+
 
 @dataclasses.dataclass
 class LoaderStats:
@@ -80,8 +82,7 @@ class LoaderStats:
             ("bottleneck", self.bottleneck),
             ("upper bound", f"{self.speedup_of_an_instant_loader:.3g}x as fast with an instant loader"),
         ]
-        width = max(len(name) for name, _ in rows)
-        return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
+        return name_table(rows)
 
 
 class Clock:

@@ -4,9 +4,9 @@ import math
 from collections.abc import Collection
 from typing import Any
 
+from millstream._core.bar_line import BarLine, fitted
 from millstream._core.errors import require_int
 from millstream.callbacks._bar import Bar
-from millstream.callbacks._bar_line import BarLine, fitted
 from millstream.callbacks._bar_progress import BarProgress, duration_text, step_time_text
 from millstream.callbacks._bar_values import number_text
 from millstream.loops._elapsed import seconds

@@ -3,9 +3,9 @@
 from collections.abc import Collection
 from typing import Any
 
+from millstream._core.bar_line import fitted
 from millstream._core.errors import needs
 from millstream.callbacks._bar import Bar
-from millstream.callbacks._bar_line import fitted
 from millstream.callbacks._bar_progress import BarProgress, duration_text
 from millstream.callbacks._bar_values import number_text
 from millstream.loops._elapsed import seconds

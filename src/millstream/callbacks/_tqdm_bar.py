@@ -4,9 +4,9 @@ import sys
 from collections.abc import Collection
 from typing import Any
 
+from millstream._core.bar_line import rewrites
 from millstream._core.errors import needs
 from millstream.callbacks._bar import Bar
-from millstream.callbacks._bar_line import rewrites
 from millstream.callbacks._bar_progress import BarProgress
 from millstream.callbacks._bar_values import number_text
 from millstream.loops._elapsed import seconds

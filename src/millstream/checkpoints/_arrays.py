@@ -111,12 +111,14 @@ def read(who: str, folder: pathlib.Path, saved: Mapping[str, Leaf], like: Mappin
         ocp = orbax(who)
         handler = ocp.StandardCheckpointHandler()
         arrays = _outside_of_event_loops(lambda: handler.restore(_path(folder), args=ocp.args.StandardRestore(stored)))
-    return {
-        leaf.path: leaf.value
-        if leaf.shape is None
-        else _as_before(leaf, arrays[name] if leaf.is_stored else _empty(targets[name]), like[leaf.path])
-        for name, leaf in numbered.items()
-    }
+    values = {}
+    for name, leaf in numbered.items():
+        if leaf.shape is None:
+            values[leaf.path] = leaf.value
+        else:
+            array = arrays[name] if leaf.is_stored else _empty(targets[name])
+            values[leaf.path] = _as_before(leaf, array, like[leaf.path])
+    return values
 
 
 def _outside_of_event_loops(action: Callable[[], Any]) -> Any:

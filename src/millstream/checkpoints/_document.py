@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from millstream._core import plain
-from millstream._core.cache_contents import is_plain
+from millstream._core.dtypes import holds_numbers
 from millstream._core.errors import describe_leaf
 
 _ARRAY, _DICT, _PLAIN, _TUPLE = "$array", "$dict", "$plain", "$tuple"
@@ -65,7 +65,7 @@ def _pack(who: str, value: Any, place: str) -> Any:
 
 
 def _is_plain(dtype: Any) -> bool:
-    return not jnp.issubdtype(dtype, jax.dtypes.extended) and is_plain(np.dtype(dtype).newbyteorder("="))
+    return not jnp.issubdtype(dtype, jax.dtypes.extended) and holds_numbers(np.dtype(dtype))
 
 
 def _unpack(value: Any) -> Any:

@@ -11,6 +11,8 @@ import re
 import shutil
 from collections.abc import Callable
 
+from millstream._core.atomic import sync_folder
+
 _STEP = re.compile(r"\d{10,}")
 _LEFTOVER = re.compile(r"\.(tmp|trash|old)-(\d+)")
 
@@ -87,13 +89,3 @@ def delete(path: pathlib.Path) -> None:
         path.unlink()
     elif path.exists():
         shutil.rmtree(path)
-
-
-def sync_folder(path: pathlib.Path) -> None:
-    """Wait until the names in a folder are on the disk, on systems that can say so."""
-    with contextlib.suppress(OSError):
-        folder = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from millstream._core.cache_contents import is_plain
-from millstream._core.errors import describe_leaf
+from millstream._core.dtypes import holds_numbers
+from millstream._core.errors import describe_leaf, table
 from millstream.checkpoints import _document
 
 _VALUES = (bool, int, float, complex, str)
@@ -86,7 +86,7 @@ def _can_be_stored(dtype: np.dtype) -> bool:
     import tensorstore
 
     try:
-        return is_plain(dtype) and tensorstore.dtype(dtype) is not None
+        return holds_numbers(dtype) and tensorstore.dtype(dtype) is not None
     except ValueError:
         return False
 
@@ -119,13 +119,12 @@ def require_same(who: str, where: str, saved: Mapping[str, Leaf], now: Mapping[s
     for path in {**saved, **now}:
         there, here = saved.get(path), now.get(path)
         if there is None or here is None or not there.same_kind(here):
-            rows.append(f"  tree{path}: {_words(there)} / {_words(here)}")
+            rows.append((f"tree{path}", f"{_words(there)} / {_words(here)}"))
     if rows:
         raise ValueError(
-            f"{who} needs a tree like the one {where} was saved from. What differs (saved / now):\n"
-            + "\n".join(rows)
-            + "\nBuild the state as it was. To go on with another one on purpose, load with like=None, which gives "
-            "what was saved by its paths, and put it where it belongs."
+            f"{who} needs a tree like the one {where} was saved from. What differs (saved / now):\n{table(rows)}\n"
+            "Build the state as it was. To go on with another one on purpose, load with like=None, which gives what "
+            "was saved by its paths, and put it where it belongs."
         )
 
 

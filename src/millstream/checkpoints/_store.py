@@ -1,6 +1,5 @@
 """A directory of checkpoints: what is in it is whole, and what is saved is on the disk before it has a name."""
 
-import dataclasses
 import itertools
 import math
 import os
@@ -8,7 +7,7 @@ import pathlib
 import re
 import types
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -17,6 +16,7 @@ from millstream._core.contracts import PyTree
 from millstream._core.errors import describe_value, require_int
 from millstream._core.safe_path import require_trust
 from millstream.checkpoints import _arrays, _document, _folders, _leaves, _manifest, _peers
+from millstream.checkpoints._checkpoint import Checkpoint
 from millstream.checkpoints._manifest import DamagedCheckpoint
 from millstream.checkpoints._retention import Retention
 from millstream.checkpoints._run_lock import RunLock
@@ -25,36 +25,6 @@ from millstream.checkpoints._saving import ARRAYS, Saving, whole_checkpoints
 _WHO = "CheckpointStore"
 _RUN, _TREE, _FILES = "run.json", "tree.json", "files"
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Checkpoint:
-    """What was saved: unpacks into tree, document and files.
-
-    Example:
-        >>> from millstream.checkpoints import CheckpointStore
-        >>> with CheckpointStore("first run") as store:
-        ...     store.save(3, {"w": jnp.ones(2)}, {"epoch": 1})
-        ...     tree, document, files = store.load(like={"w": jnp.zeros(2)})
-        >>> document
-        {'epoch': 1}
-
-    Attributes:
-        tree: The tree.
-        document: The document.
-        files: Contents of the further files by their names.
-        step: The step it was saved at.
-        metrics: The metrics it was saved with; None for those that were not finite.
-    """
-
-    tree: PyTree
-    document: Any
-    files: Mapping[str, bytes]
-    step: int
-    metrics: Mapping[str, float | None]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.tree, self.document, self.files))
 
 
 class CheckpointStore:
@@ -129,8 +99,7 @@ class CheckpointStore:
                 under names that differ.
             metrics: Numbers by their names, for `keep` and `best`.
         """
-        if self._writer is None:
-            raise RuntimeError(f"{_WHO}.save needs a store that is open for writing. This one is {self._status()}.")
+        writer = self._require_writer("save")
         require_int(f"{_WHO}.save", "step", step, least=0)
         leaves = _leaves.leaves_of(f"{_WHO}.save", tree)
         texts = {f"{_FILES}/{name}": content for name, content in _checked_files(files).items()}
@@ -144,7 +113,7 @@ class CheckpointStore:
             for number, (leaf, value) in enumerate(leaves.values())
             if leaf.is_stored
         }
-        self._saving = Saving(self.directory, step, arrays, texts, checked, self.keep, self._writer, self._lock)
+        self._saving = Saving(self.directory, step, arrays, texts, checked, self.keep, writer, self._lock)
         self._saving.start()
 
     def check(self) -> None:
@@ -180,8 +149,46 @@ class CheckpointStore:
     ) -> None:
         self.close()
 
-    def _status(self) -> str:
-        return "read_only" if self.read_only else "closed"
+    def _require_writer(self, method: str) -> _arrays.ArrayWriter:
+        if self._writer is None:
+            status = "read_only" if self.read_only else "closed"
+            raise RuntimeError(
+                f"{_WHO}.{method} needs a store that is open for writing. This one is {status}. "
+                f"Open the directory again: {_WHO}({str(self.directory)!r})."
+            )
+        return self._writer
+
+    # Making room for another run
+
+    def discard_after(self, step: int) -> None:
+        """Delete all checkpoints after a step, for a run that goes on from there on a way of its own.
+
+        Args:
+            step: The last step that is kept.
+        """
+        self._require_writer("discard_after")
+        self.wait()
+        _peers.by_first(lambda: self._discard_after(step))
+
+    def _discard_after(self, step: int) -> None:
+        for later in reversed(_folders.steps_in(self.directory)):
+            if later > step:
+                _folders.withdraw(self.directory, later)
+
+    def set_apart(self) -> pathlib.Path:
+        """Move all checkpoints into a folder of their own, out of the way of a new run; where that is."""
+        self._require_writer("set_apart")
+        self.wait()
+        return pathlib.Path(_peers.by_first(lambda: str(self._set_apart())))
+
+    def _set_apart(self) -> pathlib.Path:
+        numbers = (number for number in itertools.count(1) if not (self.directory / f"earlier-{number}").exists())
+        apart = self.directory / f"earlier-{next(numbers)}"
+        apart.mkdir()
+        for step in _folders.steps_in(self.directory):
+            name = _folders.step_name(step)
+            os.rename(self.directory / name, apart / name)
+        return apart
 
     # Loading
 
@@ -239,7 +246,7 @@ class CheckpointStore:
         """The step of a checkpoint that is whole: the one that is asked for, or the newest."""
         steps = _folders.steps_in(self.directory)
         if step is not None and step not in steps:
-            raise FileNotFoundError(f"{self.directory} has no checkpoint of step {step}. It has: {steps}.")
+            raise FileNotFoundError(f"{_WHO}.load: {self.directory} has no checkpoint of step {step}. It has: {steps}.")
         told = []
         for candidate in reversed(steps) if step is None else [step]:
             wrong = _manifest.damage(self.directory / _folders.step_name(candidate), thorough=True)
@@ -249,42 +256,8 @@ class CheckpointStore:
                 return candidate
             told.append(f"Checkpoint {candidate} in {self.directory} is damaged:\n  " + "\n  ".join(wrong))
         if not told:
-            raise FileNotFoundError(f"{self.directory} has no checkpoint.")
+            raise FileNotFoundError(f"{_WHO}.load: {self.directory} has no checkpoint. Is it the right directory?")
         raise DamagedCheckpoint("\n".join(told) + "\nLoad another step, or start anew in another directory.")
-
-    def discard_after(self, step: int) -> None:
-        """Delete all checkpoints after a step, for a run that goes on from there on a way of its own.
-
-        Args:
-            step: The last step that is kept.
-        """
-        if self._writer is None:
-            raise RuntimeError(
-                f"{_WHO}.discard_after needs a store that is open for writing. This is {self._status()}."
-            )
-        self.wait()
-        _peers.by_first(lambda: self._discard_after(step))
-
-    def set_apart(self) -> pathlib.Path:
-        """Move all checkpoints into a folder of their own, out of the way of a new run; where that is."""
-        if self._writer is None:
-            raise RuntimeError(f"{_WHO}.set_apart needs a store that is open for writing. This is {self._status()}.")
-        self.wait()
-        return pathlib.Path(_peers.by_first(lambda: str(self._set_apart())))
-
-    def _set_apart(self) -> pathlib.Path:
-        numbers = (number for number in itertools.count(1) if not (self.directory / f"earlier-{number}").exists())
-        apart = self.directory / f"earlier-{next(numbers)}"
-        apart.mkdir()
-        for step in _folders.steps_in(self.directory):
-            name = _folders.step_name(step)
-            os.rename(self.directory / name, apart / name)
-        return apart
-
-    def _discard_after(self, step: int) -> None:
-        for later in reversed(_folders.steps_in(self.directory)):
-            if later > step:
-                _folders.withdraw(self.directory, later)
 
 
 def _checked_files(files: Mapping[str, bytes] | None) -> dict[str, bytes]:

@@ -4,6 +4,7 @@ import os
 import pathlib
 
 from millstream._core.safe_path import require_trust
+from millstream._core.user_cache import user_cache
 
 
 def cache_folder(cache_dir: str | os.PathLike[str] | None, name: str) -> pathlib.Path:
@@ -24,5 +25,5 @@ def find_file(cache_dir: str | os.PathLike[str] | None, name: str, files: tuple[
 
 
 def _place(cache_dir: str | os.PathLike[str] | None, name: str) -> pathlib.Path:
-    base = pathlib.Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "millstream") if cache_dir is None else cache_dir
+    base = user_cache() if cache_dir is None else cache_dir
     return pathlib.Path(base).expanduser() / name

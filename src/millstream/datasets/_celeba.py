@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from millstream._core.errors import require_choice
-from millstream._core.plan import Ordering
+from millstream._core.ordering import Ordering
 from millstream._core.safe_path import safe_path
 from millstream.datasets._cache import cache_folder, find_file
 from millstream.datasets._download import RemoteFile, fetch

@@ -6,7 +6,7 @@ from importlib import resources
 import numpy as np
 
 from millstream._core.errors import require_choice
-from millstream._core.plan import Ordering
+from millstream._core.ordering import Ordering
 from millstream.datasets._array_dataset import ArrayDataset
 from millstream.sources import HostArraySource
 

@@ -12,9 +12,9 @@ import urllib.request
 
 from millstream._core.atomic import settle, temporary_path
 from millstream._core.lock import locked
+from millstream._core.progress_line import ProgressLine
 from millstream._core.urls import shown
 from millstream.datasets._part import Part, Unwritable
-from millstream.datasets._progress import ProgressLine
 from millstream.datasets._urls import RefusedURL, make_opener, require_url
 
 
@@ -75,7 +75,7 @@ def fetch(who: str, remote: RemoteFile, folder: pathlib.Path, settings: Download
     """The file in `folder`, downloaded if it is not there. Processes that ask at the same time download it once."""
     settings = DownloadSettings() if settings is None else settings
     final = folder / remote.name
-    progress = ProgressLine(remote.name, remote.size)
+    progress = ProgressLine(remote.name)
     waiting = functools.partial(progress.say, "another process is downloading it")
     try:
         if final.exists():
@@ -191,12 +191,13 @@ class _Transfer:
         rest = response.headers.get("Content-Length")
         total = done + int(rest) if rest is not None and rest.isdecimal() else self.remote.size
         self._require_size(total or 0)
+        share = "" if self.remote.size is None else f" of {self.remote.size / 1e6:.1f}"
         with self.part.writer(done) as write:
             while chunk := response.read1(1 << 16):
                 done += len(chunk)
                 self._require_size(done)
                 write(chunk)
-                self.progress.show(done)
+                self.progress.show(f"{done / 1e6:.1f}{share} MB")
                 if time.monotonic() > self.deadline:
                     raise _Fault(f"the file was not there after {self.settings.total_timeout:g} seconds", final=True)
         if total is not None and done != total:

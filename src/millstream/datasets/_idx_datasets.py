@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from millstream._core.errors import require_choice
-from millstream._core.plan import Ordering
+from millstream._core.ordering import Ordering
 from millstream.datasets._archive import extract
 from millstream.datasets._array_cache import cache_arrays
 from millstream.datasets._array_dataset import ArrayDataset

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from millstream._core.plan import Ordering
+from millstream._core.ordering import Ordering
 from millstream.datasets._array_dataset import ArrayDataset
 from millstream.datasets._cache import cache_folder, find_file
 from millstream.datasets._download import RemoteFile, fetch

@@ -115,7 +115,7 @@ class ArrayCache:
         contents, leaves = _flattened(tree, self._of)
         if self._contents is not None:
             contents.require_same("ArrayCache", self._path, json.loads(self._contents.manifest()))
-        cache = self._cache or self._open(contents)
+        cache = self._open(contents) if self._cache is None else self._cache
         cache.write(
             epoch, number, [np.asarray(leaf, dtype) for leaf, dtype in zip(leaves, contents.dtypes, strict=True)]
         )

@@ -11,7 +11,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from millstream._core.memory import ALIGNMENT
+from millstream._core.memory import ALIGNMENT, mapped_file
 from millstream._core.plain import decode, encode
 from millstream.host._shared_memory import SharedFile, map_shared
 
@@ -45,19 +45,10 @@ class _Pickler(cloudpickle.Pickler):
     """As cloudpickle's, but memory-mapped arrays travel as the file they come from."""
 
     def reducer_override(self, obj: Any) -> Any:
-        mapped = _mapped_file(obj) if isinstance(obj, np.ndarray) else None
+        mapped = mapped_file(obj)
         if mapped is not None and obj.flags.c_contiguous and obj.size:
             return _mapped_again, (str(mapped.filename), obj.dtype, obj.shape, _offset_in_file(mapped, obj))
         return super().reducer_override(obj)
-
-
-def _mapped_file(array: Any) -> Any:
-    """The memory-mapped file that an array is a view of, if any."""
-    while isinstance(array, np.ndarray):
-        if isinstance(array, np.memmap) and array.filename is not None:
-            return array
-        array = array.base
-    return None
 
 
 def _offset_in_file(mapped: Any, array: np.ndarray) -> int:

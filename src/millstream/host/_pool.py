@@ -18,8 +18,7 @@ from millstream._core.faults import WorkerStalled
 from millstream._core.held_batches import describe_holders
 from millstream._core.host_source import HostSource
 from millstream._core.plain import encode
-from millstream._core.readers import Filled
-from millstream._core.reading import Request
+from millstream._core.reading import Filled, Request
 from millstream._core.settings import settings
 from millstream._core.slots import Layout, Slots
 from millstream.host._crew import Crew, Job

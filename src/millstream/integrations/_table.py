@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from millstream._core.contracts import PyTree
+from millstream._core.dtypes import narrowed
 from millstream._core.errors import describe_leaf, describe_value, function_name, noted, require_callable, require_int
 from millstream._core.host_source import HostSource
 from millstream._core.ordering import Ordering
-from millstream._core.samples import NotAnArray, SampleSpec, narrowed, spec_of, spec_or_objects
+from millstream._core.samples import NotAnArray, SampleSpec, spec_of, spec_or_objects
 from millstream._core.stage_times import spent
 from millstream.sources._array import check_ordering
 

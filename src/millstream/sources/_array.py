@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from millstream._core.contracts import PyTree
+from millstream._core.dtypes import holds_numbers, kept_dtype, narrowed
 from millstream._core.errors import describe_leaf, describe_value, table
 from millstream._core.ordering import Ordering, as_shuffle
-from millstream._core.samples import narrowed
 
 if TYPE_CHECKING:
     import jax
@@ -91,7 +91,7 @@ def check_rows(who: str, data: PyTree) -> None:
                 f"{who} needs arrays. Got {name}: {describe_value(leaf)}. "
                 "Lists and tuples are trees here; turn them into arrays with np.asarray."
             )
-        if isinstance(leaf, np.ndarray) and (leaf.dtype.kind not in "biufcV" or leaf.dtype.names):
+        if isinstance(leaf, np.ndarray) and not holds_numbers(leaf.dtype):
             raise TypeError(
                 f"{who} needs numbers or bools. Got {name}: {describe_leaf(leaf)}. "
                 "Encode text, dates and objects as numbers, one array per field."
@@ -110,7 +110,7 @@ def _canonical(leaf: Any) -> Any:
 
     if isinstance(leaf, jax.Array):
         return leaf
-    return narrowed("ArraySampleSource", leaf, np.dtype(jax.dtypes.canonicalize_dtype(leaf.dtype)))
+    return narrowed("ArraySampleSource", leaf, kept_dtype(leaf.dtype))
 
 
 def _place(leaf: Any) -> "jax.Array":

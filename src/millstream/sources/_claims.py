@@ -5,7 +5,6 @@ import math
 import numpy as np
 
 from millstream._core.files import File, LocalFile
-from millstream._core.files import require_file as require_file
 from millstream.sources._file_rows import RangedRows
 
 # Unpacked data may be this many times larger than packed; what is below the free size cannot hurt anybody.

@@ -10,7 +10,7 @@ import numpy as np
 
 from millstream._core.errors import describe_value
 from millstream._core.files import buffered, open_file
-from millstream._core.plan import Ordering
+from millstream._core.ordering import Ordering
 from millstream.sources._file_source import FileSource
 
 _AT_ONCE = 32 << 20

@@ -6,9 +6,10 @@ from typing import Protocol
 
 import numpy as np
 
+from millstream._core.dtypes import narrowed
 from millstream._core.errors import noted
 from millstream._core.files import File
-from millstream._core.samples import narrowed
+from millstream._core.host_source import take_rows as take_array_rows
 
 
 class FileRows(Protocol):
@@ -112,9 +113,7 @@ class ChainedRows:
 
 def take_rows(who: str, rows: np.ndarray | FileRows, indices: np.ndarray, out: np.ndarray, first: int = 0) -> None:
     """Write the rows at `indices` into `out`, in the dtype that it has; row 0 is sample `first` in errors."""
-    if not isinstance(rows, np.ndarray):
-        rows.take(who, indices, out, first)
-    elif rows.dtype == out.dtype:
-        np.take(rows, indices, axis=0, out=out, mode="clip")  # "raise" would go through a buffer
+    if isinstance(rows, np.ndarray):
+        take_array_rows(who, rows, indices, out)
     else:
-        out[...] = narrowed(who, np.take(rows, indices, axis=0), out.dtype)
+        rows.take(who, indices, out, first)

@@ -10,6 +10,7 @@ from millstream._core.errors import noted
 from millstream._core.faults import FileChanged
 from millstream._core.files import File, LocalFile, recorded
 from millstream._core.host_source import ArrayRows
+from millstream._core.memory import mapped_file
 from millstream._core.ordering import Ordering
 from millstream.sources._file_rows import ChainedRows, FileRows, take_rows
 from millstream.sources._host_array import HostArraySource
@@ -55,7 +56,7 @@ class FileSource(HostArraySource):
     def _hold(self, data: PyTree, files: list[File]) -> None:
         self._leaves = self.sample_spec.flatten(self._who, data)  # pyright: ignore[reportAttributeAccessIssue]
         self._files = files
-        mapped = any(map(_is_mapped, self._leaves))
+        mapped = any(map(is_mapped, self._leaves))
         self._mapped = [file for file in files if mapped and isinstance(file, LocalFile)]
 
     def _check(self, indices: np.ndarray) -> None:
@@ -90,11 +91,8 @@ def _stand_in(rows: np.ndarray | FileRows) -> np.ndarray:
     return rows if isinstance(rows, np.ndarray) else np.broadcast_to(np.zeros((), rows.dtype), rows.shape)
 
 
-def _is_mapped(rows: Any) -> bool:
+def is_mapped(rows: Any) -> bool:
+    """Whether rows lie in a memory-mapped file, or some of them do."""
     if isinstance(rows, ChainedRows):
-        return any(map(_is_mapped, rows.parts))
-    while isinstance(rows, np.ndarray):
-        if isinstance(rows, np.memmap):
-            return True
-        rows = rows.base
-    return False
+        return any(map(is_mapped, rows.parts))
+    return mapped_file(rows) is not None

@@ -11,7 +11,15 @@ import numpy as np
 
 from millstream._core.contracts import PyTree
 from millstream._core.derived_sources import generator
-from millstream._core.errors import describe_leaf, describe_value, function_name, noted, require_callable, require_int
+from millstream._core.errors import (
+    describe_leaf,
+    describe_value,
+    function_name,
+    noted,
+    require_bool,
+    require_callable,
+    require_int,
+)
 from millstream._core.host_source import SampleReader
 from millstream._core.ordering import Ordering
 from millstream._core.plain import decode, encode
@@ -74,8 +82,7 @@ class FillSource(SampleReader):
         for name, number in {"prefetch_size": prefetch_size, "readers": readers}.items():
             require_int(who, name, number, least=1)
         for name, flag in {"seeded": seeded, "debug": debug}.items():
-            if not isinstance(flag, bool):
-                raise TypeError(f"{who} needs {name} to be a bool. Got {describe_value(flag)}.")
+            require_bool(who, name, flag)
         self._items = items
         self._fill = fill
         self._who = f"{who}({function_name(fill)})"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from millstream._core.errors import describe_value
-from millstream._core.plan import Ordering
+from millstream._core.ordering import Ordering
 from millstream.sources._disk import DiskSampleSource
 from millstream.sources._image_file import Opening, require_pillow
 

@@ -16,7 +16,7 @@ import numpy as np
 from millstream._core.contracts import PyTree
 from millstream._core.errors import describe_value
 from millstream._core.files import File, buffered, open_file
-from millstream._core.plan import Ordering
+from millstream._core.ordering import Ordering
 from millstream.sources._claims import map_rows, native, require_ratio, require_shape
 from millstream.sources._file_rows import RangedRows
 from millstream.sources._file_source import FileSource

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from millstream._core.contracts import Stream
 from millstream._core.derived_sources import CollatedSource
-from millstream._core.errors import describe_value, function_name, require_callable, require_int
+from millstream._core.errors import function_name, require_bool, require_callable, require_int
 from millstream._core.pipeline import Pipeline, as_stream
 from millstream._core.plan import Batching, Ending
 from millstream._core.transform import Transform
@@ -43,8 +43,7 @@ class BatchTransform(Transform):
             require_callable("BatchTransform", "collate", self.collate)
         require_int("BatchTransform", "batch_size", self.batch_size, least=1)
         for name in ("drop_last", "pad_last_batch"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"BatchTransform needs {name} to be a bool. Got {describe_value(getattr(self, name))}.")
+            require_bool("BatchTransform", name, getattr(self, name))
 
     @property
     def name(self) -> str:

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, Literal
 
 from millstream._core.contracts import Stream
-from millstream._core.errors import describe_value, require_choice, require_int
+from millstream._core.errors import describe_value, require_bool, require_choice, require_int
 from millstream._core.pipeline import as_stream
 from millstream._core.transform import Transform
 from millstream.transforms._buffer_stream import BufferedStream
@@ -64,8 +64,7 @@ class BufferTransform(Transform):
             "BufferTransform", "mode", self.mode, ("sequential", "uniform", "without_replacement", "prioritised")
         )
         require_choice("BufferTransform", "write_mode", self.write_mode, ("fifo", "reservoir"))
-        if not isinstance(self.by_row, bool):
-            raise TypeError(f"BufferTransform needs by_row to be a bool. Got {describe_value(self.by_row)}.")
+        require_bool("BufferTransform", "by_row", self.by_row)
         for name in ("priority_exponent", "importance_exponent"):
             exponent = getattr(self, name)
             is_number = isinstance(exponent, int | float) and not isinstance(exponent, bool)

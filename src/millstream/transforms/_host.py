@@ -56,7 +56,7 @@ class HostCallbackTransform(Transform):
             result = self.fn(value, mask)
             if result is None and self.element_spec_override is None:
                 return value
-            out = [np.empty((1, *shape), dtype) for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True)]
+            out = spec.empty(1)
             spec.write(self.name, out, 0, None, result)
             return spec.unflatten([leaf[0] for leaf in out])
 
@@ -79,14 +79,14 @@ class HostMapTransform:
         readers: How many threads read and call it, if the loader has no executor.
     """
 
+    random: ClassVar[bool] = False
+
     fn: Callable[..., PyTree]
     readers: int = 4
 
     def __post_init__(self) -> None:
         require_callable(type(self).__name__, "fn", self.fn)
         require_int(type(self).__name__, "readers", self.readers, least=1)
-
-    random: ClassVar[bool] = False
 
     def __call__(self, source: Any) -> Stream:
         """Put this stage behind a source."""

@@ -40,8 +40,8 @@ class RandomMapTransform(Transform):
     """Apply a traced function that needs randomness, such as an augmentation.
 
     The key depends on the run's key, the stage's name, the epoch and the sample (after a `BatchTransform`: the
-    batch), and on nothing
-    else: the same sample in the same epoch is augmented alike on every runtime, and other stages do not disturb it.
+    batch), and on nothing else: the same sample in the same epoch is augmented alike on every runtime, and other stages
+    do not disturb it.
 
     Example:
         >>> def jitter(value, mask, key):

@@ -4,7 +4,7 @@ import os
 import shutil
 import sys
 import unicodedata
-from typing import Any
+from typing import Any, Literal
 
 _ERASE = "\x1b[K"  # to the end of the line
 
@@ -14,16 +14,24 @@ class BarLine:
 
     On a terminal and in a notebook a new text takes the place of the old one; anywhere else (a file, a pipe) it is a
     new line.
+
+    Args:
+        name: "stdout", or "stderr" for the last line of that.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: Literal["stdout", "stderr"] = "stdout") -> None:
+        self._name = name
         self._cells = 0  # of the text that is there
         self._gone = False
 
     @property
+    def _stream(self) -> Any:
+        return getattr(sys, self._name)
+
+    @property
     def rewrites(self) -> bool:
         """Whether texts take each other's place."""
-        return rewrites(sys.stdout)
+        return rewrites(self._stream)
 
     @property
     def width(self) -> int | None:
@@ -39,14 +47,14 @@ class BarLine:
         """
         if self.rewrites:
             cells = _cells(text)
-            rest = _ERASE if _erases(sys.stdout) else " " * max(self._cells - cells, 0)
+            rest = _ERASE if _erases(self._stream) else " " * max(self._cells - cells, 0)
             self._cells = 0 if end else cells
             self._put(f"\r{text}{rest}" + ("\n" if end else ""))
         else:
             self._put(f"{text}\n")
 
     def _put(self, text: str) -> None:
-        stream = sys.stdout
+        stream = self._stream
         if stream is None or self._gone:
             return
         encoding = getattr(stream, "encoding", None) or "utf-8"

@@ -1,0 +1,41 @@
+"""Dtypes of numbers: which they are, and in which of them JAX keeps an array."""
+
+import functools
+
+import numpy as np
+
+_PAIRS = (("int64", "int32"), ("uint64", "uint32"), ("float64", "float32"), ("complex128", "complex64"))
+_NARROW = {np.dtype(wide): np.dtype(narrow) for wide, narrow in _PAIRS}
+
+
+def holds_numbers(dtype: np.dtype) -> bool:
+    """Whether an array of this dtype is its bytes: numbers and bools, those of JAX included."""
+    return dtype.kind in "biufc" or (dtype.kind == "V" and dtype.isbuiltin == 2)
+
+
+def kept_dtype(dtype: np.dtype) -> np.dtype:
+    """The dtype JAX keeps such numbers in: in this machine's byte order and, unless x64 is set, of at most 32 bits."""
+    import jax
+
+    return np.dtype(jax.dtypes.canonicalize_dtype(dtype.newbyteorder("=")))
+
+
+@functools.cache
+def can_become(dtype: np.dtype, kept: np.dtype) -> bool:
+    """Whether `kept` is a dtype that JAX keeps such numbers in. Needs no JAX."""
+    native = dtype.newbyteorder("=")
+    return kept in (native, _NARROW.get(native))
+
+
+def narrowed(who: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The array in the dtype JAX keeps it in; integers that do not fit are refused."""
+    if array.dtype == dtype:
+        return array
+    if array.dtype.kind in "iu" and array.dtype.itemsize > dtype.itemsize and array.size:
+        limits, low, high = np.iinfo(dtype), array.min(), array.max()
+        if low < limits.min or high > limits.max:
+            raise ValueError(
+                f"{who}: JAX keeps {array.dtype} as {dtype}, but the values run from {low} to {high}. "
+                "Renumber them, or set jax.config.update('jax_enable_x64', True)."
+            )
+    return array.astype(dtype)
