@@ -39,10 +39,10 @@ from millstream.loops._named import on_train_step as on_train_step
 from millstream.loops._overview import Overview as Overview
 from millstream.loops._overview import OverviewRow as OverviewRow
 from millstream.loops._overview import overview as overview
+from millstream.loops._period import Period as Period
 from millstream.loops._preemption import Preempted as Preempted
 from millstream.loops._saved_run import SavedRun as SavedRun
-from millstream.loops._schedules import Period as Period
-from millstream.loops._schedules import Schedule as Schedule
+from millstream.loops._schedule import Schedule as Schedule
 from millstream.loops._schedules import after as after
 from millstream.loops._schedules import always as always
 from millstream.loops._schedules import at as at

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from millstream.loops._elapsed import Elapsed
-from millstream.loops._schedules import Period
+from millstream.loops._period import Period
 
 
 class Passed(NamedTuple):

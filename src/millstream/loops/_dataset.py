@@ -9,8 +9,8 @@ import numpy as np
 from millstream._core.contracts import PyTree
 from millstream._core.errors import describe_value
 from millstream.loops._elapsed import Elapsed
+from millstream.loops._period import Period
 from millstream.loops._position import seek
-from millstream.loops._schedules import Period
 
 _MANY = 2**24  # batches asked for at once, where nobody knows how many it will be
 

@@ -7,7 +7,7 @@ from millstream._core.contracts import PyTree
 from millstream.loops._clock import Clock
 from millstream.loops._dataset import Loader, open_batches
 from millstream.loops._elapsed import Elapsed
-from millstream.loops._schedules import Period
+from millstream.loops._period import Period
 from millstream.loops._stop import as_epoch, as_stop
 
 

@@ -99,7 +99,8 @@ class FusedData:
         return state, logs
 
     def close(self) -> None:
-        """Nothing is open between two programs."""
+        """End the reading that programs have begun."""
+        self._loader.end_steps()
 
 
 def _as_carry(now: Elapsed) -> Elapsed:

@@ -7,9 +7,9 @@ from millstream._core.errors import require_int
 from millstream.loops._fused import Ahead, Body, FusedData, split_tasks, steps_until_due
 from millstream.loops._in_flight import array_of
 from millstream.loops._logs import Logs
+from millstream.loops._period import Period
 from millstream.loops._run import Run
 from millstream.loops._saved_run import SavedRun
-from millstream.loops._schedules import Period
 from millstream.loops._tasks import Task
 
 

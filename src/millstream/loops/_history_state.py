@@ -43,7 +43,7 @@ def _run_state(path: Name, run: Run) -> dict[str, Any]:
                 )
         return {"objects": list(run)}
     # Files know nothing of bfloat16 and its kin, so their bits travel as whole numbers.
-    plain = run.dtype.isbuiltin == 1 or run.dtype.kind in "SU"
+    plain = run.dtype.isbuiltin != 2
     return {"dtype": run.dtype.name, "array": run if plain else run.view(_WORDS[run.dtype.itemsize])}
 
 

@@ -9,7 +9,7 @@ from millstream.loops._aggregate import concatenate
 from millstream.loops._elapsed import Elapsed
 from millstream.loops._history import History
 from millstream.loops._logs import Logs
-from millstream.loops._schedules import Period
+from millstream.loops._period import Period
 
 
 class _Returned(NamedTuple):
@@ -55,10 +55,12 @@ class Waits:
     Attributes:
         data: Waiting for batches.
         evaluation: In loops inside of this one.
+        callbacks: In bars, writers, checkpoints and other observers.
     """
 
     data: float = 0.0
     evaluation: float = 0.0
+    callbacks: float = 0.0
 
 
 @dataclasses.dataclass(eq=False)
@@ -87,6 +89,9 @@ class LoopState:
         waits: What time is spent on besides steps.
         ends_at: The point at which the loop stops, if it is one.
         callbacks: All callbacks of the loop that have a memory.
+        dataset: What the batches come from, as it was given.
+        tasks: What is done when.
+        stops: When the loop stops; None if nobody has said it.
         failed: Whether the loop broke off in the middle of a step.
         unfinished: The first task of this step that an interrupt kept from being done, and whether it was one of those
             at the end of the run; None if there is none.
@@ -108,6 +113,9 @@ class LoopState:
     waits: Waits = dataclasses.field(default_factory=Waits)
     ends_at: Period | None = None
     callbacks: list[Any] = dataclasses.field(default_factory=list)
+    dataset: Any = None
+    tasks: list[Any] = dataclasses.field(default_factory=list)
+    stops: Any = None
     failed: bool = False
     unfinished: tuple[int, bool] | None = None
     cut_short: bool = False

@@ -10,6 +10,7 @@ import numpy as np
 
 from millstream._core.contracts import PyTree
 from millstream._core.errors import require_int
+from millstream._core.text_table import size_text, text_table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,17 +66,8 @@ class Overview:
         self.nbytes = sum(row.nbytes for row in rows)
 
     def __repr__(self) -> str:
-        total = ("total", _arrays(self.arrays), "", f"{self.count:,}", _size(self.nbytes), "", "", "")
-        lines = [_HEADER, *map(_cells, self.rows), total]
-        used = [i for i in range(len(_HEADER)) if any(line[i] for line in lines[1:])]
-        widths = {i: max(len(line[i]) for line in lines) for i in used}
-        # Words begin where their column begins, numbers end where it ends.
-        texts = [
-            "  ".join(line[i].rjust(widths[i]) if _HEADER[i] in _NUMBERS else line[i].ljust(widths[i]) for i in used)
-            for line in lines
-        ]
-        rule = "─" * max(map(len, texts))
-        return "\n".join(text.rstrip() for text in [texts[0], rule, *texts[1:-1], rule, texts[-1]])
+        total = ("total", _arrays(self.arrays), "", f"{self.count:,}", size_text(self.nbytes), "", "", "")
+        return text_table(_HEADER, map(_cells, self.rows), numbers=_NUMBERS, total=total)
 
 
 _HEADER = ("path", "shape", "dtype", "count", "bytes", "mean", "std", "sharding")
@@ -164,16 +156,8 @@ def _sharding(leaf: Any) -> str:
 def _cells(row: OverviewRow) -> tuple[str, ...]:
     shape = _arrays(row.arrays) if row.shape is None else str(row.shape)
     stats = ("" if value is None else f"{value:.3g}" for value in (row.mean, row.std))
-    return (row.path, shape, row.dtype, f"{row.count:,}", _size(row.nbytes), *stats, row.sharding)
+    return (row.path, shape, row.dtype, f"{row.count:,}", size_text(row.nbytes), *stats, row.sharding)
 
 
 def _arrays(count: int) -> str:
     return "1 array" if count == 1 else f"{count:,} arrays"
-
-
-def _size(nbytes: int) -> str:
-    """Bytes in words, with three digits."""
-    size, units = float(nbytes), ["B", "kB", "MB", "GB", "TB"]
-    while size >= 999.5 and len(units) > 1:
-        size, units = size / 1000, units[1:]
-    return f"{size:.3g} {units[0]}"

@@ -56,10 +56,12 @@ def loader_state_at(who: str, position: Position, loader: Any, key: Any) -> Load
     state = loader.init_state(words if key is None else key)
     if not isinstance(state, LoaderState):
         raise ValueError(f"{who} {_saved_of(position)}, and now there is a stream. {_ON_PURPOSE}")
-    # A run that was saved by hand may not have said what its samples are.
-    contents = contents_of(loader) if position["contents"] else ()
-    now = {**dict(state.origin), **dict(contents), "key": np.asarray(state.key).tolist()}
-    then = {**dict(position["origin"]), **dict(position["contents"]), "key": position["key"]}
+    # A run that was saved by hand may not have said what its samples are, and one that cannot be read says nothing.
+    saved = dict(position["contents"])
+    found = dict(contents_of(loader)) if saved else {}
+    known = [what for what in saved if what in found]
+    now = {**dict(state.origin), **{what: found[what] for what in known}, "key": np.asarray(state.key).tolist()}
+    then = {**dict(position["origin"]), **{what: saved[what] for what in known}, "key": position["key"]}
     differing = [what for what in dict.fromkeys([*now, *then]) if now.get(what) != then.get(what)]
     if differing:
         lines = [f"  {what}: {then.get(what, 'none')} saved, {now.get(what, 'none')} now" for what in differing]

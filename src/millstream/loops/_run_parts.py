@@ -13,10 +13,10 @@ from millstream.loops._elapsed import Elapsed
 from millstream.loops._history import History
 from millstream.loops._in_flight import InFlight
 from millstream.loops._loop_state import LoopState
+from millstream.loops._period import Period
 from millstream.loops._position import save_position
 from millstream.loops._preemption import PreemptionPoint
 from millstream.loops._saved_run import SavedRun, load_run, restore_callbacks
-from millstream.loops._schedules import Period
 from millstream.loops._stop import as_epoch, as_stop
 from millstream.loops._tasks import Task, parts
 
@@ -93,6 +93,8 @@ class RunParts:
             state, History() if history is None else history, self._clock.now, metadata=metadata, name=name
         )
         self.loop_state.callbacks = callbacks
+        self.loop_state.dataset, self.loop_state.tasks = dataset, [*self._tasks, *self._observers]
+        self.loop_state.stops = self._stop
         self.loop_state.ends_at = point
         self.loop_state.data_position = self._data_state
         self.loop_state.position = self._position

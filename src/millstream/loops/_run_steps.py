@@ -14,7 +14,7 @@ from millstream.loops._in_flight import array_of
 from millstream.loops._logs import Logs, as_logs
 from millstream.loops._run_parts import RunParts
 from millstream.loops._saved_run import SavedRun
-from millstream.loops._schedules import as_schedule
+from millstream.loops._schedule import as_schedule
 from millstream.loops._tasks import Task
 
 
@@ -162,12 +162,13 @@ class RunSteps(RunParts):
 
     def _observe(self, rows: int) -> None:
         """Show observers that are due the newest rows: so many, or only the last one if they are not always due."""
-        loop_state, stop = self.loop_state, len(self.loop_state.history)
+        loop_state, stop, begun = self.loop_state, len(self.loop_state.history), time.perf_counter()
         for task in self._observers:
             if task.schedule is None or task.schedule(loop_state.elapsed):
                 self._calling = task
                 task.callback.observe(loop_state, stop - (rows if task.schedule is None else min(rows, 1)), stop)
         self._calling = None
+        loop_state.waits.callbacks += time.perf_counter() - begun
 
     def _final_tasks(self) -> bool:
         """What is due at the last step because it turned out to be the last; whether an interrupt ended it."""

@@ -1,70 +1,13 @@
-"""When a callback is due: pure functions of the elapsed, that can be combined.
-
-Schedules are compared by identity, so two equal ones are two keys of a dict, and are never changed by being asked.
-"""
+"""The schedules there are, and the words that make them."""
 
 import datetime
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from millstream._core.errors import describe_value
-from millstream.loops._elapsed import Elapsed, seconds
-
-_UNITS = ("steps", "samples", "epochs", "time")
-
-
-class Schedule:
-    """Says at each step whether it is due.
-
-    Example:
-        >>> schedule = ms.every(10) & ~ms.first(100)
-        >>> schedule(ms.Elapsed(steps=110))
-        True
-    """
-
-    always = False  # whether it is due at every step, so that nobody need ask
-
-    def __call__(self, elapsed: Elapsed) -> bool:
-        """Whether it is due at the current step."""
-        raise NotImplementedError
-
-    def next_due(self, steps: int, epoch: int | None) -> float | None:
-        """The first step behind `steps` at which it is due, inf if none, None if it has to be asked.
-
-        Args:
-            steps: Steps so far.
-            epoch: Steps of an epoch, if it is given in steps.
-        """
-        return None
-
-    def __and__(self, other: Any) -> "Schedule":
-        ours, theirs = self, as_schedule("&", other)
-        return _Function(lambda elapsed: ours(elapsed) and theirs(elapsed), f"({self!r} & {theirs!r})")
-
-    def __or__(self, other: Any) -> "Schedule":
-        ours, theirs = self, as_schedule("|", other)
-        return _Function(lambda elapsed: ours(elapsed) or theirs(elapsed), f"({self!r} | {theirs!r})")
-
-    def __invert__(self) -> "Schedule":
-        return _Function(lambda elapsed: not self(elapsed), f"~{self!r}")
-
-    def __bool__(self) -> bool:
-        raise TypeError(f"{self!r} is neither true nor false; ask it with an elapsed, and combine with &, | and ~.")
-
-
-class _Function(Schedule):
-    """Any function of the elapsed."""
-
-    def __init__(self, fn: Callable[[Elapsed], Any], text: str) -> None:
-        self._fn = fn
-        self._text = text
-
-    def __call__(self, elapsed: Elapsed) -> bool:
-        return bool(self._fn(elapsed))
-
-    def __repr__(self) -> str:
-        return self._text
+from millstream.loops._elapsed import Elapsed
+from millstream.loops._period import Period, as_period, now_and_before, units_given
+from millstream.loops._schedule import Schedule, as_schedule
 
 
 class _Constant(Schedule):
@@ -101,7 +44,7 @@ class _Every(Schedule):
     def __call__(self, elapsed: Elapsed) -> bool:
         if self._unit == "steps":
             return elapsed.steps % self._period == 0 and elapsed.steps > 0
-        now, before = _now_and_before(elapsed, self._unit)
+        now, before = now_and_before(elapsed, self._unit)
         return now // self._period > before // self._period
 
     def next_due(self, steps: int, epoch: int | None) -> float | None:
@@ -113,75 +56,6 @@ class _Every(Schedule):
 
     def __repr__(self) -> str:
         return f"every({self._unit}={self._period})"
-
-
-class Period(Schedule):
-    """A point of a run, reached as soon as any of its units is. As a schedule it is due once, at that step.
-
-    Example:
-        >>> stop = ms.at(epochs=3, time=3600)  # whatever comes first
-        >>> stop.reached(ms.Elapsed(steps=100, epochs=3))
-        True
-
-    Args:
-        steps: Completed steps.
-        samples: Samples.
-        epochs: Completed epochs.
-        time: Seconds of the run, or a timedelta.
-        date: A datetime.
-    """
-
-    def __init__(
-        self,
-        steps: int | None = None,
-        samples: int | None = None,
-        epochs: int | None = None,
-        time: float | datetime.timedelta | None = None,
-        date: datetime.datetime | None = None,
-    ) -> None:
-        units = _units("at", {"steps": steps, "samples": samples, "epochs": epochs, "time": time}, least=0)
-        if date is not None and not isinstance(date, datetime.datetime):
-            raise TypeError(f"at needs date to be a datetime.datetime. Got {describe_value(date)}.")
-        if not units and date is None:
-            raise ValueError("at needs a point: at(100), at(samples=5000), at(epochs=3), at(time=60) or at(date=...).")
-        self._date = date
-        self.units: dict[str, float] = units
-
-    def reached(self, elapsed: Elapsed) -> bool:
-        """Whether any of its units has been reached."""
-        for unit, value in self.units.items():
-            if (elapsed.steps if unit == "steps" else _now_and_before(elapsed, unit)[0]) >= value:
-                return True
-        return self._date is not None and elapsed.date >= self._date.timestamp()
-
-    def __call__(self, elapsed: Elapsed) -> bool:
-        return self.reached(elapsed) and not self.reached(elapsed.step_before())
-
-    def since(self, elapsed: Elapsed) -> Elapsed:
-        """The elapsed, counted from this point on in the units the point is given in."""
-        changes: dict[str, float] = {}
-        for unit, value in self.units.items():
-            changes[unit] = _now_and_before(elapsed, unit)[0] - value
-            if unit != "steps":
-                changes[f"{unit}_before"] = max(_now_and_before(elapsed, unit)[1] - value, 0)
-        return elapsed.replace(**changes)
-
-    def count(self, elapsed: Elapsed) -> int:
-        """How often this length fits into what has elapsed; for periods of one unit."""
-        ((unit, value),) = self.units.items()
-        return int((elapsed.steps if unit == "steps" else _now_and_before(elapsed, unit)[0]) // value)
-
-    def next_due(self, steps: int, epoch: int | None) -> float | None:
-        lengths = {"steps": 1, "epochs": epoch}
-        told = [(value, lengths.get(unit)) for unit, value in self.units.items()]
-        if self._date is not None or any(length is None for _, length in told):
-            return None
-        point = min(value * length for value, length in told if length is not None)
-        return point if point > steps else math.inf
-
-    def __repr__(self) -> str:
-        units = [f"{unit}={value}" for unit, value in self.units.items()]
-        return f"at({', '.join(units + ([f'date={self._date}'] if self._date is not None else []))})"
 
 
 class _After(Schedule):
@@ -268,7 +142,7 @@ def every(
         >>> [step for step in range(1, 31) if ms.every(10)(ms.Elapsed(steps=step))]
         [10, 20, 30]
     """
-    units = _units("every", {"steps": steps, "samples": samples, "epochs": epochs, "time": time}, least=1)
+    units = units_given("every", {"steps": steps, "samples": samples, "epochs": epochs, "time": time}, least=1)
     if len(units) != 1:
         raise ValueError(
             f"every needs exactly one of steps, samples, epochs and time. Got {units or 'none'}. "
@@ -366,58 +240,3 @@ def piecewise(schedule: Any, later: Mapping[Any, Any]) -> Schedule:
     """
     pieces = [(as_period("piecewise", "a point", point), as_schedule("piecewise", s)) for point, s in later.items()]
     return _Piecewise(as_schedule("piecewise", schedule), pieces)
-
-
-def as_schedule(who: str, value: Any) -> Schedule:
-    """A schedule, or any function of the elapsed as one."""
-    if isinstance(value, Schedule):
-        return value
-    if not callable(value):
-        raise TypeError(
-            f"{who} needs a schedule such as every(10), or a function of the elapsed. Got {describe_value(value)}."
-        )
-    return _Function(value, getattr(value, "__name__", repr(value)))
-
-
-def as_period(who: str, name: str, value: Any) -> Period:
-    """A point given as a number of steps, a timedelta or a `Period`."""
-    if isinstance(value, Period):
-        return value
-    if isinstance(value, datetime.timedelta):
-        return Period(time=value)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return Period(value)
-    raise TypeError(f"{who} needs {name} as steps or as at(samples=...) and the like. Got {describe_value(value)}.")
-
-
-def _units(who: str, given: dict[str, Any], *, least: int) -> dict[str, float]:
-    """Those units that are given, checked."""
-    units: dict[str, float] = {}
-    for unit, value in given.items():
-        if value is None:
-            continue
-        if unit == "time":
-            units[unit] = seconds(who, value)
-            if least and units[unit] == 0:
-                raise ValueError(f"{who} needs time to be more than 0 seconds.")
-        elif isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{who} needs {unit} to be an int of at least {least}. Got {describe_value(value)}.")
-        else:
-            units[unit] = value
-    return units
-
-
-def _now_and_before(elapsed: Elapsed, unit: str) -> tuple[Any, Any]:
-    """What has elapsed in a unit at this step, and at the one before."""
-    if unit == "samples":
-        return elapsed.samples, elapsed.samples_before
-    if unit == "time":
-        return elapsed.time, elapsed.time_before
-    if unit == "steps":
-        return elapsed.steps, elapsed.steps - 1
-    if elapsed.epochs is None:
-        raise ValueError(
-            "A schedule by epochs needs a run that knows how long an epoch is: give the loop epoch_duration, "
-            "or a DataLoader, which says it itself."
-        )
-    return elapsed.epochs, elapsed.epochs_before

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from millstream.loops._schedules import Period, Schedule, as_period, as_schedule
+from millstream.loops._period import Period, as_period
+from millstream.loops._schedule import Schedule, as_schedule
 
 
 def as_stop(who: str, stop: Any) -> Period | Schedule:

@@ -6,7 +6,7 @@ from typing import Any
 
 from millstream._core.errors import describe_value, function_name
 from millstream.loops._callback import Call, Callback, Observer, adapted, bind
-from millstream.loops._schedules import Schedule, as_schedule
+from millstream.loops._schedule import Schedule, as_schedule
 
 Pairs = list[tuple[Any, list[Any]]]
 

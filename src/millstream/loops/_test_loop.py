@@ -11,7 +11,8 @@ from millstream.loops._history import History
 from millstream.loops._loop import loop
 from millstream.loops._loop_state import LoopOutput
 from millstream.loops._named import NamedTasks
-from millstream.loops._schedules import Period, always
+from millstream.loops._period import Period
+from millstream.loops._schedules import always
 
 
 def test_loop(

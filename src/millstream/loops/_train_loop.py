@@ -15,7 +15,8 @@ from millstream.loops._inner_loop import inner_loop
 from millstream.loops._loop import loop
 from millstream.loops._loop_state import LoopOutput
 from millstream.loops._named import NamedTasks
-from millstream.loops._schedules import EpochBegins, EpochEnds, Period, always
+from millstream.loops._period import Period
+from millstream.loops._schedules import EpochBegins, EpochEnds, always
 from millstream.loops._test_loop import run_test, whole
 
 
