@@ -2,11 +2,17 @@
 
 from typing import Any
 
+import jax
+
+from millstream._core.cached_backend import CacheOf
 from millstream._core.contracts import IndexedSource, Stream
 from millstream._core.errors import describe_value
 from millstream._core.pipeline import Pipeline, as_stream
+from millstream._core.reading import OnError
 from millstream._core.streams import stages_of
 from millstream._core.transform import Transform
+from millstream.host import BatchCache
+from millstream.sharding import check_batch_size
 
 
 def build(pipeline: Any) -> Stream:
@@ -24,6 +30,39 @@ def build(pipeline: Any) -> Stream:
 def stages(source: Any) -> tuple[Transform, ...]:
     """The transforms of a composed source that lie above its last custom stage."""
     return source.stages if isinstance(source, Pipeline) else stages_of(source)
+
+
+def read_on_host(source: Any, executor: Any, prefetch: int, on_error: OnError, cache: BatchCache | None) -> Pipeline:
+    """The source with its samples read on the host; refuses streams."""
+    if not isinstance(source, Pipeline):
+        raise TypeError(
+            f"DataLoader can give an executor, on_error and cache only to samples that are read; "
+            f"{type(source).__name__} is a stream, which is computed step by step. Leave them out."
+        )
+    kept = None if cache is None else CacheOf(cache.folder, cache.mode, source.origin)
+    return source.read_by(executor=executor, prefetch=prefetch, on_error=on_error, cache=kept)
+
+
+def sharded(source: Any, sharding: jax.sharding.NamedSharding, placements: list[Any]) -> Pipeline:
+    """The source with its batches over a mesh; refuses what cannot lie there."""
+    who = "DataLoader with a sharding"
+    if not isinstance(source, Pipeline) or not source.plan.batchings:
+        raise TypeError(
+            f"{who} needs an indexed source and a BatchTransform behind it: it is the batches that are sharded."
+        )
+    if source.objects is not None:
+        raise TypeError(f"{who} makes arrays, and these samples are Python objects ({source.objects.found}).")
+    if any(placement is not None for placement in placements):
+        raise ValueError(f"{who} says already where batches go. Leave out the device of the DevicePutTransform.")
+    check_batch_size("DataLoader", source.plan.batchings[-1].size, sharding)
+    if source.host is not None and not sharding.is_fully_addressable:
+        if not source.host.ordered:
+            raise ValueError(
+                f"{who} over several processes needs an executor with ordered=True: all take the same batch."
+            )
+        if source.host.on_error == "skip batch":
+            raise ValueError(f'{who} over several processes cannot skip batches. Use on_error="skip item".')
+    return source.over(sharding)
 
 
 def _attach(source: Stream, stage: Any, number: int) -> Stream:

@@ -13,7 +13,7 @@ from millstream._core.held_batches import remember
 from millstream._core.host_side import HostSide
 from millstream._core.host_source import HostSource
 from millstream._core.pipeline import Pipeline
-from millstream._core.readers import Filled
+from millstream._core.reading import Filled
 from millstream._core.samples import SampleSpec
 from millstream.loader._program import batch_of, split
 

@@ -5,14 +5,13 @@ import dataclasses
 import functools
 import itertools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from millstream._core.cached_backend import CacheOf
 from millstream._core.callbacks import original_errors
 from millstream._core.contents import fingerprint
 from millstream._core.contracts import PyTree
@@ -21,20 +20,25 @@ from millstream._core.interrupts import Interrupts
 from millstream._core.ordering import as_shuffle
 from millstream._core.pipeline import Pipeline
 from millstream._core.policy import set_policy_state
-from millstream._core.read_ahead import Backend, PlannedRun, ReadAhead
+from millstream._core.read_ahead import Backend, PlannedRun, ReadAhead, still_open
 from millstream._core.read_in_graph import end_reading_in_graph
 from millstream._core.reading import OnError, Report
 from millstream._core.state import check_origin, is_traced
 from millstream._core.stats import LoaderStats
 from millstream.host import BatchCache, InGraph, Processes, Threads, is_worker
-from millstream.loader._build import build, stages
+from millstream.loader._build import build, read_on_host, sharded, stages
 from millstream.loader._delivery import Delivery, placed
+from millstream.loader._explanation.explain import Explanation, explain
 from millstream.loader._host_reading import HostReading
 from millstream.loader._hosts import require_agreement
 from millstream.loader._info import describe_batch
 from millstream.loader._iterator import BatchIterator, Drawn
 from millstream.loader._program import BodyFn, compiled_scan, compiled_steps, next_batch, scan, split
-from millstream.sharding import as_batch_sharding, check_batch_size
+from millstream.loader._tuning.result import Tuning
+from millstream.loader._tuning.tune import tune
+from millstream.loader._verification.result import Verification
+from millstream.loader._verification.verify import verify
+from millstream.sharding import as_batch_sharding
 from millstream.transforms import DevicePutTransform
 
 _LARGE_CONSTANT = 64 * 2**20
@@ -90,13 +94,17 @@ class DataLoader:
             raise TypeError(f"DataLoader needs cache to be a BatchCache. Got {describe_value(cache)}.")
         if is_worker():
             raise RuntimeError("DataLoader cannot be made in a worker process. Guard it with: if not ms.is_worker().")
-        executor = None if isinstance(executor, InGraph) else executor
         source = build(pipeline)
+        self._made_of: tuple[Any, dict[str, Any]] | None = (
+            source,
+            {"executor": executor, "prefetch": prefetch, "on_error": on_error, "cache": cache, "sharding": sharding},
+        )
+        executor = None if isinstance(executor, InGraph) else executor
         if executor is not None or on_error != "raise" or cache is not None:
-            source = _read_on_host(source, executor, prefetch, on_error, cache)
+            source = read_on_host(source, executor, prefetch, on_error, cache)
         placements = [stage.placement for stage in stages(source) if isinstance(stage, DevicePutTransform)]
         if sharding is not None:
-            source = _sharded(source, as_batch_sharding(sharding), placements)
+            source = sharded(source, as_batch_sharding(sharding), placements)
         self._placement = placements[-1] if placements else None
         self._prefetch = prefetch
         self._set_source(source)
@@ -116,6 +124,22 @@ class DataLoader:
         self._program, self._arrays = split(source)
         self._origin = source.origin if isinstance(source, Pipeline) else None
         self._body_fns: dict[Any, set[int]] = {}
+
+    def replace(self, **options: Any) -> "DataLoader":
+        """A loader of the same pipeline with other options: the same batches, made elsewhere.
+
+        Example:
+            >>> threads = loader.replace(executor=ms.Threads(2), prefetch=4)
+
+        Args:
+            **options: Those of `DataLoader`; the others stay as they are.
+        """
+        if self._made_of is None:
+            raise TypeError("replace needs a loader that was built, not one that came out of jax.jit or jax.tree.map.")
+        pipeline, known = self._made_of
+        if unknown := sorted(options.keys() - known.keys()):
+            raise TypeError(f"replace got {', '.join(unknown)}. A DataLoader's options are: {', '.join(known)}.")
+        return DataLoader(pipeline, **{**known, **options})
 
     @property
     def steps_per_epoch(self) -> int:
@@ -137,13 +161,17 @@ class DataLoader:
         return shuffled or keyed or any(stage.keyed for stage in self._source.stages)
 
     def contents(self) -> tuple[tuple[str, str], ...]:
-        """What the samples are, in a word that changes when they do: a hash of a few of them. None for a stream."""
+        """What the samples are, in a word that changes when they do: a hash of a few of them.
+
+        There is none for a stream, or if one of them cannot be read.
+        """
         return self._contents
 
     @functools.cached_property
     def _contents(self) -> tuple[tuple[str, str], ...]:
         source = self._source.source if isinstance(self._source, Pipeline) else None
-        return () if source is None else (("contents", fingerprint(source)),)
+        found = None if source is None else fingerprint(source)
+        return () if found is None else (("contents", found),)
 
     def init_state(self, key: Any, step: int = 0) -> PyTree:
         """The state of a run before its first batch, or before batch number `step`.
@@ -184,6 +212,7 @@ class DataLoader:
             self._agreed = True
         if self._host is None:
             return self._draw(state)
+        self._reader = still_open(self._reader)
         if self._reader is None:
             self._reader = self._host.open(self._source.plan, LoaderStats())
         step, words = int(state.step), np.asarray(state.key)
@@ -233,6 +262,79 @@ class DataLoader:
     def stats(self) -> LoaderStats:
         """Counts and times of all iterators of this loader so far; printed, a table that names the bottleneck."""
         return dataclasses.replace(self._stats, reading=self._stats.reading.copy())
+
+    def explain(self) -> Explanation:
+        """The pipeline as a table: its stages, where they run, what leaves them, the memory they hold, and the plan.
+
+        Nothing is read and nothing is compiled; stages are traced.
+
+        Example:
+            >>> loader.explain().plan["last batch"]  # print all of it with print(loader.explain())
+            '2 of 4 rows real, the others padding'
+        """
+        return explain(self)
+
+    def tune(
+        self,
+        key: Any = None,
+        *,
+        seconds: float = 15.0,
+        step: Callable[[Any, Any], Any] | None = None,
+        progress: bool = True,
+    ) -> Tuning:
+        """Time the stages on these data, try executors and prefetch, and advise the simplest that are as good as any.
+
+        This loader stays as it is: `loader.replace(**loader.tune().options)` is the one that is advised. Samples are
+        read and functions of the pipeline are called as often as there is time for; a cache is neither read nor filled.
+
+        Example:
+            >>> tuning = loader.tune(seconds=0.5, progress=False)
+            >>> faster = loader.replace(**tuning.options)
+
+        Args:
+            key: Whose samples to read; None for those of `jax.random.key(0)`.
+            seconds: About how long to take. What is under way is waited for.
+            step: `step(batch, mask)`, what the loop does with a batch. What counts is then how long the loop waits
+                beside it. Without one, batches are drawn as fast as they come.
+            progress: Whether to show on stderr how far it is, if that is a terminal or a notebook.
+        """
+        return tune(self, key, seconds, step, progress)
+
+    def verify(
+        self,
+        key: Any = None,
+        *,
+        steps: int | None = None,
+        seconds: float = 60.0,
+        executors: Sequence[InGraph | Threads | Processes] | None = None,
+        hosts: Sequence[int] = (1, 2, 4),
+        progress: bool = True,
+        raises: bool = True,
+    ) -> Verification:
+        """Prove on your own data what a loader promises, and name the first difference if there is one.
+
+        Stages are deterministic; every sample comes once per epoch; every executor and every number of hosts gives the
+        same stream; a stream that is saved and resumed goes on as if nothing had been. Functions of yours are called
+        more often than in a run.
+
+        Example:
+            >>> print(loader.verify(executors=[ms.Threads(2)], hosts=[1, 2]).rows[4].evidence)
+            in parts for 1, 2 hosts: 5 batches, together equal bit for bit
+
+        Args:
+            key: The run to look at; by default that of `jax.random.key(0)`.
+            steps: How many batches to read, at most; by default an epoch and two more.
+            seconds: How long to take, at most, or a little longer. What there was no time for is not claimed.
+            executors: What to compare with this loader; by default no executor, one thread, three threads and two
+                worker processes.
+            hosts: Numbers of hosts to divide batches by.
+            progress: Whether a line on a terminal's stderr says how far it is.
+            raises: Whether a difference raises `VerificationFailed`, as a test wants it; if not, the table has it.
+        """
+        verification = verify(self, key, steps, seconds, executors, hosts, progress)
+        if raises:
+            verification.raise_if_failed()
+        return verification
 
     def __enter__(self) -> Self:
         """Keep worker processes and threads from one stream to the next, until the block is left."""
@@ -301,8 +403,7 @@ class DataLoader:
             with original_errors():
                 return jax.block_until_ready(self._run(compiled_scan, *arguments))
         finally:
-            if not self._kept:
-                end_reading_in_graph(self._host, self._source.plan)
+            self.end_steps()
 
     def run_steps(
         self, state: PyTree, carry: Any, body_fn: BodyFn, count: int, *, width: int
@@ -334,6 +435,15 @@ class DataLoader:
             return self._run(compiled_steps, *arguments)
         with original_errors():
             return jax.block_until_ready(self._run(compiled_steps, *arguments))
+
+    def end_steps(self) -> None:
+        """End the reading that `run_steps` has begun, unless threads and worker processes are kept.
+
+        Example:
+            >>> loader.end_steps()
+        """
+        if self._host is not None and not self._kept:
+            end_reading_in_graph(self._host, self._source.plan)
 
     def sample_counter(self, state: PyTree) -> Callable[[range], list[int]]:
         """How many real samples the batches from this state on have: a function of a range of 0, 1, 2, ..."""
@@ -448,37 +558,6 @@ class DataLoader:
             )
 
 
-def _read_on_host(source: Any, executor: Any, prefetch: int, on_error: OnError, cache: BatchCache | None) -> Pipeline:
-    if not isinstance(source, Pipeline):
-        raise TypeError(
-            f"DataLoader can give an executor, on_error and cache only to samples that are read; "
-            f"{type(source).__name__} is a stream, which is computed step by step. Leave them out."
-        )
-    kept = None if cache is None else CacheOf(cache.folder, cache.mode, source.origin)
-    return source.read_by(executor=executor, prefetch=prefetch, on_error=on_error, cache=kept)
-
-
-def _sharded(source: Any, sharding: jax.sharding.NamedSharding, placements: list[Any]) -> Pipeline:
-    who = "DataLoader with a sharding"
-    if not isinstance(source, Pipeline) or not source.plan.batchings:
-        raise TypeError(
-            f"{who} needs an indexed source and a BatchTransform behind it: it is the batches that are sharded."
-        )
-    if source.objects is not None:
-        raise TypeError(f"{who} makes arrays, and these samples are Python objects ({source.objects.found}).")
-    if any(placement is not None for placement in placements):
-        raise ValueError(f"{who} says already where batches go. Leave out the device of the DevicePutTransform.")
-    check_batch_size("DataLoader", source.plan.batchings[-1].size, sharding)
-    if source.host is not None and not sharding.is_fully_addressable:
-        if not source.host.ordered:
-            raise ValueError(
-                f"{who} over several processes needs an executor with ordered=True: all take the same batch."
-            )
-        if source.host.on_error == "skip batch":
-            raise ValueError(f'{who} over several processes cannot skip batches. Use on_error="skip item".')
-    return source.over(sharding)
-
-
 def _flatten(loader: DataLoader) -> tuple[tuple[list[Any]], tuple[Any, ...]]:
     return (loader._arrays,), (loader._program, loader._placement, loader._prefetch)
 
@@ -486,6 +565,7 @@ def _flatten(loader: DataLoader) -> tuple[tuple[list[Any]], tuple[Any, ...]]:
 def _unflatten(kind: type[DataLoader], static: tuple[Any, ...], children: tuple[list[Any]]) -> DataLoader:
     loader = object.__new__(kind)
     program, loader._placement, loader._prefetch = static
+    loader._made_of = None
     loader._set_source(program.source(children[0]))
     return loader
 

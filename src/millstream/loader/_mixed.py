@@ -15,6 +15,7 @@ from millstream._core.interrupts import Interrupts
 from millstream._core.keys import named_key
 from millstream._core.plan import STEP_LIMIT
 from millstream._core.state import LoaderState, Origin, check_origin, key_words
+from millstream.loader._explanation.explain import Explanation, joined
 from millstream.loader._iterator import BatchIterator, Drawn
 from millstream.loader._loader import DataLoader
 from millstream.loader._part import JoinedIterator, Part, require_indexed, step_limit
@@ -97,6 +98,11 @@ class MixedLoader:
             for name, loader in self._loaders.items()
             for what, words in loader.contents()
         )
+
+    def explain(self) -> Explanation:
+        """The pipelines of all loaders as one table, and the plan; see `DataLoader.explain`."""
+        plan = {"epoch": f"{self.steps_per_epoch:,} batches", "mix": dict(self._origin)["mix"]}
+        return joined({name: loader.explain() for name, loader in self._loaders.items()}, plan)
 
     def init_state(self, key: Any, step: int = 0) -> LoaderState:
         """The state of a run before its first batch, or before batch number `step`.

@@ -10,6 +10,7 @@ from millstream._core.interrupts import Interrupts
 from millstream._core.keys import named_key
 from millstream._core.plan import STEP_LIMIT
 from millstream._core.state import LoaderState, Origin, check_origin, key_words
+from millstream.loader._explanation.explain import Explanation, joined
 from millstream.loader._loader import DataLoader
 from millstream.loader._mixed import MixedLoader
 from millstream.loader._part import Part, crosses_epochs, require_indexed, step_limit
@@ -82,6 +83,14 @@ class TrainStream:
     def batches_per_validation(self) -> int:
         """Batches in a validation pass."""
         return self._schedule.length
+
+    def explain(self) -> Explanation:
+        """The pipelines for training and validation as one table, and the plan; see `DataLoader.explain`."""
+        parts = {"train": self._train.explain()}
+        if self._validation is None:
+            return joined(parts, {"validation": "none"})
+        passes = f"{self._schedule.length:,} batches after every {self._schedule.interval:,} of training"
+        return joined(parts | {"validation": self._validation.explain()}, {"validation": passes})
 
     def init_state(self, key: Any, start_at: tuple[int, int] = (0, 0)) -> LoaderState:
         """The state of a run before its first batch, or before any other.

@@ -1,0 +1,1 @@
+"""What a pipeline does, as a table: stages and the plan, without reading anything."""

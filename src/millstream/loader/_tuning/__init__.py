@@ -1,0 +1,1 @@
+"""How a pipeline is read fastest on this machine: stages are timed, executors tried."""

@@ -1,0 +1,1 @@
+"""Whether a loader keeps its promises, tried on the user's own data."""
