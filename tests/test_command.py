@@ -18,8 +18,8 @@ def run(*arguments):
     return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=120)
 
 
-def test_the_demo_trains_and_resumes():
-    done = run("demo")
+def test_the_demo_trains_and_resumes(tmp_path):
+    done = run("demo", "--folder", str(tmp_path / "run"))
     assert (done.returncode, done.stderr) == (0, "")
     accuracy = re.search(r"test accuracy +([\d.]+)%", done.stdout)
     assert accuracy and float(accuracy[1]) > 95
@@ -28,8 +28,8 @@ def test_the_demo_trains_and_resumes():
     assert "identical: 34 batches after a stop in mid-epoch" in done.stdout
 
 
-def test_one_epoch_is_enough_to_run():
-    assert run("demo", "--epochs", "1").returncode == 0
+def test_one_epoch_is_enough_to_run(tmp_path):
+    assert run("demo", "--epochs", "1", "--folder", str(tmp_path / "run")).returncode == 0
 
 
 def test_ctrl_c_ends_the_demo_quietly():

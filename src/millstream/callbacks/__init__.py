@@ -7,6 +7,7 @@ from millstream.callbacks._keras_bar import keras_bar as keras_bar
 from millstream.callbacks._learning_rate import log_learning_rate as log_learning_rate
 from millstream.callbacks._mlflow_logger import mlflow_logger as mlflow_logger
 from millstream.callbacks._profile import profile as profile
+from millstream.callbacks._record import record as record
 from millstream.callbacks._rich_bar import rich_bar as rich_bar
 from millstream.callbacks._tensorboard import tensorboard as tensorboard
 from millstream.callbacks._terminate_on_nan import terminate_on_nan as terminate_on_nan

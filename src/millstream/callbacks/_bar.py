@@ -13,7 +13,7 @@ from millstream.loops._column import IN_FLIGHT
 from millstream.loops._elapsed import Elapsed
 from millstream.loops._history import History
 from millstream.loops._loop_state import LoopState
-from millstream.loops._schedules import Period, as_period
+from millstream.loops._period import Period, as_period
 
 
 class Face(Protocol):

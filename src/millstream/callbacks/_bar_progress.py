@@ -3,7 +3,7 @@
 import time
 
 from millstream.loops._elapsed import Elapsed
-from millstream.loops._schedules import Period
+from millstream.loops._period import Period
 
 _DAY = 24 * 3600
 

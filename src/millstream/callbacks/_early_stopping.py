@@ -16,7 +16,7 @@ from millstream.loops._elapsed import Elapsed
 from millstream.loops._history import History
 from millstream.loops._logs import as_logs
 from millstream.loops._loop_state import LoopState
-from millstream.loops._schedules import Period, as_period
+from millstream.loops._period import Period, as_period
 
 _WHO = "early_stopping"
 _SAVED = ("steps", "samples", "epochs", "time", "date_start")  # of the moments that count

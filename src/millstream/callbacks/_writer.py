@@ -14,7 +14,7 @@ from millstream.callbacks._background import Background, Sink
 from millstream.callbacks._late_rows import LateRows, entry_name
 from millstream.loops._callback import Observer
 from millstream.loops._loop_state import LoopState
-from millstream.loops._schedules import Schedule, as_schedule
+from millstream.loops._schedule import Schedule, as_schedule
 from millstream.loops._schedules import every as every_so_many
 
 _MANY = 256  # rows that are handed to the thread at once

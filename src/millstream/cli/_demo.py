@@ -1,5 +1,8 @@
 """The demo: the whole way from data to a trained network, in one screen."""
 
+import os
+import shutil
+import tempfile
 from typing import Any
 
 import jax
@@ -7,12 +10,31 @@ import jax.numpy as jnp
 import numpy as np
 
 import millstream as ms
+from millstream.report import write_report
 
 _BATCH, _HIDDEN, _RATE, _MOMENTUM, _FUSE = 64, 128, 0.1, 0.9, 100
 
 
-def run(epochs: int, seed: int) -> int:
-    """Train on the embedded digits, test, and compare a resumed stream with an uninterrupted one."""
+def run(epochs: int, seed: int, folder: str | os.PathLike[str] | None) -> int:
+    """Train on the embedded digits, test, compare a resumed stream with an uninterrupted one, and write a report.
+
+    Args:
+        epochs: How many to train.
+        seed: Of the run's key.
+        folder: Where the record of the run and the report go; None for a new temporary folder.
+    """
+    if folder is not None:
+        return show(epochs, seed, folder)
+    folder = tempfile.mkdtemp(prefix="millstream-demo-")
+    try:
+        return show(epochs, seed, folder)
+    except BaseException:
+        shutil.rmtree(folder)  # nobody was told of it
+        raise
+
+
+def show(epochs: int, seed: int, folder: str | os.PathLike[str]) -> int:
+    """The demo, with its record and report in a folder."""
     train, test = make_loader("train", "shuffle"), make_loader("test", "sequential")
     digits, key = ms.datasets.DigitsDataset, jax.random.key(seed)
     model = make_model(key)
@@ -26,7 +48,7 @@ def run(epochs: int, seed: int) -> int:
         model,
         train,
         {ms.on_train_step: train_step, ms.every(epochs=max(1, epochs // 4)): ms.throughput()},
-        callbacks=[ms.keras_bar()],
+        callbacks=[ms.keras_bar(), ms.record(folder, overwrite=True, loaders={"test": test})],
         stop=ms.at(epochs=epochs),
         key=key,
         fuse=_FUSE,
@@ -44,6 +66,7 @@ def run(epochs: int, seed: int) -> int:
     same, compared = resumes_exactly(train, key)
     verdict = "identical" if same else "DIFFERENT"
     print(f"resumed stream    {verdict}: {compared} batches after a stop in mid-epoch, bit for bit")
+    print(f"report            {write_report(folder)}, to be opened in a browser")
     return 0 if same else 1
 
 
@@ -90,10 +113,10 @@ def loss_and_accuracy(weights: list[jax.Array], batch: Any) -> tuple[jax.Array, 
 def train_step(model: Any, batch: Any) -> tuple[ms.Logs, Any]:
     """One step of gradient descent with momentum."""
     weights, momenta = model
-    (loss, _), gradients = jax.value_and_grad(loss_and_accuracy, has_aux=True)(weights, batch)
+    (loss, accuracy), gradients = jax.value_and_grad(loss_and_accuracy, has_aux=True)(weights, batch)
     momenta = jax.tree.map(lambda m, g: _MOMENTUM * m + g, momenta, gradients)
     weights = jax.tree.map(lambda w, m: w - _RATE * m, weights, momenta)
-    return ms.logs().add_metric("loss", loss), (weights, momenta)
+    return ms.logs().add_metric("accuracy", accuracy).add_metric("loss", loss), (weights, momenta)
 
 
 @jax.jit

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import millstream
 from millstream.cli._launch import add_arguments as add_launch
+from millstream.cli._report import add_arguments as add_report
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -13,12 +14,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"millstream {millstream.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     demo = commands.add_parser(
-        "demo", help="train a small network on the embedded digits and check that the stream resumes exactly"
+        "demo",
+        help="train a small network on the embedded digits, check that the stream resumes exactly, write a report",
     )
     demo.add_argument("--epochs", type=_positive, default=40, help="epochs to train (default: 40)")
     demo.add_argument("--seed", type=int, default=0, help="seed of the run's key (default: 0)")
+    demo.add_argument("--folder", help="where its record and report go (default: a new temporary folder)")
     demo.set_defaults(run=_demo)
     add_launch(commands)
+    add_report(commands)
     options = parser.parse_args(arguments)
     try:
         return options.run(options)
@@ -30,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _demo(options: argparse.Namespace) -> int:
     from millstream.cli._demo import run  # JAX is loaded only now, so that --help answers at once
 
-    return run(epochs=options.epochs, seed=options.seed)
+    return run(epochs=options.epochs, seed=options.seed, folder=options.folder)
 
 
 def _positive(text: str) -> int:

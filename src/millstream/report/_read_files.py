@@ -1,0 +1,79 @@
+"""Runs as files of lines have them: records and logs."""
+
+import csv
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+from millstream._core.errors import describe_value
+from millstream.callbacks._log_file import UNITS
+from millstream.loops._history import History
+from millstream.report._rows import Rows
+from millstream.report._run_data import RunData, times_of
+
+_WHO = "millstream report"
+
+
+def read_record(path: pathlib.Path, name: str) -> RunData:
+    """The run that `ms.record` has written to a file."""
+    rows, ended, is_first = Rows(), None, True
+    beginnings: list[dict[str, Any]] = []
+    windows: list[dict[str, Any]] = []
+    for line in _whole_lines(path):
+        if "logged" in line:
+            rows.add(line["steps"], line["samples"], line["epochs"], line["time"], line["logged"])
+        elif "spent" in line:
+            windows.append({**line, "first": is_first})
+            is_first = False
+        elif "run" in line:
+            beginnings.append(line["run"])
+            is_first = True
+        ended = line.get("ended")
+    return RunData(name, "a record of ms.record", rows.history(), times_of(windows), beginnings, ended)
+
+
+def _whole_lines(path: pathlib.Path) -> Iterator[dict[str, Any]]:
+    with path.open("rb") as file:
+        for number, text in enumerate(file, start=1):
+            try:
+                line = json.loads(text)
+                line["steps"]
+            except (ValueError, KeyError, TypeError):
+                if not text.endswith(b"\n"):
+                    return  # whoever wrote it was killed in the middle of it
+                raise ValueError(
+                    f"{_WHO} reads records as ms.record writes them. Line {number} of {path} is "
+                    f"{describe_value(text[:60])}."
+                ) from None
+            yield line
+
+
+def read_jsonl(path: pathlib.Path) -> RunData:
+    """The run that `ms.jsonl_logger` or `History.to_jsonl` has written to a file, or `ms.record`."""
+    with path.open("rb") as file:
+        first = file.readline()
+    if b'"run":' in first:
+        return read_record(path, path.stem)
+    return RunData(path.stem, "lines of JSON", History.from_jsonl(path))
+
+
+def read_csv(path: pathlib.Path) -> RunData:
+    """The run that `ms.csv_logger` or `History.to_csv` has written to a file."""
+    made = Rows()
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = csv.reader(file)
+        header = next(rows, [])
+        if tuple(header[: len(UNITS)]) != UNITS:
+            raise ValueError(
+                f"{_WHO} reads tables as ms.csv_logger writes them, whose header begins with {','.join(UNITS)}. "
+                f"{path} begins with {describe_value(','.join(header))}."
+            )
+        for row in rows:
+            if len(row) != len(header):
+                break  # whoever wrote it was killed in the middle of it
+            steps, samples, epochs, time, _ = row[: len(UNITS)]
+            entries = zip(header[len(UNITS) :], row[len(UNITS) :], strict=True)
+            values = {name: float(text) for name, text in entries if text}
+            made.add(int(steps), int(samples), int(epochs) if epochs else None, float(time), values)
+    return RunData(path.stem, "a table", made.history())

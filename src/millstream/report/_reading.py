@@ -1,0 +1,40 @@
+"""Finding out what a run was written as."""
+
+import os
+import pathlib
+
+from millstream._core.errors import describe_value
+from millstream.callbacks._record_file import RECORD
+from millstream.checkpoints._folders import steps_in
+from millstream.report._read_checkpoint import read_checkpoint
+from millstream.report._read_files import read_csv, read_jsonl, read_record
+from millstream.report._run_data import RunData
+
+_WHO = "millstream report"
+_LOOKS_FOR = f"""\
+It looks for:
+  a folder of ms.record: {RECORD} in it
+  a folder of ms.checkpoint: folders named by steps, such as 0000000100
+  a file of ms.jsonl_logger: its name ends with .jsonl
+  a file of ms.csv_logger: its name ends with .csv"""
+
+
+def read_run(path: str | os.PathLike[str]) -> RunData:
+    """The run that was written to a folder or a file."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"{_WHO} needs the path of a run. Got {describe_value(path)}.")
+    found = pathlib.Path(path).expanduser().resolve()
+    if not found.exists():
+        raise FileNotFoundError(f"{_WHO} found nothing at {found}.\n{_LOOKS_FOR}")
+    if found.is_file():
+        readers = {".jsonl": read_jsonl, ".csv": read_csv}
+        if found.suffix not in readers:
+            raise ValueError(f"{_WHO} cannot tell what {found} is.\n{_LOOKS_FOR}")
+        return readers[found.suffix](found)
+    if (found / RECORD).exists():
+        return read_record(found / RECORD, found.name)
+    if steps_in(found):
+        return read_checkpoint(found)
+    names = sorted(path.name for path in found.iterdir())
+    listed = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+    raise FileNotFoundError(f"{_WHO} found no run in {found}, which has: {listed or 'nothing'}.\n{_LOOKS_FOR}")

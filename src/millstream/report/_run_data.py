@@ -1,0 +1,118 @@
+"""What is known of a run when a report is made of it."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+
+from millstream.loops._curves import Curve, panels
+from millstream.loops._history import History
+
+# What the time of a run is used for, in the order in which it is shown; the rest of it are steps.
+USES = {
+    "steps": "steps",
+    "data": "waiting for data",
+    "evaluation": "tests",
+    "callbacks": "callbacks, logging, saving",
+    "compiling": "compiling and starting",
+}
+# What ms.throughput logs; a record measures the same.
+_MEASURED = {"seconds", "samples_per_second", "steps_per_second", "step_time", "compile_time", "data_wait"}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Times:
+    """What the time of a run was used for, window by window.
+
+    Attributes:
+        ends: The step at which each window ended.
+        seconds: How long each was.
+        samples: Samples of its steps.
+        uses: Seconds of each use in each window; together they are all seconds. A use that nobody counted is not there.
+    """
+
+    ends: np.ndarray
+    seconds: np.ndarray
+    samples: np.ndarray
+    uses: dict[str, np.ndarray]
+
+    def share(self, use: str) -> float | None:
+        """The part of all time that went into a use, from 0 to 1; None if nobody counted."""
+        total = self.seconds.sum()
+        return float(self.uses[use].sum() / total) if use in self.uses and total > 0 else None
+
+    def samples_per_second(self) -> float | None:
+        """Over the whole run, compiling and tests left out; None if there is no such time."""
+        aside = sum(self.uses[use].sum() for use in ("compiling", "evaluation") if use in self.uses)
+        seconds = self.seconds.sum() - aside
+        return float(self.samples.sum() / seconds) if seconds > 0 else None
+
+
+def times_of(windows: list[dict[str, Any]]) -> Times | None:
+    """The windows of a record; None if there are none.
+
+    Args:
+        windows: As the record has written them, those marked with which a run began, or went on.
+    """
+    windows = [window for window in windows if window["spent"]["seconds"] > 0]
+    if not windows:
+        return None
+    spent = [window["spent"] for window in windows]
+    known = [use for use in USES if all(use in window for window in spent)]
+
+    def column(name: str) -> np.ndarray:
+        return np.array([window[name] for window in spent], np.float64)
+
+    seconds, uses = column("seconds"), {use: column(use) for use in known if use != "steps"}
+    if "data" in uses:
+        # Whoever waits for the first batch waits for files to be opened, workers to start and programs to compile.
+        starting = np.where([window["first"] for window in windows], uses["data"], 0.0)
+        uses["data"], uses["compiling"] = uses["data"] - starting, uses["compiling"] + starting
+    # Programs are compiled while batches are drawn and tests run, too. Such a time is counted once, as compiling.
+    over = np.maximum(sum(uses.values(), np.zeros(len(spent))) - seconds, 0.0)
+    for use in [use for use in uses if use != "compiling"] + ["compiling"]:
+        cut = np.minimum(over, uses[use])
+        uses[use], over = uses[use] - cut, over - cut
+    rest = seconds - sum(uses.values(), np.zeros(len(spent)))
+    ends = np.array([window["steps"] for window in windows], np.int64)
+    return Times(ends, seconds, column("samples"), {"steps": np.maximum(rest, 0.0), **uses})
+
+
+@dataclasses.dataclass(eq=False)
+class RunData:
+    """All that is known of a run.
+
+    Attributes:
+        name: What it is called in the report.
+        kind: What it was read from, in words.
+        history: What was logged.
+        times: What its time was used for; None if nobody wrote that down.
+        beginnings: What it was each time it was begun or gone on with, as its record says it.
+        ended: Why it ended; None if that is not known.
+    """
+
+    name: str
+    kind: str
+    history: History
+    times: Times | None = None
+    beginnings: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    ended: str | None = None
+
+    @functools.cached_property
+    def panels(self) -> dict[str, list[Curve]]:
+        """The curves of what was logged, by the entry that they are about."""
+        if not any(column.single and len(column) for column in self.history.columns().values()):
+            return {}
+        found = panels(self.history, None, None)
+        return {subject: found[subject] for subject in found if self.times is None or subject not in _MEASURED}
+
+    @functools.cached_property
+    def epoch_ends(self) -> dict[int, int]:
+        """The step at which each epoch ended, as far as that was logged."""
+        units = self.history.units()
+        ends: dict[int, int] = {}
+        for step, epoch in zip(units["steps"], units["epochs"], strict=True):
+            if epoch:
+                ends.setdefault(epoch, step)
+        return ends
