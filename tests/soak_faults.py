@@ -1,0 +1,28 @@
+"""All kinds of faults by their names."""
+
+import soak_reading_faults as reading
+import soak_storage_faults as storage
+from soak_fault import Fault
+
+ALWAYS = ("sample that always raises", "deadly sample")  # whose batches never come whole
+
+KINDS: dict[str, type[Fault]] = {
+    "nothing": Fault,
+    "killed worker": reading.KilledWorker,
+    "stopped worker": reading.StoppedWorker,
+    "hanging sample": reading.HangingSample,
+    "sample that raises once": reading.RaisingSample,
+    "sample that always raises": reading.RaisingSample,
+    "deadly sample": reading.DeadlySample,
+    "slow disk": storage.SlowDisk,
+    "full disk, cache": storage.FullDisk,
+    "full disk, checkpoint": storage.FullDisk,
+    "full shared memory": storage.FullMemory,
+    "changed file": storage.ChangedFile,
+    "closed by another thread": reading.ClosedLoader,
+    "step that raises": reading.RaisingStep,
+    "few descriptors": storage.FewDescriptors,
+    "interrupt": reading.Interrupt,
+    "damaged cache": storage.DamagedCache,
+    "damaged checkpoint": storage.DamagedCheckpoint,
+}

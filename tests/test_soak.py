@@ -1,0 +1,85 @@
+"""Two minutes of the soak: every kind of fault and every executor first, then chance."""
+
+import dataclasses
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+import soak_cases
+import soak_oracle
+import soak_pipelines
+import soak_verdict
+
+import millstream as ms
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes and what they hold are counted in /proc")
+
+SCRIPT = pathlib.Path(__file__).parent / "soak.py"
+
+
+def test_the_first_cases_have_every_fault_and_every_executor():
+    cases = [soak_cases.case_of(17_000 + place) for place in range(len(soak_cases.FIRST))]
+    assert [case.faults[0] for case in cases] == list(soak_cases.FAULTS)
+    assert {case.executor for case in cases} == set(soak_cases.EXECUTORS)
+
+
+def test_a_case_is_a_function_of_its_number():
+    assert [soak_cases.case_of(number) for number in range(300)] == [
+        soak_cases.case_of(number) for number in range(300)
+    ]
+    many = [soak_cases.case_of(number) for number in range(100, 1000)]
+    assert {case.way for case in many} == set(soak_cases.WAYS)
+    assert {part.source for case in many for part in case.parts} == set(soak_cases.SOURCES)
+    assert {len(case.parts) for case in many} == {1, 2}
+    assert {case.buffered for case in many} == {case.ordered for case in many} == {True, False}
+
+
+PART = soak_cases.Part("arrays", 0, 23, ms.Shuffle(), None, None, ((4, "drop"),))
+CASE = dataclasses.replace(
+    soak_cases.case_of(0),
+    parts=(PART,),
+    faults=("nothing",),
+    way="iterate",
+    on_error="raise",
+    ordered=True,
+    buffered=False,
+)
+
+
+def judged(change):
+    """The verdict on a run whose batches are the right ones, but for a change."""
+    stream = soak_oracle.stream_of(CASE, soak_pipelines.words_of(CASE.seed))
+    batches = [stream.at(step) for step in range(2 * stream.steps_per_epoch)]
+    entries = [
+        {"after": number, "digest": batch.digest, "samples": batch.samples} for number, batch in enumerate(batches, 1)
+    ]
+    verdict = soak_verdict.Verdict(CASE, stream, len(entries), [])
+    change(entries)
+    verdict.judge(entries)
+    return bool(verdict.wrong), verdict.lost, verdict.repeated
+
+
+def swap(entries):
+    entries[1], entries[2] = entries[2], entries[1]
+
+
+def test_what_is_lost_repeated_swapped_or_changed_is_found():
+    rows = PART.batches[0][0]
+    assert judged(lambda entries: None) == (False, 0, 0)
+    assert judged(lambda entries: entries.pop(0)) == (True, rows, 0)
+    assert judged(lambda entries: entries.insert(1, entries[0])) == (True, 0, rows)
+    assert judged(swap) == (True, 0, 0)
+    assert judged(lambda entries: entries[1].update(digest="0")) == (True, 0, 0)
+    assert judged(lambda entries: entries[1].update(after=3)) == (True, 0, 0)
+
+
+def test_random_pipelines_come_through_random_faults():
+    command = [sys.executable, str(SCRIPT), "2", "--lanes", "1", "--no-trials", "--seed", "1"]  # a failure repeats
+    ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1500)
+    assert ran.returncode == 0, ran.stdout[-30_000:]
+    rows = dict(re.findall(r"^(\w[\w ,]*?) +(\d+)(?: +\d+){5}$", ran.stdout, re.MULTILINE))
+    assert rows.keys() == soak_cases.FAULTS.keys(), ran.stdout
+    assert min(map(int, rows.values())) >= 1, ran.stdout
+    assert re.search(r"total: \d+ runs, \d+ faults, 0 lost, 0 repeated, 0 leaks, 0 findings", ran.stdout), ran.stdout
