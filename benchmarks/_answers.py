@@ -1,6 +1,8 @@
-"""A process that runs one library for workers.py and answers questions on its standard input."""
+"""A process that runs one library for `_libraries.py` and answers questions on its standard input."""
 
 import contextlib
+import importlib
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -11,9 +13,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import _contenders
+from _processes import below, cpu_of
 from _work import work
 
 ENDLESS = 50_000
+PATIENCE = 60  # seconds for an answer
 BUFFERED = 8  # as much as anyone keeps ready, so that what was made while the clock stood is not counted
 
 
@@ -33,9 +37,9 @@ class Clock:
         return {name: now - self.begun[name] for name, now in self._now().items()}
 
     def _now(self) -> dict[str, float]:
-        below = sum(map(_cpu_of, _below(os.getpid())))
+        workers = sum(map(cpu_of, below(os.getpid())))
         own = time.process_time()
-        return {"wall": time.perf_counter(), "consumer": own, "all": own + below}
+        return {"wall": time.perf_counter(), "consumer": own, "all": own + workers}
 
 
 def steady(stream: Iterator[Any], seconds: float) -> dict[str, float]:
@@ -72,7 +76,7 @@ def rest() -> None:
 def memory() -> dict[str, float]:
     """Megabytes of all processes below this one: their own, and those they share as memory without a file."""
     own = shared = 0
-    for process in _below(os.getpid()):
+    for process in below(os.getpid()):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             lines = pathlib.Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()[1:]
             kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in lines}
@@ -81,34 +85,23 @@ def memory() -> dict[str, float]:
     return {"own": own / 1000, "shared": shared / 1000}
 
 
-def _below(process: int) -> list[int]:
-    children = []
-    for path in pathlib.Path(f"/proc/{process}/task").glob("*/children"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            children += map(int, path.read_text().split())
-    return [below for child in children for below in [child, *_below(child)]]
-
-
-def _cpu_of(process: int) -> float:
-    try:
-        fields = pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def _close(stream: Any) -> None:
     if hasattr(stream, "close"):
         stream.close()
 
 
 class Answers:
-    """Keeps the streams that are asked more than once."""
+    """Keeps the streams and passes that are asked more than once."""
 
     def __init__(self, folder: str) -> None:
-        self.folder, self.streams = folder, {}
+        self.folder, self.streams, self.passes = folder, {}, {}
 
-    def answer(self, question: dict[str, Any]) -> dict[str, float]:
+    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Do what `how` says: "version", "pass", "fresh", "steady" or "memory"."""
+        if question["how"] == "version":
+            return {"version": version(question["package"])}
+        if question["how"] == "pass":
+            return self.whole_pass(question["module"], question["name"], question["arguments"])
         name, todo, workers = question["name"], work(question["work"], self.folder), question["workers"]
         stream = getattr(_contenders, name)
         if question["how"] == "fresh":
@@ -120,10 +113,27 @@ class Answers:
         _wait(self.streams[name])
         return memory()
 
-    def close(self) -> dict[str, float]:
-        for name in list(self.streams):
-            _close(self.streams.pop(name))
-        return {}
+    def whole_pass(self, module: str, name: str, arguments: list[Any]) -> dict[str, float]:
+        """Seconds of a pass that a function of a module makes, once, and this runs."""
+        if name not in self.passes:
+            self.passes[name] = getattr(importlib.import_module(module), name)(*arguments)
+        clock = Clock()
+        self.passes[name]()
+        return clock.seconds()
+
+
+def version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # as tensorflow, which is also installed under other names
+        return importlib.import_module(package).__version__
+
+
+def missing(error: Exception) -> str:
+    """Why there is no answer."""
+    if isinstance(error, ModuleNotFoundError) and error.name is not None:
+        return f"{error.name} is not installed"
+    return f"{type(error).__name__}: {error}"
 
 
 def main() -> None:
@@ -133,11 +143,11 @@ def main() -> None:
     answers = Answers(sys.argv[1])
     for line in sys.stdin:
         question = json.loads(line)
-        signal.alarm(60)  # a library that hangs ends its process, and the question has no answer
+        signal.alarm(PATIENCE)  # a library that hangs ends its process, and the question has no answer
         try:
-            reply = answers.close() if question["how"] == "close" else answers.answer(question)
+            reply = answers.answer(question)
         except Exception as error:
-            reply = {"error": f"{type(error).__name__}: {error}"}
+            reply = {"error": missing(error)}
         rest()
         signal.alarm(0)
         print(json.dumps(reply), file=replies, flush=True)

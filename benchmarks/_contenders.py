@@ -1,4 +1,4 @@
-"""The loaders that workers.py compares, each as a stream: an iterator of batches as JAX arrays.
+"""The loaders that read samples with workers, each as a stream: an iterator of batches as JAX arrays.
 
 `steps` is how many batches it has; samples have no end. A function is named by its library and the kind of the stream.
 """
@@ -116,6 +116,7 @@ def _torch(todo: Work, workers: int, steps: int, start: str, place: Any = None) 
 
 
 def grain_threads(todo: Work, workers: int, steps: int) -> Iterator[Any]:
+    """Its threads read samples, and batches are made of them afterwards."""
     import grain
 
     options = grain.ReadOptions(num_threads=workers, prefetch_buffer_size=2 * todo.batch)
@@ -123,16 +124,37 @@ def grain_threads(todo: Work, workers: int, steps: int) -> Iterator[Any]:
     return map(_placed, iter(dataset.to_iter_dataset(options).batch(todo.batch)))
 
 
+def grain_threads_by_batch(todo: Work, workers: int, steps: int) -> Iterator[Any]:
+    """Its threads read whole batches."""
+    import grain
+
+    options = grain.ReadOptions(num_threads=workers, prefetch_buffer_size=workers)
+    dataset = grain.MapDataset.range(steps * todo.batch).map(todo.sample).batch(todo.batch)
+    return map(_placed, iter(dataset.to_iter_dataset(options)))
+
+
 def grain_processes(todo: Work, workers: int, steps: int) -> Iterator[Any]:
-    """Batches, not samples, are its elements here, and its processes read without further threads: the fastest way."""
+    """Batches, not samples, are its elements here, and its processes read without further threads."""
+    import grain
+
+    return _grain_processes(todo, workers, steps, grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+
+
+def grain_processes_with_threads(todo: Work, workers: int, steps: int) -> Iterator[Any]:
+    """Two threads in each of its processes, which read batches ahead."""
+    import grain
+
+    return _grain_processes(todo, workers, steps, grain.ReadOptions(num_threads=2, prefetch_buffer_size=2))
+
+
+def _grain_processes(todo: Work, workers: int, steps: int, reading: Any) -> Iterator[Any]:
     import grain
     from absl import flags
 
     flags.FLAGS.mark_as_parsed()  # 0.2.18 asks a flag that nobody has parsed in an ordinary script
     dataset = grain.MapDataset.range(steps * todo.batch).map(todo.sample).batch(todo.batch)
-    stream = dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
     options = grain.multiprocessing.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=1)
-    return map(_placed, iter(stream.mp_prefetch(options)))
+    return map(_placed, iter(dataset.to_iter_dataset(reading).mp_prefetch(options)))
 
 
 def hydrax_processes(todo: Work, workers: int, steps: int) -> Iterator[Any]:

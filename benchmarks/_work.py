@@ -1,4 +1,4 @@
-"""The samples of workers.py, which every loader's workers make. It needs NumPy and Pillow, and so do the workers."""
+"""The samples that every loader's workers make. It needs NumPy and Pillow, and so do the workers."""
 
 import dataclasses
 import functools

@@ -1,0 +1,96 @@
+"""Charts of the headline's cases, without a ground of their own, in colors that show on light and on dark pages."""
+
+import pathlib
+from typing import Any
+
+import _headline
+import _tables
+from _result import Result, Table
+
+OURS, OTHERS, INK = "#2f81f7", "#9198a1", "#7d8590"
+OVERVIEW = "headline"
+
+
+def charted(results: dict[str, Result]) -> list[str]:
+    """The charts that these results have, by name."""
+    found = [name for name in _headline.CASES if name in results and results[name].tables]
+    return [OVERVIEW, *found] if found else []
+
+
+def draw(results: dict[str, Result], folder: pathlib.Path) -> None:
+    """Write all charts, and take away those of other results."""
+    folder.mkdir(exist_ok=True)
+    names = charted(results)
+    for path in folder.glob("*.png"):
+        if path.stem not in names:
+            path.unlink()
+    for name in names:
+        figure = overview(results) if name == OVERVIEW else contenders(results[name], results[name].tables[0])
+        figure.savefig(
+            folder / f"{name}.png", dpi=100, transparent=True, bbox_inches="tight", metadata={"Software": None}
+        )
+
+
+def overview(results: dict[str, Result]) -> Any:
+    """Every peer of every case, by how many times our time it takes."""
+    cases = [results[name] for name in reversed(_headline.CASES) if name in results and results[name].tables]
+    figure, axes = _axes(9.0, 0.42 * len(cases) + 1.2)
+    for line, result in enumerate(cases):
+        found = _headline.peers(result.tables[0])
+        axes.plot([one.times_ours for one in found], [line] * len(found), "o", color=OTHERS, markersize=6)
+        if found:
+            best = found[0]
+            axes.annotate(best.name, (best.times_ours, line), (0, 6), textcoords="offset points", fontsize=7, color=INK)
+    axes.axvline(1, color=OURS, linewidth=2)
+    axes.set_xscale("log")
+    axes.set_yticks(range(len(cases)), [_cut(result.title) for result in cases])
+    axes.set_ylim(-0.7, len(cases) - 0.3)
+    axes.set_xlabel("time of other libraries, as a multiple of ours (the line); the fastest is named")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
+    return figure
+
+
+def contenders(result: Result, table: Table) -> Any:
+    """Medians, with a line from the least to the most; where steps have floors, what the loops add to them."""
+    values = {one.name: _headline.value_of(table, one.name) for one in reversed(table.contenders)}
+    shown = {name: value for name, value in values.items() if value is not None}
+    figure, axes = _axes(7.0, 0.36 * len(shown) + 1.1)
+    ours = [name for name in shown if _is_ours(table, name)]
+    colors = [OURS if name in ours else OTHERS for name in shown]
+    axes.barh(range(len(shown)), list(shown.values()), color=colors, height=0.62)
+    for line, (name, value) in enumerate(shown.items()):
+        spread = table.steps_of(name) if value == table.median(name) else [value]
+        axes.plot([min(spread), max(spread)], [line, line], color=INK, linewidth=1)
+        place = {"textcoords": "offset points", "va": "center", "fontsize": 8, "color": INK}
+        axes.annotate(_tables.number(value), (max(spread), line), (5, 0), **place)
+    axes.margins(x=0.12)
+    axes.set_yticks(range(len(shown)), list(shown))
+    axes.set_xlabel(f"{table.unit}; less is better")
+    axes.set_title(_cut(result.title, 80), color=INK, fontsize=10, loc="left")
+    return figure
+
+
+def _is_ours(table: Table, name: str) -> bool:
+    found = table.find(name)
+    return found is not None and found.package == "millstream"
+
+
+def _cut(title: str, width: int = 64) -> str:
+    title = title.rstrip(".")
+    return title if len(title) <= width else title[: title.rfind(" ", 0, width)].rstrip(",:") + " …"
+
+
+def _axes(width: float, height: float) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure((width, height))
+    axes = figure.subplots()
+    axes.tick_params(which="both", colors=INK, labelsize=8)
+    axes.xaxis.label.set_color(INK)
+    axes.xaxis.label.set_size(8)
+    axes.grid(axis="x", color=OTHERS, alpha=0.25, linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(OTHERS)
+    return figure, axes
