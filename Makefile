@@ -6,6 +6,8 @@ RUN := .venv/run-$(VERSION)
 DEV := .venv/dev-$(VERSION)
 LOW := .venv/low-$(VERSION)
 BENCH := .venv/bench-$(VERSION)
+GRAIN := .venv/grain-0.2.17-$(VERSION)
+CASES ?=
 PIP := -m pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test check tests lowest bench soak clean
@@ -15,10 +17,11 @@ demo: $(RUN)/ready  ## install and train a small network on the embedded digits
 
 test: check tests  ## lint, type check and the whole test suite, with all extras
 
-check: $(DEV)/ready  ## lint and type check
+check: $(DEV)/ready  ## lint, type check, and the site of the documentation, in build/site
 	$(DEV)/bin/ruff format --check .
 	$(DEV)/bin/ruff check .
 	$(DEV)/bin/pyright --pythonpath $(DEV)/bin/python
+	NO_MKDOCS_2_WARNING=1 $(DEV)/bin/mkdocs build --strict --quiet
 
 tests: $(DEV)/ready  ## the test suite
 	$(DEV)/bin/python -m pytest -n 2 --dist loadfile --durations=10
@@ -26,21 +29,14 @@ tests: $(DEV)/ready  ## the test suite
 lowest: $(LOW)/ready  ## the test suite against the oldest dependencies pyproject.toml allows
 	$(LOW)/bin/python -m pytest
 
-bench: $(BENCH)/ready  ## benchmarks beside their peers
-	$(BENCH)/bin/python benchmarks/in_memory.py
-	$(BENCH)/bin/python benchmarks/disk.py
-	$(BENCH)/bin/python benchmarks/formats.py
-	$(BENCH)/bin/python benchmarks/rl.py
-	$(BENCH)/bin/python benchmarks/workers.py
-	$(BENCH)/bin/python benchmarks/sharded.py
-	$(BENCH)/bin/python benchmarks/loop_overhead.py
-	$(BENCH)/bin/python benchmarks/training.py
+bench: $(BENCH)/ready $(GRAIN)/ready  ## benchmarks beside their peers, and their report; CASES="--resume", "--quick", names of cases
+	$(BENCH)/bin/python benchmarks/run.py --also grain-0.2.17=$(GRAIN)/bin/python $(CASES)
 
 soak: $(DEV)/ready  ## faults again and again, against what should come out; MINUTES=20
 	$(DEV)/bin/python tests/soak.py $(MINUTES)
 
 clean:
-	rm -rf .venv dist
+	rm -rf .venv dist build
 
 $(RUN)/ready: pyproject.toml
 	$(PYTHON) -m venv $(RUN)
@@ -63,4 +59,9 @@ $(BENCH)/ready: pyproject.toml
 	$(BENCH)/bin/python $(PIP) torch==2.13.0
 	$(BENCH)/bin/python $(PIP) -e '.[bench]'
 	$(BENCH)/bin/python $(PIP) --no-deps 'ciclo==0.1.9; python_version < "3.12"' pkbar==0.5
+	touch $@
+
+$(GRAIN)/ready: $(BENCH)/ready
+	$(PYTHON) -m venv $(GRAIN)
+	$(GRAIN)/bin/python $(PIP) grain==0.2.17 pillow jax==$$($(BENCH)/bin/python -c 'import jax; print(jax.__version__)')
 	touch $@

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterator
 
 import jax
@@ -86,8 +87,9 @@ def start_script(script: pathlib.Path, devices: int, *arguments: str) -> "subpro
 
 
 def code_blocks(text: str) -> list[str]:
-    """The blocks of Python in a document."""
-    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    """The blocks of Python in a document, also those inside of lists, notes and tabs."""
+    found = re.findall(r"^( *)```python\n(.*?)^\1```", text, re.MULTILINE | re.DOTALL)
+    return [textwrap.dedent(block) for _, block in found]
 
 
 def finish(*processes: "subprocess.Popen[str]") -> list[str]:

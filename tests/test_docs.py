@@ -15,9 +15,17 @@ import pytest
 from conftest import code_blocks
 
 import millstream as ms
+from millstream._core import held_batches
 
 ROOT = pathlib.Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NOT_RUN = (
+    "",
+    "console",
+    "bash",
+    "text",
+    "yaml",
+)  # drawings, what is typed or shown in a shell, files for other programs
 MODULES = [
     module.name
     for module in pkgutil.walk_packages(ms.__path__, "millstream.")
@@ -32,12 +40,47 @@ def usual_promotion():
         yield
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.fixture(autouse=True, scope="module")
+def quick_compilation():
+    """Programs of documents run once, on little data: compiling them well takes longer than running them badly."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_the_code_blocks_of_a_document_run(document, usual_promotion, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": document.stem}
     for block in code_blocks(document.read_text()):
         exec(compile(block, str(document), "exec"), namespace)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_block_of_a_document_says_what_it_is(document):
+    fences = re.findall(r"^ *(?:```|~~~)(.*)$", document.read_text(), re.MULTILINE)
+    assert set(fences[1::2]) <= {""}, "a block is not closed"
+    assert set(fences[::2]) <= {"python", *NOT_RUN}, "only blocks that begin with ```python are run"
+
+
+def test_blocks_inside_of_notes_tabs_and_lists_are_run():
+    document = """
+- An item.
+
+    ```python
+    if True:
+        first = 1
+    ```
+
+!!! note
+
+    === "Tab"
+
+        ```python
+        second = 2
+        ```
+"""
+    assert code_blocks(document) == ["if True:\n    first = 1\n", "second = 2\n"]
 
 
 def test_links_between_documents_lead_somewhere():
@@ -60,6 +103,7 @@ def test_the_examples_in_docstrings_run(name, usual_promotion, tmp_path, monkeyp
             "gymnax": gymnax,
             "cartpole": ms.rl.GymnaxSource(env, env_params, policy_fn=act, policy_params=weights),
         }
+    held_batches._handed_out.clear()  # an example does not know of batches that earlier tests have kept alive
     finder, runner = doctest.DocTestFinder(exclude_empty=True), doctest.DocTestRunner()
     module = importlib.import_module(name)
     for test in finder.find(module, name, extraglobs=known):

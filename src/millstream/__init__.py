@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from millstream.callbacks import log_learning_rate as log_learning_rate
     from millstream.callbacks import mlflow_logger as mlflow_logger
     from millstream.callbacks import profile as profile
+    from millstream.callbacks import record as record
     from millstream.callbacks import rich_bar as rich_bar
     from millstream.callbacks import tensorboard as tensorboard
     from millstream.callbacks import terminate_on_nan as terminate_on_nan
@@ -39,12 +40,21 @@ if TYPE_CHECKING:
     from millstream.loader import BatchInfo as BatchInfo
     from millstream.loader import BatchIterator as BatchIterator
     from millstream.loader import DataLoader as DataLoader
+    from millstream.loader import Difference as Difference
+    from millstream.loader import ExplainedStage as ExplainedStage
+    from millstream.loader import Explanation as Explanation
     from millstream.loader import LoaderState as LoaderState
     from millstream.loader import LoaderStats as LoaderStats
     from millstream.loader import MixedLoader as MixedLoader
     from millstream.loader import StreamItem as StreamItem
     from millstream.loader import StreamIterator as StreamIterator
+    from millstream.loader import TimedStage as TimedStage
     from millstream.loader import TrainStream as TrainStream
+    from millstream.loader import TriedOptions as TriedOptions
+    from millstream.loader import Tuning as Tuning
+    from millstream.loader import Verification as Verification
+    from millstream.loader import VerificationFailed as VerificationFailed
+    from millstream.loader import VerificationRow as VerificationRow
     from millstream.loops import Callback as Callback
     from millstream.loops import Elapsed as Elapsed
     from millstream.loops import Entries as Entries
@@ -107,10 +117,14 @@ if TYPE_CHECKING:
     from millstream.sources import FileChanged as FileChanged
     from millstream.sources import FillSource as FillSource
     from millstream.sources import HostArraySource as HostArraySource
+    from millstream.sources import HostSource as HostSource
     from millstream.sources import IdxSource as IdxSource
     from millstream.sources import ImageFolderSource as ImageFolderSource
+    from millstream.sources import IndexedSource as IndexedSource
     from millstream.sources import NpySource as NpySource
     from millstream.sources import Shuffle as Shuffle
+    from millstream.sources import Stream as Stream
+    from millstream.sources import spec_of as spec_of
     from millstream.states import create_equinox_state as create_equinox_state
     from millstream.states import create_flax_state as create_flax_state
     from millstream.states import create_haiku_state as create_haiku_state
@@ -142,6 +156,7 @@ _CONTENTS = {
         "log_learning_rate",
         "mlflow_logger",
         "profile",
+        "record",
         "rich_bar",
         "tensorboard",
         "terminate_on_nan",
@@ -166,12 +181,21 @@ _CONTENTS = {
         "BatchInfo",
         "BatchIterator",
         "DataLoader",
+        "Difference",
+        "ExplainedStage",
+        "Explanation",
         "LoaderState",
         "LoaderStats",
         "MixedLoader",
         "StreamItem",
         "StreamIterator",
+        "TimedStage",
         "TrainStream",
+        "TriedOptions",
+        "Tuning",
+        "Verification",
+        "VerificationFailed",
+        "VerificationRow",
     ],
     "loops": [
         "Callback",
@@ -238,10 +262,14 @@ _CONTENTS = {
         "FileChanged",
         "FillSource",
         "HostArraySource",
+        "HostSource",
         "IdxSource",
         "ImageFolderSource",
+        "IndexedSource",
         "NpySource",
         "Shuffle",
+        "Stream",
+        "spec_of",
     ],
     "states": [
         "create_equinox_state",
