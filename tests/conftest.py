@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
+import time
 from collections.abc import Callable, Iterator
 
 import jax
@@ -50,6 +52,26 @@ def count_compilations() -> Callable[[], contextlib.AbstractContextManager[list[
 @pytest.fixture
 def key() -> jax.Array:
     return jax.random.key(7)
+
+
+def _readers_and_children() -> set[object]:
+    children = pathlib.Path(f"/proc/self/task/{os.getpid()}/children")
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("millstream-reader")]
+    return {*threads, *(children.read_text().split() if children.exists() else ())}
+
+
+@pytest.fixture
+def assert_nothing_is_left() -> Callable[[], None]:
+    """Waits until all threads that read and all processes are gone that this test has started; others may be there."""
+    before = _readers_and_children()
+
+    def wait() -> None:
+        deadline = time.monotonic() + 60
+        while left := _readers_and_children() - before:
+            assert time.monotonic() < deadline, left
+            time.sleep(0.01)
+
+    return wait
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import pathlib
 import signal
 import threading
 import time
@@ -37,20 +36,10 @@ def loader_of(read: Any, *, batch: int = 16, **options: Any) -> ms.DataLoader:
     return ms.DataLoader([ms.DiskSampleSource(SAMPLES, read), ms.BatchTransform(batch)], **options)
 
 
-def assert_nothing_is_left():
-    children = pathlib.Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    assert not [child for child in children if "millstream" in pathlib.Path(f"/proc/{child}/cmdline").read_text()]
-    deadline = time.monotonic() + 20
-    while any(thread.name.startswith("millstream-reader") for thread in threading.enumerate()):
-        assert time.monotonic() < deadline, threading.enumerate()
-        time.sleep(0.01)
-
-
 @pytest.fixture(autouse=True)
-def nothing_is_left(monkeypatch):
-    monkeypatch.setattr(
-        ms.settings, "warn_seconds", 300.0
-    )  # where many tests run at once, a worker may be long in coming
+def nothing_is_left(monkeypatch, assert_nothing_is_left):
+    # Where many tests run at once, a worker may be long in coming.
+    monkeypatch.setattr(ms.settings, "warn_seconds", 300.0)
     monkeypatch.setattr(ms.settings, "stall_seconds", 300.0)
     yield
     assert_nothing_is_left()
@@ -244,7 +233,6 @@ def test_an_interrupt_in_a_step_ends_it_at_once():
             loader_of(waiting, executor=ms.Processes(2)).tune(step=lambda *_: signal.raise_signal(signal.SIGINT))
     finally:
         signal.signal(signal.SIGINT, before)
-    assert_nothing_is_left()
 
 
 def test_an_interrupt_while_a_batch_is_read_ends_it_at_once():

@@ -6,13 +6,11 @@ import dataclasses
 import io
 import itertools
 import os
-import pathlib
 import random
 import subprocess
 import sys
 import textwrap
 import threading
-import time
 from typing import Any
 
 import cloudpickle
@@ -43,16 +41,6 @@ def verified(stages, *, executors=(), **options):
     """What is found, without worker processes, which take a while to start."""
     loader = ms.DataLoader(stages, **options)
     return loader.verify(executors=executors, hosts=(1, 2), progress=False, raises=False)
-
-
-def assert_readers_end():
-    """No thread that reads goes on, and no worker process is left."""
-    deadline = time.monotonic() + 60
-    while any(thread.name.startswith("millstream-reader") for thread in threading.enumerate()):
-        assert time.monotonic() < deadline, threading.enumerate()
-        time.sleep(0.01)
-    children = pathlib.Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
-    assert not children.exists() or children.read_text() == ""
 
 
 def row_of(verification, check) -> Any:
@@ -101,11 +89,11 @@ def test_a_sound_pipeline_keeps_all_promises(name):
     assert all("equal bit for bit" in row.evidence for row in verification.rows if row.check != "samples")
 
 
-def test_the_usual_executors_are_compared_and_nothing_is_left_behind():
+def test_the_usual_executors_are_compared_and_nothing_is_left_behind(assert_nothing_is_left):
     loader = ms.DataLoader(PIPELINES["host random map"](), executor=ms.Threads(2))
     verification = loader.verify(jax.random.key(3))
     assert loader.stats().batches == 0  # what it has counted is its own
-    assert_readers_end()
+    assert_nothing_is_left()
     assert dict.fromkeys(results(verification)) == dict.fromkeys(["stages", "samples", "executors", "resume", "hosts"])
     text = " ".join(str(verification).split())
     for words in (
@@ -407,7 +395,7 @@ def test_what_there_was_no_time_for_is_not_claimed():
     assert "run_steps: 2 batches" in text and "16 samples read again" in text
 
 
-def test_ctrl_c_stops_it_at_once_and_ends_all_reading():
+def test_ctrl_c_stops_it_at_once_and_ends_all_reading(assert_nothing_is_left):
     def pressed(index):
         if index == 9 and threading.current_thread() is not threading.main_thread():
             _thread.interrupt_main()
@@ -416,7 +404,7 @@ def test_ctrl_c_stops_it_at_once_and_ends_all_reading():
     loader = ms.DataLoader([ms.DiskSampleSource(SAMPLES, pressed), BATCH], executor=ms.Threads(2))
     with pytest.raises(KeyboardInterrupt):
         loader.verify(executors=[], progress=False)
-    assert_readers_end()
+    assert_nothing_is_left()
 
 
 def test_a_line_on_a_terminal_says_how_far_it_is(monkeypatch):
