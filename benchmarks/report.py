@@ -41,15 +41,18 @@ def markdown(results: Results) -> str:
 
 
 def readme_block(results: Results) -> str:
-    """What stands between the two marks of the README."""
+    """What stands between the two marks of the README: nothing that was only tried."""
+    measured = {name: result for name, result in results.cases.items() if not result.quick}
+    if not measured:
+        return "\n\n".join([BEGIN, "Not measured yet: `make bench` does it and writes its table here.", END])
     more = (
         "Above 1 ours is faster, below 1 it is slower. Every peer is shown at its best. Spread, CPU time, all cases\n"
         "and the bars that were missed: [benchmarks/RESULTS.md](benchmarks/RESULTS.md). To measure again: `make bench`."
     )
     told = "\n".join(
-        ["Medians, and of loops what they add in their best rounds.", _machines(results.cases), *_doubts(results), more]
+        ["Medians, and of loops what they add in their best rounds.", _machines(measured), *_doubts(results), more]
     )
-    return "\n\n".join([BEGIN, _headline.headline(results.cases), told, END])
+    return "\n\n".join([BEGIN, _headline.headline(measured), told, END])
 
 
 def _doubts(results: Results) -> list[str]:
