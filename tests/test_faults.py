@@ -5,6 +5,7 @@ Every row counts its runs, and says with which seed it ran. What hangs shows all
 
 import gc
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -114,6 +115,36 @@ def test_next_batch_goes_on_after_its_workers_have_ended(tmp_path, key):
     _, state, mask = loader.next_batch(state)
     loader.close()
     assert (int(state.step), int(mask.sum())) == (1, 4)
+
+
+def test_workers_that_cannot_be_started_leave_no_file_open(key, assert_nothing_is_left):
+    source = ms.DiskSampleSource(8, quick, sample_spec=SPEC)
+    loader = ms.DataLoader([source, ms.BatchTransform(4)], executor=ms.Processes(2))
+    state = loader.init_state(key)
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest, fillers = max(map(int, os.listdir("/proc/self/fd"))), [os.dup(0)]
+    while fillers[-1] < highest:  # the limit is one of numbers, so that free ones below it must not be there
+        fillers.append(os.dup(0))
+    opened, refused = os.listdir("/proc/self/fd"), 0
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for spare in range(24):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 2 + spare, most))
+            try:
+                with loader.iterate(state) as stream:
+                    next(stream)
+            except OSError:
+                refused += 1
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+            gc.collect()
+    left = os.listdir("/proc/self/fd")
+    for filler in fillers:
+        os.close(filler)
+    assert_nothing_is_left()
+    assert 10 < refused < 24
+    assert [str(warning.message) for warning in told if issubclass(warning.category, ResourceWarning)] == []
+    assert left == opened
 
 
 def test_a_loader_that_is_closed_and_forgotten_takes_its_data_along(key):

@@ -70,20 +70,27 @@ class WorkerProcess:
         self.whereabouts.begin(Whereabouts.NOTHING)
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
-        with theirs:
-            fds = (theirs.fileno(), *self._fds, self._stacks.fd)
-            # The kernel ends a bound process with the thread that started it, so only the main thread binds it.
-            bound = int(threading.current_thread() is threading.main_thread())
-            numbers = [*fds, self.number, os.getpid(), bound]
-            with _interrupts_wait():  # there must be no process that nobody knows of
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-c", _BOOT, json.dumps([*map(str, sys.path)]), *map(str, numbers)],
-                    pass_fds=fds,
-                    stdin=subprocess.DEVNULL,
-                    env={**_ENVIRONMENT, **os.environ},
-                    process_group=0,  # an interrupt from the terminal is for the main process alone
-                )
+        try:
+            with theirs:
+                self._boot(theirs.fileno())
+        except BaseException:  # such as too many open files; nobody hangs up on a process that never was
+            self.channel.close()
+            raise
         self.send(*self._setup)
+
+    def _boot(self, sock: int) -> None:
+        fds = (sock, *self._fds, self._stacks.fd)
+        # The kernel ends a bound process with the thread that started it, so only the main thread binds it.
+        bound = int(threading.current_thread() is threading.main_thread())
+        numbers = [*fds, self.number, os.getpid(), bound]
+        with _interrupts_wait():  # there must be no process that nobody knows of
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _BOOT, json.dumps([*map(str, sys.path)]), *map(str, numbers)],
+                pass_fds=fds,
+                stdin=subprocess.DEVNULL,
+                env={**_ENVIRONMENT, **os.environ},
+                process_group=0,  # an interrupt from the terminal is for the main process alone
+            )
 
     def send(self, kind: int, payload: bytes) -> None:
         """Send a small frame. If nobody is there any more, that is found when its answer is waited for."""
