@@ -6,7 +6,7 @@ import functools
 import itertools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import numpy as np
@@ -28,18 +28,18 @@ from millstream._core.stats import LoaderStats
 from millstream.host import BatchCache, InGraph, Processes, Threads, is_worker
 from millstream.loader._build import build, read_on_host, sharded, stages
 from millstream.loader._delivery import Delivery, placed
-from millstream.loader._explanation.explain import Explanation, explain
 from millstream.loader._host_reading import HostReading
 from millstream.loader._hosts import require_agreement
 from millstream.loader._info import describe_batch
 from millstream.loader._iterator import BatchIterator, Drawn
 from millstream.loader._program import BodyFn, compiled_scan, compiled_steps, next_batch, scan, split
-from millstream.loader._tuning.result import Tuning
-from millstream.loader._tuning.tune import tune
-from millstream.loader._verification.result import Verification
-from millstream.loader._verification.verify import verify
 from millstream.sharding import as_batch_sharding
 from millstream.transforms import DevicePutTransform
+
+if TYPE_CHECKING:
+    from millstream.loader._explanation.explain import Explanation
+    from millstream.loader._tuning.result import Tuning
+    from millstream.loader._verification.result import Verification
 
 _LARGE_CONSTANT = 64 * 2**20
 
@@ -134,12 +134,16 @@ class DataLoader:
         Args:
             **options: Those of `DataLoader`; the others stay as they are.
         """
-        if self._made_of is None:
-            raise TypeError("replace needs a loader that was built, not one that came out of jax.jit or jax.tree.map.")
-        pipeline, known = self._made_of
+        pipeline, known = self._built("replace")
         if unknown := sorted(options.keys() - known.keys()):
             raise TypeError(f"replace got {', '.join(unknown)}. A DataLoader's options are: {', '.join(known)}.")
         return DataLoader(pipeline, **{**known, **options})
+
+    def _built(self, who: str) -> tuple[Any, dict[str, Any]]:
+        """The pipeline and the options that this loader was built of."""
+        if self._made_of is None:
+            raise TypeError(f"{who} needs a loader that was built, not one that came out of jax.jit or jax.tree.map.")
+        return self._made_of
 
     @property
     def steps_per_epoch(self) -> int:
@@ -263,7 +267,7 @@ class DataLoader:
         """Counts and times of all iterators of this loader so far; printed, a table that names the bottleneck."""
         return dataclasses.replace(self._stats, reading=self._stats.reading.copy())
 
-    def explain(self) -> Explanation:
+    def explain(self) -> "Explanation":
         """The pipeline as a table: its stages, where they run, what leaves them, the memory they hold, and the plan.
 
         Nothing is read and nothing is compiled; stages are traced.
@@ -272,6 +276,8 @@ class DataLoader:
             >>> loader.explain().plan["last batch"]  # print all of it with print(loader.explain())
             '2 of 4 rows real, the others padding'
         """
+        from millstream.loader._explanation.explain import explain  # seldom needed, so that it is loaded here
+
         return explain(self)
 
     def tune(
@@ -281,7 +287,7 @@ class DataLoader:
         seconds: float = 15.0,
         step: Callable[[Any, Any], Any] | None = None,
         progress: bool = True,
-    ) -> Tuning:
+    ) -> "Tuning":
         """Time the stages on these data, try executors and prefetch, and advise the simplest that are as good as any.
 
         This loader stays as it is: `loader.replace(**loader.tune().options)` is the one that is advised. Samples are
@@ -298,6 +304,8 @@ class DataLoader:
                 beside it. Without one, batches are drawn as fast as they come.
             progress: Whether to show on stderr how far it is, if that is a terminal or a notebook.
         """
+        from millstream.loader._tuning.tune import tune
+
         return tune(self, key, seconds, step, progress)
 
     def verify(
@@ -310,7 +318,7 @@ class DataLoader:
         hosts: Sequence[int] = (1, 2, 4),
         progress: bool = True,
         raises: bool = True,
-    ) -> Verification:
+    ) -> "Verification":
         """Prove on your own data what a loader promises, and name the first difference if there is one.
 
         Stages are deterministic; every sample comes once per epoch; every executor and every number of hosts gives the
@@ -331,6 +339,8 @@ class DataLoader:
             progress: Whether a line on a terminal's stderr says how far it is.
             raises: Whether a difference raises `VerificationFailed`, as a test wants it; if not, the table has it.
         """
+        from millstream.loader._verification.verify import verify
+
         verification = verify(self, key, steps, seconds, executors, hosts, progress)
         if raises:
             verification.raise_if_failed()

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,11 +15,13 @@ from millstream._core.interrupts import Interrupts
 from millstream._core.keys import named_key
 from millstream._core.plan import STEP_LIMIT
 from millstream._core.state import LoaderState, Origin, check_origin, key_words
-from millstream.loader._explanation.explain import Explanation, joined
 from millstream.loader._iterator import BatchIterator, Drawn
 from millstream.loader._loader import DataLoader
 from millstream.loader._part import JoinedIterator, Part, require_indexed, step_limit
 from millstream.loader._turns import InSequence, Turns
+
+if TYPE_CHECKING:
+    from millstream.loader._explanation.explain import Explanation
 
 _LONGEST_ROUND = 1_000_000
 
@@ -99,8 +101,10 @@ class MixedLoader:
             for what, words in loader.contents()
         )
 
-    def explain(self) -> Explanation:
+    def explain(self) -> "Explanation":
         """The pipelines of all loaders as one table, and the plan; see `DataLoader.explain`."""
+        from millstream.loader._explanation.explain import joined
+
         plan = {"epoch": f"{self.steps_per_epoch:,} batches", "mix": dict(self._origin)["mix"]}
         return joined({name: loader.explain() for name, loader in self._loaders.items()}, plan)
 

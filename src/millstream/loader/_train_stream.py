@@ -1,6 +1,6 @@
 """Training batches and validation passes in one stream."""
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,12 +10,14 @@ from millstream._core.interrupts import Interrupts
 from millstream._core.keys import named_key
 from millstream._core.plan import STEP_LIMIT
 from millstream._core.state import LoaderState, Origin, check_origin, key_words
-from millstream.loader._explanation.explain import Explanation, joined
 from millstream.loader._loader import DataLoader
 from millstream.loader._mixed import MixedLoader
 from millstream.loader._part import Part, crosses_epochs, require_indexed, step_limit
 from millstream.loader._schedule import Schedule
 from millstream.loader._stream_items import StreamIterator
+
+if TYPE_CHECKING:
+    from millstream.loader._explanation.explain import Explanation
 
 Period = tuple[Literal["epoch", "batch"], int]
 
@@ -84,8 +86,10 @@ class TrainStream:
         """Batches in a validation pass."""
         return self._schedule.length
 
-    def explain(self) -> Explanation:
+    def explain(self) -> "Explanation":
         """The pipelines for training and validation as one table, and the plan; see `DataLoader.explain`."""
+        from millstream.loader._explanation.explain import joined
+
         parts = {"train": self._train.explain()}
         if self._validation is None:
             return joined(parts, {"validation": "none"})

@@ -20,15 +20,13 @@ _MOST_THREADS = 32
 
 def present_executor(loader: "DataLoader") -> Executor:
     """Who reads now; `InGraph()` where data that are arrays are gathered by the program."""
-    assert loader._made_of is not None
-    executor = loader._made_of[1]["executor"]
+    executor = loader._built("tune")[1]["executor"]
     return InGraph() if executor is None and loader._host is None else executor
 
 
 def can_be_gathered(loader: "DataLoader") -> bool:
     """Whether the samples are arrays that the program can gather."""
-    assert loader._made_of is not None
-    pipeline, options = loader._made_of
+    pipeline, options = loader._built("tune")
     return isinstance(pipeline, Pipeline) and pipeline.host is None and options["on_error"] == "raise"
 
 

@@ -55,8 +55,7 @@ def _require_tunable(loader: "DataLoader", seconds: Any, step: Any) -> None:
         raise ValueError(f"tune needs seconds to be a number above 0. Got {describe_value(seconds)}.")
     if step is not None:
         require_callable("tune", "step", step)
-    if loader._made_of is None:
-        raise TypeError("tune needs a loader that was built, not one that came out of jax.jit or jax.tree.map.")
+    loader._built("tune")
     if not isinstance(loader._source, Pipeline):
         raise TypeError(
             f"tune has nothing to choose for {type(loader._source).__name__}: a stream is computed step by step in one "
@@ -87,7 +86,6 @@ def _time_stages(
 
 def _others(loader: "DataLoader") -> dict[str, str]:
     """The options that tuning does not choose, as code."""
-    assert loader._made_of is not None
-    known = loader._made_of[1]
+    _, known = loader._built("tune")
     words = {} if known["on_error"] == "raise" else {"on_error": repr(known["on_error"])}
     return words | {name: name for name in ("cache", "sharding") if known[name] is not None}

@@ -155,7 +155,7 @@ def with_workers(loader: "DataLoader") -> "DataLoader":
 
 def from_cache(loader: "DataLoader", key: Any, steps: int) -> Draws:
     """By `iterate`, with what a loader's cache on disk holds; nothing is stored."""
-    cache = loader._made_of[1]["cache"]  # pyright: ignore[reportOptionalSubscript]
+    cache = loader._built("verify")[1]["cache"]
     read_only = dataclasses.replace(cache, mode="read-only")
     make = functools.partial(loader.replace, cache=read_only, on_error="raise")
     with contextlib.closing(iterating(make, key, steps)) as batches:

@@ -43,16 +43,14 @@ def verify(
     progress: bool,
 ) -> Verification:
     """Check everything; see `DataLoader.verify`."""
-    if loader._made_of is None:
-        raise TypeError("verify needs a loader that was built, not one that came out of jax.jit or jax.tree.map.")
+    own = loader._built("verify")[1]["executor"]
     _check_arguments(steps, seconds, executors, hosts)
-    own = loader._made_of[1]["executor"]
     executors = usual_executors(own) if executors is None else executors
-    pace = Pace(seconds, progress)
+    key, pace = jax.random.key(0) if key is None else key, Pace(seconds, progress)
     run = _Run(
         loader=loader,
-        key=jax.random.key(0) if key is None else key,
-        words=np.asarray(key_words("verify", jax.random.key(0) if key is None else key)),
+        key=key,
+        words=np.asarray(key_words("verify", key)),
         steps=loader.steps_per_epoch + 2 if steps is None else steps,
         executors=executors,
         worker=next((one for one in [own, *executors] if isinstance(one, Processes)), None),
@@ -155,8 +153,7 @@ def _compared(loader: "DataLoader") -> tuple["DataLoader", list[Way], list[str]]
 
     Also the loader as it is, where that is something else, and its cache; and what is left out.
     """
-    assert loader._made_of is not None
-    options, more, notes = loader._made_of[1], [], []
+    options, more, notes = loader._built("verify")[1], [], []
     plain: dict[str, Any] = {"cache": None}
     if options["on_error"] == "skip batch":
         plain["on_error"] = "skip item"
