@@ -26,6 +26,21 @@ def item_of(source: IndexedSource, index: int) -> Any:
     return as_host_source(source).read_sample(index, None)[0]
 
 
+def named_parts(source: HostSource) -> list[tuple[str, HostSource]]:
+    """A source that is read on the host and the functions over it, first to last, each with its name in errors."""
+    own = (getattr(source, attribute, None) for attribute in ("_name", "_who"))
+    name = next((name for name in own if isinstance(name, str)), type(source).__name__)
+    below = named_parts(source._inner) if isinstance(source, MappedSource | CollatedSource) else []
+    return [*below, (name, source)]
+
+
+def is_random(part: HostSource) -> bool:
+    """Whether such a part makes use of the keys of samples itself."""
+    if isinstance(part, CollatedSource):
+        return False
+    return part._random if isinstance(part, MappedSource) else part.keyed
+
+
 class MappedSource(SampleReader):
     """Every sample of a source, through a function.
 

@@ -1,6 +1,7 @@
 """Dtypes of numbers: which they are, and in which of them JAX keeps an array."""
 
 import functools
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,14 @@ _NARROW = {np.dtype(wide): np.dtype(narrow) for wide, narrow in _PAIRS}
 def holds_numbers(dtype: np.dtype) -> bool:
     """Whether an array of this dtype is its bytes: numbers and bools, those of JAX included."""
     return dtype.kind in "biufc" or (dtype.kind == "V" and dtype.isbuiltin == 2)
+
+
+def dtype_of_array(value: Any) -> np.dtype | None:
+    """The dtype of an array of any library; None for other values, and for a dtype that NumPy does not know."""
+    try:
+        return np.dtype(value.dtype) if hasattr(value, "shape") else None
+    except (AttributeError, TypeError):
+        return None
 
 
 def kept_dtype(dtype: np.dtype) -> np.dtype:

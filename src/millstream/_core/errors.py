@@ -41,6 +41,13 @@ def require_int(who: str, name: str, value: Any, *, least: int) -> None:
         raise ValueError(f"{who} needs {name} to be an int of at least {least}. Got {describe_value(value)}.")
 
 
+def require_positive(who: str, name: str, value: Any, what: str = "a number", *, finite: bool = True) -> None:
+    """Refuse anything but a number (no bool) above 0."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not value > 0 or (finite and value == float("inf")):
+        raise ValueError(f"{who} needs {name} to be {what} above 0. Got {describe_value(value)}.")
+
+
 def require_bool(who: str, name: str, value: Any) -> None:
     """Refuse anything but True and False: most other values would pass for one of them."""
     if not isinstance(value, bool):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core.dtypes import holds_numbers
+from millstream._core.dtypes import dtype_of_array, holds_numbers
 from millstream._core.errors import describe_leaf
 
 
@@ -48,17 +48,11 @@ def _flatten(who: str, tree: Any, name: str, leaves: dict[str, Any]) -> Any:
         return {key: _flatten(who, tree[key], f"{name}[{key!r}]", leaves) for key in sorted(tree)}
     if type(tree) in (list, tuple):
         return [type(tree).__name__, *(_flatten(who, branch, f"{name}[{i}]", leaves) for i, branch in enumerate(tree))]
-    if not _is_array(tree):
+    dtype = dtype_of_array(tree)
+    if dtype is None or not holds_numbers(dtype):
         raise TypeError(
             f"{who} keeps dicts with words as keys, lists, tuples and None, and in them arrays of numbers or bools. "
             f"Got tree{name}: {describe_leaf(tree)}."
         )
     leaves[name] = tree
     return "*"
-
-
-def _is_array(value: Any) -> bool:
-    try:
-        return hasattr(value, "shape") and holds_numbers(np.dtype(value.dtype))
-    except (AttributeError, TypeError):
-        return False

@@ -16,6 +16,13 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
+def nbytes(tree: Any) -> int:
+    """Bytes of the arrays in a tree, or of those it describes."""
+    import jax
+
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
 def mapped_file(array: Any) -> np.memmap | None:
     """The memory-mapped file that an array is a view of, if it is one."""
     while isinstance(array, np.ndarray):

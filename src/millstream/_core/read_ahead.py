@@ -130,6 +130,11 @@ class ReadAhead:
             del run.pending[job.request.step]
         return job.request.step, self._collected(job)
 
+    @property
+    def closed(self) -> bool:
+        """Whether who reads has ended."""
+        return self._backend.closed
+
     def close(self) -> None:
         """End the reading, and forget about what was begun."""
         if self._own_backend:
@@ -171,7 +176,7 @@ class ReadAhead:
 
 def still_open(reading: ReadAhead | None) -> ReadAhead | None:
     """What reads, unless there is nothing or an error has ended it, which then lets go of all it had."""
-    if reading is None or not reading._backend.closed:
+    if reading is None or not reading.closed:
         return reading
     reading.close()
     return None

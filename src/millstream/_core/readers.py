@@ -14,7 +14,7 @@ import numpy as np
 from millstream._core.host_source import HostSource
 from millstream._core.read_part import Part, Patience
 from millstream._core.reading import Filled, Reading, Report, Request
-from millstream._core.slots import Layout, Slots
+from millstream._core.slots import Layout, Slots, slots_for
 
 
 class Readers:
@@ -47,7 +47,7 @@ class Readers:
         self._tolerant = tolerant
         self._timeout = timeout
         self._layout = layout
-        self._slots = None if layout.objects else Slots(layout, ahead + 3)
+        self._slots = None if layout.objects else Slots(layout, slots_for(ahead))
         self._threads: list[threading.Thread] = []
         # The threads know the queue alone, so that a forgotten pool is collected, and its threads with it.
         self._tasks: queue.SimpleQueue[Part | None] = queue.SimpleQueue()

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from millstream._core.errors import describe_value, require_bool, require_choice, require_int
+from millstream._core.errors import describe_value, require_bool, require_choice, require_int, require_positive
 from millstream._core.user_cache import user_cache
 
 
@@ -49,9 +49,7 @@ class CloudOptions:
     def __post_init__(self) -> None:
         who = "cloud.configure"
         for name in ("timeout", "deadline", "backoff"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-                raise ValueError(f"{who} needs {name} to be a number of seconds. Got {describe_value(value)}.")
+            require_positive(who, name, getattr(self, name), "a number of seconds")
         for name, least in {"retries": 0, "connections": 1, "cache_limit": 0}.items():
             require_int(who, name, getattr(self, name), least=least)
         if self.backend is not None:

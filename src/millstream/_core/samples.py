@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from millstream._core.contracts import PyTree
-from millstream._core.dtypes import can_become, holds_numbers, kept_dtype, narrowed
+from millstream._core.dtypes import can_become, dtype_of_array, holds_numbers, kept_dtype, narrowed
 from millstream._core.errors import describe_leaf, describe_value
 from millstream._core.trees import OtherStructure, flatten_like, outline, unflatten_like
 
@@ -187,14 +187,6 @@ def spec_or_objects(who: str, sample: Any) -> SampleSpec | ObjectSpec:
         return ObjectSpec(error.args[1])
 
 
-def _has_dtype_of_numpy(leaf: Any) -> bool:
-    """Whether shape and dtype are known as they are; those of another library's tensors are words of its own."""
-    try:
-        return hasattr(leaf, "shape") and np.dtype(leaf.dtype) is not None
-    except (AttributeError, TypeError):
-        return False
-
-
 def spec_of(who: str, sample: PyTree) -> SampleSpec:
     """The spec of a sample, or of a tree of anything with shape and dtype; dtypes become those JAX will give.
 
@@ -215,7 +207,7 @@ def spec_of(who: str, sample: PyTree) -> SampleSpec:
     names, shapes, dtypes = [], [], []
     for path, leaf in paths:
         names.append(jax.tree_util.keystr(path))
-        leaf = leaf if _has_dtype_of_numpy(leaf) else np.asarray(leaf)
+        leaf = np.asarray(leaf) if dtype_of_array(leaf) is None else leaf
         if not holds_numbers(np.dtype(leaf.dtype)):
             found = f"sample{names[-1]}: {describe_value(leaf.tolist() if isinstance(leaf, np.ndarray) else leaf)}"
             raise NotAnArray(f"{who} needs arrays of numbers or bools. Got {found}.", found)

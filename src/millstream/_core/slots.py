@@ -20,6 +20,12 @@ from millstream._core.faults import SharedMemoryFull
 from millstream._core.memory import ALIGNMENT, aligned_empty
 
 _SEARCH_SECONDS = 5.0  # between two searches of all memory for batches that nobody can reach any more
+_SPARE = 3  # slots besides those read ahead: one asked for, one in use, one that JAX has not let go of yet
+
+
+def slots_for(ahead: int) -> int:
+    """How many slots a stream begins with that has so many batches under way besides the one asked for."""
+    return ahead + _SPARE
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ import dataclasses
 import time
 from typing import Any
 
-from millstream._core.errors import describe_value
+from millstream._core.errors import require_positive
 from millstream.callbacks._compile_time import compile_seconds
 from millstream.loops._callback import Callback
 from millstream.loops._elapsed import Elapsed
@@ -31,8 +31,8 @@ class Throughput(Callback):
 
     def __init__(self, flops_per_step: float | None, peak_flops: float | None) -> None:
         for name, value in (("flops_per_step", flops_per_step), ("peak_flops", peak_flops)):
-            if value is not None and (not isinstance(value, int | float) or not value > 0):
-                raise ValueError(f"{_WHO} needs {name} to be a number above 0. Got {describe_value(value)}.")
+            if value is not None:
+                require_positive(_WHO, name, value)
         if peak_flops is not None and flops_per_step is None:
             raise ValueError(f"{_WHO} needs flops_per_step for peak_flops to be of use.")
         self._flops_per_step = flops_per_step
@@ -60,7 +60,7 @@ class Throughput(Callback):
         if last is not None and now.steps == last.steps:
             return None
         self._last = now
-        if last is None:
+        if last is None or now.steps < last.steps:  # by hand, a new run begins without a word
             return None
         steps, samples = now.steps - last.steps, now.samples - last.samples
         seconds = (now.clock - last.clock) - (now.evaluation - last.evaluation)

@@ -20,7 +20,7 @@ from millstream._core.host_source import HostSource
 from millstream._core.plain import encode
 from millstream._core.reading import Filled, Request
 from millstream._core.settings import settings
-from millstream._core.slots import Layout, Slots
+from millstream._core.slots import Layout, Slots, slots_for
 from millstream.host._crew import Crew, Job
 from millstream.host._messages import SETUP, SlotForm
 from millstream.host._payload import pack
@@ -67,7 +67,7 @@ class Pool:
         self._jobs = 0
         self._crew = Crew(self._form, tolerant=tolerant, whole_batches=source.whole_batches)
         try:
-            self._open_ring(ahead + 3, memory_limit)
+            self._open_ring(slots_for(ahead), memory_limit)
             self._open_workers(workers, (source, self._form, startup, tolerant), nice)
         except BaseException:
             self.close()

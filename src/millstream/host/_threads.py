@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from millstream._core.errors import describe_value, require_bool, require_int
+from millstream._core.errors import require_bool, require_int, require_positive
 from millstream._core.host_source import HostSource
 from millstream._core.readers import Readers
 from millstream._core.slots import Layout
@@ -46,7 +46,5 @@ def check_executor(executor: object, workers: object, ordered: object, timeout: 
     who = type(executor).__name__
     require_int(who, "workers", workers, least=1)
     require_bool(who, "ordered", ordered)
-    if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
-        raise ValueError(
-            f"{who} needs timeout to be a number of seconds above 0, or None. Got {describe_value(timeout)}."
-        )
+    if timeout is not None:
+        require_positive(who, "timeout", timeout, "a number of seconds", finite=False)

@@ -10,6 +10,7 @@ import numpy as np
 
 from millstream._core.contracts import PyTree
 from millstream._core.errors import require_int
+from millstream._core.memory import nbytes
 from millstream._core.text_table import size_text, text_table
 
 
@@ -117,7 +118,7 @@ def _row(path: str, leaves: list[Any], stats: bool) -> OverviewRow:
         shape=tuple(leaves[0].shape) if len(leaves) == 1 else None,
         dtype=", ".join(dict.fromkeys(str(leaf.dtype) for leaf in leaves)),
         count=sum(math.prod(leaf.shape) for leaf in leaves),
-        nbytes=sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves),
+        nbytes=nbytes(leaves),
         mean=mean,
         std=std,
         sharding=shardings.pop() if len(shardings) == 1 else "mixed",

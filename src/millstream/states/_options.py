@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import Any
 
-from millstream._core.errors import describe_value
+from millstream._core.errors import describe_value, require_bool, require_positive
 from millstream.states._accumulate import Accumulate
 from millstream.states._precision import Precision
 
@@ -24,16 +24,15 @@ class Options:
 def checked_options(who: str, accumulate: int | Accumulate, **options: Any) -> Options:
     """The options, or an error that says which is wrong."""
     clip_norm, ema = options["clip_norm"], options["ema"]
-    if clip_norm is not None and not (_is_number(clip_norm) and clip_norm > 0):
-        raise ValueError(f"{who} needs clip_norm to be a finite number above 0. Got {describe_value(clip_norm)}.")
+    if clip_norm is not None:
+        require_positive(who, "clip_norm", clip_norm, "a finite number")
     if ema is not None and not (_is_number(ema) and 0 <= ema < 1):
         raise ValueError(
             f"{who} needs ema, the share of the average that is kept at a step, to be from 0 to below 1, such as "
             f"0.999. Got {describe_value(ema)}."
         )
     for name in ("skip_nonfinite", "log_norms"):
-        if not isinstance(options[name], bool):
-            raise TypeError(f"{who} needs {name} to be True or False. Got {describe_value(options[name])}.")
+        require_bool(who, name, options[name])
     if not isinstance(accumulate, Accumulate):
         accumulate = Accumulate(accumulate)
     return Options(accumulate=None if accumulate.microbatches == 1 else accumulate, **options)

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from millstream._core.derived_sources import CollatedSource, MappedSource
+from millstream._core.derived_sources import is_random, named_parts
 from millstream._core.host_side import HostSide
-from millstream._core.host_source import HostSource
+from millstream._core.memory import nbytes
 from millstream._core.ordering import Shuffle
 from millstream._core.pipeline import Pipeline
 from millstream._core.placement import BatchPlacement
@@ -17,7 +17,6 @@ from millstream._core.state import is_traced
 from millstream._core.text_table import size_text
 from millstream.host import Processes
 from millstream.loader._build import stages
-from millstream.loader._explanation.stage import nbytes
 
 if TYPE_CHECKING:
     from millstream.loader._loader import DataLoader
@@ -165,24 +164,7 @@ def _hand_over_words(loader: "DataLoader", source: Any) -> str:
 def _random_stages(source: Any) -> list[str]:
     """The names of all that makes use of keys, besides the order."""
     host = source.host if isinstance(source, Pipeline) else None
-    read = [] if host is None else [name for name, part in host_chain(host.source) if is_random(part)]
+    read = [] if host is None else [name for name, part in named_parts(host.source) if is_random(part)]
     compiled = stages(source)
     named = zip(stage_names(compiled), compiled, strict=True)
     return read + [name for name, stage in named if stage.keyed]
-
-
-def is_random(source: HostSource) -> bool:
-    """Whether a part of such a chain makes use of the keys of samples."""
-    return source._random if isinstance(source, MappedSource) else source.keyed
-
-
-def host_chain(source: HostSource) -> list[tuple[str, HostSource]]:
-    """A source that is read on the host and the host maps over it, first to last, each with its name."""
-    if isinstance(source, CollatedSource):  # it is a part of its BatchTransform
-        return host_chain(source._inner)
-    if isinstance(source, MappedSource):
-        return [*host_chain(source._inner), (source._name, source)]
-    for attribute in ("_name", "_who"):  # what it calls itself in errors
-        if isinstance(name := getattr(source, attribute, None), str):
-            return [(name, source)]
-    return [(type(source).__name__, source)]

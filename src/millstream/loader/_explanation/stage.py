@@ -1,12 +1,11 @@
 """One row of the table that a pipeline is explained by."""
 
 import dataclasses
-import math
-from typing import Any
 
 import jax
 
 from millstream._core.contracts import PyTree
+from millstream._core.memory import nbytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +63,3 @@ def explained(
         memory,
         "; ".join(notes or []),
     )
-
-
-def nbytes(tree: Any) -> int:
-    """Bytes of the arrays in a tree, or of those it describes."""
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -9,11 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from millstream._core.contracts import PyTree, Stream
+from millstream._core.derived_sources import CollatedSource, is_random, named_parts
 from millstream._core.host_side import HostSide
 from millstream._core.host_source import ArrayRows, HostSource
+from millstream._core.memory import nbytes
 from millstream._core.pipeline import Pipeline
 from millstream._core.plan import Plan
 from millstream._core.samples import ObjectSpec
+from millstream._core.slots import slots_for
 from millstream._core.stages import apply_stage, stage_names
 from millstream._core.state import is_traced
 from millstream._core.streams import BatchedStream, MappedStream, stages_of
@@ -23,12 +26,10 @@ from millstream.host._messages import SlotForm
 from millstream.loader._explanation.plan import (
     device_words,
     ending_words,
-    host_chain,
-    is_random,
     mesh_words,
     reader_words,
 )
-from millstream.loader._explanation.stage import ExplainedStage, explained, nbytes
+from millstream.loader._explanation.stage import ExplainedStage, explained
 from millstream.sources._file_source import is_mapped
 from millstream.transforms import BufferTransform, DevicePutTransform
 
@@ -103,7 +104,9 @@ def _array_row(pipeline: Pipeline, device: str, per_batch: int) -> ExplainedStag
 def _host_rows(source: HostSource, reader: str, per_batch: int) -> list[ExplainedStage]:
     """A source that is read on the host, and the functions that its samples go through there."""
     rows = []
-    for name, part in host_chain(source):
+    for name, part in named_parts(source):
+        if isinstance(part, CollatedSource):  # it is a part of its BatchTransform
+            continue
         memory, notes = _held(part)
         if is_random(part):
             notes.append("random")
@@ -178,7 +181,7 @@ def _notes(stage: "Transform") -> list[str]:
 
 def _buffers(host: HostSide, plan: Plan) -> tuple[int, str]:
     """The memory that batches are read into."""
-    layout, count = host.layout(plan), host.ahead(plan) + 3
+    layout, count = host.layout(plan), slots_for(host.ahead(plan))
     layout = SlotForm(layout).layout if isinstance(host.executor, Processes) else layout
     kind = "shared buffers" if isinstance(host.executor, Processes) else "buffers"
     return count * layout.nbytes, f"{count:,} {kind} of {size_text(layout.nbytes)}"

@@ -1,13 +1,12 @@
 """Which executor, how many workers, how much prefetch: found out on the user's own data."""
 
 import contextlib
-import math
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from millstream._core.errors import describe_value, require_callable
+from millstream._core.errors import require_callable, require_positive
 from millstream._core.pipeline import Pipeline
 from millstream._core.progress_line import ProgressLine
 from millstream._core.state import key_words
@@ -51,8 +50,7 @@ def tune(loader: "DataLoader", key: Any, seconds: float, step: Step | None, prog
 
 
 def _require_tunable(loader: "DataLoader", seconds: Any, step: Any) -> None:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
-        raise ValueError(f"tune needs seconds to be a number above 0. Got {describe_value(seconds)}.")
+    require_positive("tune", "seconds", seconds)
     if step is not None:
         require_callable("tune", "step", step)
     loader._built("tune")

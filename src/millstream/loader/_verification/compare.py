@@ -38,12 +38,17 @@ class Mismatch:
         return f"{self.leaf}[{', '.join(map(str, self.place))}]" if self.place else self.leaf
 
 
+def raw_key(leaf: Any) -> Any:
+    """A typed key as the numbers it is, and all else as it is."""
+    is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(leaf) if is_key else leaf
+
+
 def on_host(tree: Any, *, copied: bool = False) -> Any:
     """A tree with its arrays as NumPy arrays, in memory of its own if wished."""
 
     def fetched(leaf: Any) -> Any:
-        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            leaf = jax.random.key_data(leaf)
+        leaf = raw_key(leaf)
         if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
             return leaf
         return np.array(leaf) if copied else np.asarray(leaf)

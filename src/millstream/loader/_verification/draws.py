@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +12,11 @@ import numpy as np
 from millstream._core import plain
 from millstream._core.callbacks import original_errors
 from millstream._core.contracts import PyTree
+from millstream._core.memory import nbytes
 from millstream._core.samples import ObjectSpec
 from millstream._core.stats import LoaderStats
 from millstream.loader._info import BatchInfo
+from millstream.loader._verification.compare import raw_key
 
 if TYPE_CHECKING:
     from millstream.loader._loader import DataLoader
@@ -107,25 +108,14 @@ def scan_width(loader: "DataLoader", steps: int, batches_in_time: float) -> int 
         batches_in_time: How many there is time for, about.
     """
     length = loader.steps_per_epoch
-    fitting = max(1, _SCANNED_BYTES // max(1, _nbytes(loader)))
+    fitting = max(1, _SCANNED_BYTES // max(1, nbytes(loader.element_spec())))
     if length <= min(steps, fitting, batches_in_time):
         return None
     return min(steps, fitting, _SCANNED_STEPS)
 
 
-def _nbytes(loader: "DataLoader") -> int:
-    leaves = jax.tree.leaves(loader.element_spec())
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
-
-
 def _collected(carry: None, batch: PyTree, mask: jax.Array) -> tuple[None, Any]:
-    return carry, jax.tree.map(_raw, (batch, mask))
-
-
-def _raw(leaf: Any) -> Any:
-    """Typed keys as the numbers they are."""
-    is_key = jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    return jax.random.key_data(leaf) if is_key else leaf
+    return carry, jax.tree.map(raw_key, (batch, mask))
 
 
 @jax.jit

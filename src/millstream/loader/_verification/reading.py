@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core.derived_sources import CollatedSource, MappedSource
+from millstream._core.derived_sources import named_parts
 from millstream._core.host_source import HostSource, as_host_source
 from millstream._core.reading import Request
 from millstream._core.samples import ObjectSpec, SampleSpec
@@ -50,13 +50,13 @@ class Level:
     """A source, or what host stages make of it.
 
     Args:
+        name: What it is called.
         source: What is read.
     """
 
-    def __init__(self, source: HostSource) -> None:
+    def __init__(self, name: str, source: HostSource) -> None:
+        self.name = name
         self.source = source
-        named = getattr(source, "_source", source) if type(source).__name__.startswith("_") else source  # a user's own
-        self.name: str = getattr(source, "_name", getattr(source, "_who", type(named).__name__))
 
     def read(self, indices: np.ndarray, keys: np.ndarray) -> list[Any]:
         """Samples that are read together; or one by one, if one of them cannot be read."""
@@ -103,11 +103,7 @@ class Level:
 
 def levels_of(source: Any) -> list[Level]:
     """A source and what the host stages behind it make of it, innermost first."""
-    host, found = as_host_source(source), []
-    while isinstance(host, MappedSource | CollatedSource):
-        found.append(Level(host))
-        host = host._inner
-    return [Level(host), *found[::-1]]
+    return [Level(*part) for part in named_parts(as_host_source(source))]
 
 
 def seconds_per_sample(source: Any) -> float:

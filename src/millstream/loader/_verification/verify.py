@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from millstream._core.errors import describe_value, require_int
+from millstream._core.errors import describe_value, require_int, require_positive
 from millstream._core.pipeline import Pipeline
 from millstream._core.state import key_words
 from millstream.host import InGraph, Processes, Threads
@@ -173,8 +173,7 @@ def _compared(loader: "DataLoader") -> tuple["DataLoader", list[Way], list[str]]
 def _check_arguments(steps: Any, seconds: Any, executors: Any, hosts: Any) -> None:
     if steps is not None:
         require_int("verify", "steps", steps, least=1)
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-        raise ValueError(f"verify needs seconds to be a number above 0. Got {describe_value(seconds)}.")
+    require_positive("verify", "seconds", seconds, finite=False)
     for executor in () if executors is None else executors:
         if not isinstance(executor, InGraph | Threads | Processes):
             raise TypeError(
