@@ -65,6 +65,7 @@ def main(measure: Callable[[Options], list[Table]]) -> None:
     arguments = parser(title)
     arguments.add_argument("--json", type=pathlib.Path, help="the file for the result")
     chosen = arguments.parse_args()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # what is imported in fresh processes is compiled, as if installed
     load, begun = os.getloadavg()[0], time.perf_counter()
     try:
         tables = measure(Options(chosen.quick, dict(one.split("=", 1) for one in chosen.also)))
