@@ -2,6 +2,7 @@
 PYTHON ?= python3
 MINUTES ?= 20
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+$(if $(VERSION),,$(error PYTHON=$(PYTHON) cannot be run; name an installed Python, as in PYTHON=python3.12))
 RUN := .venv/run-$(VERSION)
 DEV := .venv/dev-$(VERSION)
 LOW := .venv/low-$(VERSION)
