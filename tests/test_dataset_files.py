@@ -68,11 +68,14 @@ def test_mnist_and_its_kin_use_files_that_are_there(tmp_path, kind, suffix, inne
 def test_a_disk_cache_follows_its_source(tmp_path):
     options = {"split": "train", "cache_dir": tmp_path}
     write_idx(tmp_path / "train-labels-idx1-ubyte.gz", LABELS)
+    own = tmp_path / "mnist" / "train-augmented.npz"
+    own.parent.mkdir()
+    own.write_bytes(b"a file of the user's")
     for images in (IMAGES, 255 - IMAGES):
         write_idx(tmp_path / "train-images-idx3-ubyte.gz", images)
         source = ms.datasets.MNISTDataset.make_disk_source(**options)
         np.testing.assert_array_equal(source.read(np.arange(6))["image"][..., 0], images)
-    assert len(list(tmp_path.rglob("*.npz"))) == 1
+    assert len(list(tmp_path.rglob("*.npz"))) == 2 and own.exists()
     assert not [path for path in tmp_path.rglob(".*") if path.is_file()]
 
 
@@ -218,6 +221,17 @@ def test_celeba_names_what_is_missing(celeba):
         ms.datasets.CelebADataset("train", data_dir=celeba)
 
 
+def test_celeba_names_an_archive_that_is_cut_short(celeba):
+    members = {f"img_align_celeba/{path.name}": path.read_bytes() for path in (celeba / "img_align_celeba").iterdir()}
+    (celeba / "img_align_celeba.zip").write_bytes(zip_bytes(members)[:-100])
+    shutil.rmtree(celeba / "img_align_celeba")
+    faces = ms.datasets.CelebADataset("train", data_dir=celeba)
+    with refuses(ValueError, "img_align_celeba.zip, 000001.jpg cannot be read", "Get the archive again"):
+        faces[1]
+    with refuses(TypeError, "CelebADataset needs include_attributes to be a bool. Got 'no' (str)"):
+        ms.datasets.CelebADataset("train", data_dir=celeba, include_attributes="no")  # pyright: ignore[reportArgumentType]
+
+
 @pytest.fixture
 def sunspots(tmp_path):
     rows = "\n".join(f'"1749-{number:02}",{number}.5' for number in range(100))
@@ -281,12 +295,25 @@ def test_window_refusals(sunspots):
         windows(np.arange(9.0), 3, overlapping=False, stride=2)
     with refuses(ValueError, "context_length to be an int of at least 1", "0"):
         windows(np.arange(9.0), 0)
-    with refuses(ValueError, "nothing for 'val'", "val_fraction 0.0"):
+    with refuses(ValueError, "SunspotsDataset: there is nothing for 'val'", "val_fraction 0.0"):
         ms.datasets.SunspotsDataset("val", sunspots)
-    with refuses(ValueError, "'train', 'val' or 'test'", "'dev'"):
-        ms.datasets.SunspotsDataset("dev", sunspots)
-    with refuses(ValueError, "train_fraction + val_fraction <= 1", "0.9"):
-        ms.datasets.SunspotsDataset("train", sunspots, train_fraction=0.9, val_fraction=0.2)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"split": "dev"}, ValueError, "split 'train', 'val' or 'test'. Got 'dev' (str)"),
+        ({"train_fraction": 0.9, "val_fraction": 0.2}, ValueError, "train_fraction + val_fraction <= 1. Got 0.9"),
+        ({"train_fraction": "0.9"}, ValueError, "train_fraction + val_fraction <= 1. Got '0.9' (str)"),
+        ({"split": "test", "context_length": "3"}, ValueError, "context_length to be an int of at least 1"),
+        ({"prediction_length": 0}, ValueError, "prediction_length to be an int of at least 1"),
+        ({"stride": 0}, ValueError, "stride to be an int of at least 1"),
+        ({"overlapping": "no"}, TypeError, "overlapping to be a bool. Got 'no' (str)"),
+    ],
+)
+def test_a_time_series_refuses_by_its_own_name_before_it_asks_for_its_file(tmp_path, options, error, words):
+    with refuses(error, "SunspotsDataset needs", words):
+        ms.datasets.SunspotsDataset(data_path=tmp_path / "not there.csv", **options)
 
 
 @pytest.mark.parametrize("kind", [*MNIST_LIKE, ms.datasets.EMNISTDataset, ms.datasets.CIFAR10Dataset])
@@ -301,6 +328,8 @@ def test_datasets_become_jax_arrays():
     assert isinstance(arrays["image"], jax.Array)
     items = ms.datasets.dataset_to_jax([{"x": np.float32(1)}, {"x": np.float32(2)}], jax.devices()[0])
     assert items["x"].tolist() == [1.0, 2.0]
+    with refuses(ValueError, "dataset_to_jax: JAX keeps int64 as int32", str(2**40)):
+        ms.datasets.dataset_to_jax([{"x": np.int64(1)}, {"x": np.int64(2**40)}])
     with refuses(TypeError, "dataset_to_jax needs as_array_dict()", "[] (list)"):
         ms.datasets.dataset_to_jax([])
 

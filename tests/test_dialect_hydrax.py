@@ -598,6 +598,21 @@ def test_computed_arrays_are_kept_by_epoch_if_batches_do_not_come_back(folder):
     assert run() == (found, 0)
 
 
+def test_memory_that_was_given_to_the_cache_may_be_used_again(folder):
+    memory, notes = np.zeros(4, np.float32), [0] * 4
+    data = group(range(8), cache_arrays=LATENTS, cache_location=folder / "latents")
+    with Dataloader(loader(), data, end_at=("epoch", 1)) as dataloader:
+        for batch in dataloader:
+            memory[:], notes[:] = batch.arrays["x"][:, 0], batch.indices
+            batch.cache({"z": memory}, {"n": notes})  # pyright: ignore[reportArgumentType]
+            memory[:], notes[:] = -1, [-1] * 4
+            assert batch.arrays["z"].tolist() == batch.additional["n"] == batch.indices
+    only = group(range(8), loader_arrays=None, cache_arrays=LATENTS, cache_location=folder / "latents")
+    cached, _ = batches(only, loader_count=0, cacher_count=0)
+    for batch in cached:
+        assert batch.arrays["z"].tolist() == batch.additional["n"] == batch.indices
+
+
 def test_what_is_wrong_with_cached_arrays_is_said(folder):
     data = group(range(4), 2, cache_arrays=LATENTS, cache_location=folder / "latents")
     with Dataloader(loader(), data, end_at=("epoch", 1)) as dataloader:
@@ -752,6 +767,14 @@ def test_pixels_are_written_with_coefficients_and_come_back():
     assert image.Coefs.balanced(alpha=True)[np.float64].tolist() == [[127.5] * 3 + [255.0], [1.0] * 3 + [0.0]]
     with refuses(ValueError, "Coefs needs (divide, subtract), each a number or one per channel. Got 3 (int)."):
         image.Coefs(3)
+    for wrong in ("x", ((1, 2), (1,))):
+        with refuses(ValueError, "Coefs needs (divide, subtract), each a number or one per channel. Got"):
+            image.Coefs(wrong)
+    for wrong in ((0.0, 1.0), ([255, 255, 255, 0], [0, 0, 0, 0]), (np.inf, 0)):
+        with refuses(ValueError, "Coefs needs finite numbers, and none that is 0 to divide by"):
+            image.Coefs(wrong)
+    with refuses(ValueError, "Coefs.balanced needs a scale other than 0"):
+        image.Coefs.balanced(0)
 
 
 def test_files_are_opened_as_srgb_up_to_a_number_of_pixels(tmp_path, monkeypatch):

@@ -291,6 +291,8 @@ def test_a_batcher_puts_batches_on_a_device_ahead_of_the_loop():
     device = jax.devices()[0]
     loader = DataLoader(Batcher(np.stack, device=device)).batch_size(2).build([np.ones(3, np.float32)] * 4)
     assert all(isinstance(batch, jax.Array) and batch.devices() == {device} for batch in loader)
+    with pytest.raises(ValueError, match="StackBatcher: JAX keeps int64 as int32"):  # and would cut it off
+        StackBatcher(device).batch([{"x": 1}, {"x": 2**40}])
 
 
 def test_stacking_works_on_trees():

@@ -104,6 +104,12 @@ def test_a_function_is_called_when_its_item_is_read():
     assert sorted(shuffled) == ["a", "c"] and len(calls) == 5
 
 
+def test_an_error_of_a_filter_names_the_item():
+    with pytest.raises(ZeroDivisionError) as caught:
+        len(FilteredDataset([1, 2, 0], lambda item: 1 // item))
+    assert caught.value.__notes__ == ["This came from <lambda>, at item 2 of FilteredDataset's dataset."]
+
+
 def test_a_filter_may_be_asked_by_several_threads_at_once():
     dataset, found = FilteredDataset(range(1000), lambda item: item % 3 == 0), []
     threads = [threading.Thread(target=lambda: found.append(list(dataset))) for _ in range(4)]

@@ -184,6 +184,11 @@ FAULTS = {
         {"checksum": None},
         "sent on to http://example.com/x: plain http is only used for files with a known SHA-256",
     ),
+    "sent on by another header": (
+        lambda handler: send(handler, b"", 302, URI="http://example.com/x"),
+        {"checksum": None},
+        "sent on to http://example.com/x: plain http is only used for files with a known SHA-256",
+    ),
     "not http at all": (lambda handler: handler.wfile.write(b"hello\r\n"), {}, "the connection failed"),
     "goes on elsewhere": (
         lambda handler: send(handler, BODY[:9], 206, Content_Range="bytes 5-13/256000", length=9),

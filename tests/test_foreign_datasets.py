@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import PIL.Image
+import pyarrow as pa
 import pytest
 import zarr
 from array_record.python.array_record_module import ArrayRecordWriter
@@ -25,8 +26,10 @@ from test_bad_input import refuses
 import millstream as ms
 from millstream._core.faults import FileChanged
 from millstream.integrations.array_record import ArrayRecordSource
+from millstream.integrations.arrow import ArrowSource
 from millstream.integrations.grain import GrainSource, RandomAccess, to_grain
 from millstream.integrations.huggingface import HuggingFaceBatches, HuggingFaceSource
+from millstream.integrations.sqlite import SqliteSource
 from millstream.integrations.zarr import ZarrSource
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # so that workers do not import it, and JAX with it
@@ -279,6 +282,67 @@ def test_batches_have_the_dtypes_of_the_features_and_whole_shapes():
         iter(HuggingFaceBatches(table, 3)).set_state(saved)
 
 
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_dataset_that_fails_for_a_while_loses_and_repeats_nothing(shuffled):
+    faults = []
+
+    def unreliable():
+        for row in numbers():
+            if row["a"] in (0, 9) and faults.count(row["a"]) < 2:
+                faults.append(row["a"])
+                raise ConnectionError("for a while")
+            yield row
+
+    def batches(rows):
+        dataset = datasets.IterableDataset.from_generator(rows)
+        return iter(HuggingFaceBatches(dataset.shuffle(seed=1, buffer_size=7) if shuffled else dataset, 4, epochs=2))
+
+    expected, iterator, seen = list(batches(numbers)), batches(unreliable), []
+    while len(seen) < len(expected):
+        state = iterator.get_state()
+        try:
+            seen.append(next(iterator))
+        except ConnectionError:
+            assert iterator.get_state() == state
+    assert_trees_equal(seen, expected)
+    assert next(iterator, None) is None
+    assert sorted(faults) == [0, 0, 9, 9]
+
+
+def test_what_is_wrong_with_a_row_is_said_with_its_sample():
+    def batches(rows):
+        return list(HuggingFaceBatches(datasets.Dataset.from_dict({"x": rows}).to_iterable_dataset(), 2))
+
+    with refuses(ValueError, "a value in every row. Column 'x' has none at sample 3", "row_fn"):
+        batches([1, 2, 3, None])
+    with refuses(ValueError, "lists of one length in a column. Column 'x' has 1 values, and not 2, at sample 3"):
+        batches([[1, 2], [3, 4], [5, 6], [7]])
+    with refuses(ValueError, "HuggingFaceBatches needs at least one column"):
+        next(iter(HuggingFaceBatches(datasets.IterableDataset.from_generator(lambda: iter([{}])), 2)))
+
+
+def test_sources_that_read_from_this_machine_refuse_addresses_as_such():
+    kinds: Any = [ArrayRecordSource, ZarrSource, lambda path: SqliteSource(path, table="t")]
+    for kind in kinds:
+        with refuses(ValueError, "Source reads from this machine alone", "s3://host/x. Copy"):
+            kind("s3://me:secret@host/x")
+        with refuses(TypeError, "Source needs a path", "3 (int)"):
+            kind(3)
+
+
+def test_a_dataset_that_has_become_shorter_is_refused():
+    def batches(rows):
+        return iter(HuggingFaceBatches(ITERABLES["shuffled"]().take(rows), 4))
+
+    iterator = batches(20)
+    for _ in range(4):
+        next(iterator)
+    with refuses(ValueError, "only with the same dataset", "4 batches of epoch 0", "the dataset has 2 now"):
+        batches(8).set_state(iterator.get_state())
+    with refuses(TypeError, "HuggingFaceBatches needs drop_last to be a bool. Got 'no' (str)"):
+        HuggingFaceBatches(ITERABLES["arrow"](), 4, drop_last="no")  # pyright: ignore[reportArgumentType]
+
+
 # Loops over what others iterate over
 
 
@@ -345,9 +409,14 @@ def test_a_loader_is_saved_and_restored_by_grain_and_orbax(folder, key):
 def test_our_sources_are_read_by_grain():
     source = RandomAccess(ms.ArraySampleSource(data()))
     assert_trees_equal(source[3], {name: values[3] for name, values in data().items()})
-    assert_trees_equal(source.__getitems__([3, -1])[0], source[3])
+    chunked = RandomAccess(ArrowSource(pa.Table.from_batches(pa.table({"x": np.arange(5)}).to_batches(2))))
+    for one in (source, chunked):
+        assert_trees_equal(one.__getitems__([3, -1]), [one[3], one[len(one) - 1]])
+        assert one.__getitems__([]) == []
     with refuses(IndexError, "11 samples", "11"):
         source[11]
+    with refuses(IndexError, "11 samples", "-12"):
+        source.__getitems__([3, -12])
     for read in (grain.MapDataset.source(source), [source[row] for row in range(SAMPLES)]):
         assert sorted(int(sample["label"]) for sample in read) == list(range(SAMPLES))
     sampler = grain.samplers.IndexSampler(SAMPLES, grain.sharding.NoSharding(), shuffle=True, seed=0, num_epochs=1)

@@ -118,6 +118,12 @@ def test_a_view_and_a_table_without_rowid_need_a_key(digits):
     assert SqliteSource(digits, table="pairs", key="a", columns=["b"]).read(np.array([0]))["b"].tolist() == [1]
 
 
+def test_parameters_may_have_any_name(digits):
+    query = "SELECT id, ink FROM digits WHERE id > :wanted_keys"
+    source = SqliteSource(digits, query=query, parameters={"wanted_keys": 20}, key="id", columns=["id"])
+    assert (source.read(np.arange(len(source)))["id"] > 20).all()
+
+
 def test_names_are_looked_up_and_never_run(folder):
     odd = 'x"; DROP TABLE t; --'
     quoted = '"' + odd.replace('"', '""') + '"'
@@ -127,7 +133,14 @@ def test_names_are_looked_up_and_never_run(folder):
         with refuses(ValueError, "needs the name of a table or view", "there are ['t']"):
             SqliteSource(path, table=name)
     options: Any
-    for options in ({"columns": ["1"]}, {"columns": [odd, odd]}, {"columns": odd}, {"key": "1"}, {"columns": []}):
+    for options in (
+        {"columns": ["1"]},
+        {"columns": [odd, odd]},
+        {"columns": odd},
+        {"key": "1"},
+        {"columns": []},
+        {"columns": 3},
+    ):
         with refuses(ValueError, "that are there, each once", "there are ["):
             SqliteSource(path, table="t", **options)
 
@@ -137,6 +150,13 @@ def test_arguments_that_make_no_sense_are_refused(digits, folder):
         SqliteSource(digits)
     with refuses(ValueError, "A table has none"):
         SqliteSource(digits, table="digits", parameters=[1])
+    wrong: Any
+    for wrong in (3, "5"):
+        with refuses(TypeError, "parameters to be a sequence, for ?, or a mapping, for :name. Got"):
+            SqliteSource(digits, query="SELECT id FROM digits WHERE id > ?", parameters=wrong, key="id")
+    for wrong in ("5", -1, float("nan")):
+        with refuses(ValueError, "SqliteSource needs timeout to be seconds, from 0 on. Got"):
+            SqliteSource(digits, table="digits", timeout=wrong)
     with refuses(ValueError, "arrays= or row_fn="):
         SqliteSource(digits, table="digits", arrays=IMAGE, row_fn=lettered)
     with refuses(ValueError, "(shape, dtype) pair", "'nothing'"):

@@ -2,6 +2,7 @@
 
 import collections
 import datetime
+import itertools
 import os
 import sys
 import threading
@@ -131,6 +132,17 @@ def test_lists_become_axes(make):
     table, expected = nested()
     order = np.array([8, 0, 10])
     assert_trees_equal(make(table).read(order), {name: array[order] for name, array in expected.items()})
+
+
+@pytest.mark.parametrize("name", ["polars", "pandas of Arrow", "table", "file", "parquet"])
+def test_empty_lists_are_axes_without_values(name, folder):
+    kind = pa.list_(pa.list_(pa.int32()))
+    source = SOURCES[name](pa.table({"x": pa.array([[]] * ROWS, kind), "label": np.arange(ROWS)}), folder)
+    assert source.read(np.array([3, 5]))["x"].shape == (2, 0, 0)
+
+
+def test_no_rows_are_read_as_no_rows(make):
+    assert make(pa.table(numbers())).read(np.arange(0))["label"].shape == (0,)
 
 
 def test_tensors_keep_their_shape(folder):
@@ -287,21 +299,18 @@ def test_wrong_columns_are_refused(make):
         make(table, columns=["label", "label"])
     with refuses(ValueError, "needs at least one column"):
         make(table, columns=[])
+    with refuses(TypeError, "needs a list of columns. Got 3 (int)"):
+        make(table, columns=3)
     assert list(make(table, columns=["label", "int8"]).read(np.arange(2))) == ["int8", "label"]
 
 
 def test_tables_without_rows_are_refused(folder):
-    empty = pa.table({"x": pa.array([], pa.int32())})
-    makers = (
-        lambda: PolarsSource(pl.DataFrame(empty)),
-        lambda: PandasSource(empty.to_pandas()),
-        lambda: ArrowSource(empty),
-        lambda: ArrowSource(written(folder / "t.arrow", empty)),
-        lambda: ParquetSource(written(folder / "t.parquet", empty)),
-    )
-    for maker in makers:
+    names = ["polars", "pandas", "pandas of Arrow", "file", "parquet"]
+    for kind, name in itertools.product([pa.int32(), pa.list_(pa.int32())], names):
         with refuses(ValueError, "Source needs at least one row"):
-            maker()
+            SOURCES[name](pa.table({"x": pa.array([], kind)}), folder)
+    with refuses(ValueError, "ArrowSource needs at least one row"):
+        ArrowSource(pa.table({"x": pa.array([], pa.int32())}))
 
 
 def test_other_things_are_refused():
@@ -315,6 +324,8 @@ def test_other_things_are_refused():
     for kind in (ArrowSource, ParquetSource):
         with refuses(TypeError, f"{kind.__name__} needs a path, or a list of paths", "Got 3 (int)"):
             kind(3)
+        with refuses(TypeError, f"{kind.__name__} needs a path, or a list of paths", "{'t.parquet'} (set)"):
+            kind({"t.parquet"})  # whose order is another one in every process
     with refuses(TypeError, "PandasSource needs columns with text as names", "Got 0 (int)"):
         PandasSource(pd.DataFrame(np.zeros((2, 2))))
     with refuses(ValueError, "ParquetSource needs cache_bytes"):
@@ -353,6 +364,27 @@ def test_many_files_are_one_table(kind, suffix, folder):
     for source in (kind(folder), kind(str(folder / f"p*{suffix}")), kind(paths), kind([paths[0], *paths[1:]])):
         assert source.read(np.arange(ROWS))["label"].tolist() == list(range(ROWS))
     assert kind(paths[::-1], ["label"]).read(np.arange(ROWS))["label"].tolist() == [9, 10, *range(4, 9), *range(4)]
+
+
+@pytest.mark.parametrize("kind, suffix", [(ParquetSource, ".parquet"), (ArrowSource, ".arrow")])
+def test_a_folder_is_read_without_what_programs_keep_for_themselves(kind, suffix, folder):
+    parts(folder, suffix)
+    for name in ("_temporary/0", ".ipynb_checkpoints"):
+        (folder / name).mkdir(parents=True)
+        parts(folder / name, suffix)
+    (folder / f"part-9{suffix}").mkdir()  # some programs write folders of parts that are named like a file
+    written(folder / f"part-9{suffix}" / f"part-0{suffix}", pa.table(numbers()))
+    assert len(kind(folder)) == 2 * ROWS
+
+
+@pytest.mark.parametrize("kind, suffix", [(ParquetSource, ".parquet"), (ArrowSource, ".arrow")])
+def test_a_column_that_is_twice_in_one_of_several_files_is_named(kind, suffix, folder):
+    one = written(folder / f"one{suffix}", pa.table({"x": [1, 2], "y": [1, 2]}))
+    other = written(folder / f"other{suffix}", pa.table([[3], [3], [3]], names=["x", "y", "y"]))
+    for columns in (None, ["y"]):
+        with refuses(ValueError, "the same columns in all files", "'y': int64 and int64, int64"):
+            kind([one, other], columns)
+    assert kind([one, other], ["x"]).read(np.arange(3))["x"].tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("kind, suffix", [(ParquetSource, ".parquet"), (ArrowSource, ".arrow")])

@@ -163,6 +163,9 @@ def test_own_decoders_and_pictures(folder):
     source = WebDatasetSource(path, ["left.png", "raw"], decode={"raw": lambda data: np.frombuffer(data, np.uint8)})
     np.testing.assert_array_equal(source.read(read)["left.png"][0], pixels)
     assert source.read(read)["raw"].tolist() == [[1, 2]]
+    for name in ("left.png", "LEFT.png", ".left.png"):
+        own = WebDatasetSource(path, ["left.png"], decode={name: lambda data: np.int32(len(data))})
+        assert own.read(read)["left.png"].tolist() == [len(stream.getvalue())]
     own = WebDatasetSource(
         path, ["txt"], sample_fn=lambda key, files: {"n": np.int32(len(files["txt"])), "k": int(key)}
     )
@@ -205,6 +208,22 @@ def test_refusals_of_what_is_asked_for(shards, folder):
         WebDatasetSource([])
     with refuses(TypeError, "decode['x'] to be a function"):
         WebDatasetSource(shards, decode={"x": 3})  # pyright: ignore[reportArgumentType]
+    for name in ("npy", "clss"):  # which would be left out without a word
+        with refuses(ValueError, f"decode for extensions that are read. Got {name!r}", "['x.npy', 'cls', 'meta.json']"):
+            WebDatasetSource(shards, decode={name: len})
+    with refuses(ValueError, "decode= or sample_fn=, not both"):
+        WebDatasetSource(shards, decode={"cls": len}, sample_fn=lambda key, files: files)
+    with refuses(TypeError, "extensions that are text. Got 3 (int)"):
+        WebDatasetSource(shards, [3])  # pyright: ignore[reportArgumentType]
+    for wrong in (3, [3]):
+        with refuses(TypeError, "WebDatasetSource needs a path, or a list of paths", "3"):
+            WebDatasetSource(wrong)  # pyright: ignore[reportArgumentType]
+
+
+def test_braces_that_name_too_many_files_are_refused_before_they_fill_the_memory():
+    for path in ("{0..99999}-{0..99999}-{0..99999}.tar", "{0..99999999999}.tar"):
+        with refuses(ValueError, "takes 100000 tar files at most", path):
+            WebDatasetSource(path)
 
 
 def raw_header(name="0.cls", size=b"00000000001\0", kind=b"0"):
@@ -369,6 +388,10 @@ def test_tensors_that_are_no_columns_are_refused(folder, file):
         SafetensorsSource(path, "w")
     with refuses(TypeError, "needs a path"):
         SafetensorsSource([])
+    with refuses(TypeError, "needs a path, or a list of paths. Got 3 (int)"):
+        SafetensorsSource(3)  # pyright: ignore[reportArgumentType]
+    with refuses(ValueError, "at least one tensor"):
+        SafetensorsSource(path, [])
 
 
 def entry(dtype="U8", shape=(4,), offsets=(0, 4), **more):

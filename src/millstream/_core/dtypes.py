@@ -48,3 +48,10 @@ def narrowed(who: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
                 "Renumber them, or set jax.config.update('jax_enable_x64', True)."
             )
     return array.astype(dtype)
+
+
+def kept(who: str, value: Any) -> Any:
+    """An array of NumPy as JAX keeps it, all else as it is; for a device, which cuts off integers without a word."""
+    if not isinstance(value, np.ndarray | np.generic):
+        return value
+    return narrowed(who, np.asarray(value), kept_dtype(value.dtype))

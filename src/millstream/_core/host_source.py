@@ -124,7 +124,7 @@ class ArrayRows(HostSource):
 
     def __init__(self, who: str, data: PyTree, spec: SampleSpec, ordering: Ordering, prefetch_size: int = 64) -> None:
         self.sample_spec = spec
-        self.ordering = ordering
+        self.ordering: Ordering = ordering
         self.prefetch_size = prefetch_size
         self._who = who
         self._leaves = [np.asarray(leaf) for leaf in spec.flatten(who, data)]

@@ -32,7 +32,7 @@ def cache_arrays(
             if not final.exists():
                 with written(final, alone=alone) as file:
                     np.savez(file, **make())  # pyright: ignore[reportArgumentType]
-            for old in folder.glob(f"{name}-*.npz"):
+            for old in folder.glob(f"{name}-{'[0-9a-f]' * len(key)}.npz"):  # and no file of the user's own
                 if old != final:
                     old.unlink(missing_ok=True)
     return final

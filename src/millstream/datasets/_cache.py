@@ -5,9 +5,12 @@ import pathlib
 
 from millstream._core.safe_path import require_trust
 from millstream._core.user_cache import user_cache
+from millstream.datasets._download import RemoteFile, fetch
+
+CacheDir = str | os.PathLike[str] | None
 
 
-def cache_folder(cache_dir: str | os.PathLike[str] | None, name: str) -> pathlib.Path:
+def cache_folder(cache_dir: CacheDir, name: str) -> pathlib.Path:
     """The folder of one data set, made for this user alone if it is not there yet."""
     folder = _place(cache_dir, name)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -15,7 +18,7 @@ def cache_folder(cache_dir: str | os.PathLike[str] | None, name: str) -> pathlib
     return folder
 
 
-def find_file(cache_dir: str | os.PathLike[str] | None, name: str, files: tuple[str, ...]) -> pathlib.Path | None:
+def find_file(cache_dir: CacheDir, name: str, files: tuple[str, ...]) -> pathlib.Path | None:
     """The first of these files that the user or an earlier run has put in `cache_dir` or in the data set's folder."""
     folder = _place(cache_dir, name)
     require_trust(folder, "The data set cache", own="cache_dir")
@@ -24,6 +27,22 @@ def find_file(cache_dir: str | os.PathLike[str] | None, name: str, files: tuple[
     return next((path for path in paths if path.exists()), None)
 
 
-def _place(cache_dir: str | os.PathLike[str] | None, name: str) -> pathlib.Path:
+def find_or_fetch(
+    who: str, remote: RemoteFile, cache_dir: CacheDir, name: str, files: tuple[str, ...] | None = None
+) -> pathlib.Path:
+    """A file of a data set: as it is if it is there, downloaded if not.
+
+    Args:
+        who: Who speaks in errors.
+        remote: The file.
+        cache_dir: Where the user keeps data sets; None for the usual place.
+        name: The folder of the data set.
+        files: What the file may be called; by default as it is when it is downloaded.
+    """
+    found = find_file(cache_dir, name, (remote.name,) if files is None else files)
+    return fetch(who, remote, cache_folder(cache_dir, name)) if found is None else found
+
+
+def _place(cache_dir: CacheDir, name: str) -> pathlib.Path:
     base = user_cache() if cache_dir is None else cache_dir
     return pathlib.Path(base).expanduser() / name

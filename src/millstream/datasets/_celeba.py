@@ -9,15 +9,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from millstream._core.errors import require_choice
+from millstream._core.errors import require_bool, require_choice
 from millstream._core.ordering import Ordering
 from millstream._core.safe_path import safe_path
-from millstream.datasets._cache import cache_folder, find_file
-from millstream.datasets._download import RemoteFile, fetch
+from millstream.datasets._cache import CacheDir, find_file, find_or_fetch
+from millstream.datasets._download import RemoteFile
 from millstream.sources import DiskSampleSource
 from millstream.sources._image_folder import decode_image, require_pillow
-
-CacheDir = str | os.PathLike[str] | None
 
 _SPLITS = {"train": "0", "valid": "1", "test": "2"}
 _PICTURES = "img_align_celeba"
@@ -80,6 +78,7 @@ class CelebADataset:
     ) -> None:
         require_pillow("CelebADataset")
         require_choice("CelebADataset", "split", split, _SPLITS)
+        require_bool("CelebADataset", "include_attributes", include_attributes)
         names = _read_partition(_find("list_eval_partition.txt", cache_dir, data_dir), _SPLITS[split])
         self.attribute_names: tuple[str, ...] = ()
         self._attributes = None
@@ -141,23 +140,26 @@ class _Pictures:
         if self.place.is_dir():
             with (self.place / name).open("rb") as file:
                 return decode_image(where, file)
-        with self._lock:
-            if self._archive is None:
-                self._archive = zipfile.ZipFile(self.place)
         try:
-            member = self._archive.getinfo(f"{_PICTURES}/{name}")
+            archive = self._opened()
+            member = archive.getinfo(f"{_PICTURES}/{name}")
             if member.file_size > _PICTURE_LIMIT:
                 raise ValueError(f"{where} has {member.file_size} bytes; {_PICTURE_LIMIT} are allowed. Get it again.")
-            with self._archive.open(member) as file:
+            with archive.open(member) as file:
                 return decode_image(where, file)
         except (KeyError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
             raise ValueError(f"{where} cannot be read: {error}. Get the archive again.") from None
 
+    def _opened(self) -> zipfile.ZipFile:
+        with self._lock:
+            if self._archive is None:
+                self._archive = zipfile.ZipFile(self.place)
+            return self._archive
+
 
 def _find(name: str, cache_dir: CacheDir, data_dir: str | os.PathLike[str] | None) -> pathlib.Path:
     if data_dir is None:
-        found = find_file(cache_dir, "celeba", (name,))
-        return found or fetch("CelebADataset", CelebADataset.files[name], cache_folder(cache_dir, "celeba"))
+        return find_or_fetch("CelebADataset", CelebADataset.files[name], cache_dir, "celeba")
     path = pathlib.Path(data_dir) / name
     if not path.exists():
         raise FileNotFoundError(f"CelebADataset needs {name} in data_dir. {path} does not exist.")
@@ -168,7 +170,7 @@ def _find_pictures(cache_dir: CacheDir, data_dir: str | os.PathLike[str] | None)
     if data_dir is not None and (folder := pathlib.Path(data_dir) / _PICTURES).is_dir():
         return folder
     unpacked = find_file(cache_dir, "celeba", (_PICTURES,)) if data_dir is None else None
-    return unpacked or _find(f"{_PICTURES}.zip", cache_dir, data_dir)
+    return _find(f"{_PICTURES}.zip", cache_dir, data_dir) if unpacked is None else unpacked
 
 
 def _read_partition(path: pathlib.Path, number: str) -> list[str]:

@@ -1,6 +1,5 @@
 """CIFAR-10 and CIFAR-100, from the archives for Python."""
 
-import os
 import pathlib
 from typing import ClassVar
 
@@ -11,12 +10,10 @@ from millstream._core.ordering import Ordering
 from millstream.datasets._archive import extract
 from millstream.datasets._array_cache import cache_arrays
 from millstream.datasets._array_dataset import ArrayDataset
-from millstream.datasets._cache import cache_folder, find_file
-from millstream.datasets._download import RemoteFile, fetch
+from millstream.datasets._cache import CacheDir, cache_folder, find_file, find_or_fetch
+from millstream.datasets._download import RemoteFile
 from millstream.datasets._pickle import read_plain_pickle
 from millstream.sources._npy import NpySource
-
-CacheDir = str | os.PathLike[str] | None
 
 
 class _CifarDataset(ArrayDataset):
@@ -38,9 +35,8 @@ class _CifarDataset(ArrayDataset):
         found = [path for path in paths if path is not None]
         if len(found) == len(paths):
             return found
-        folder = cache_folder(cache_dir, cls.folder)
-        archive = find_file(cache_dir, cls.folder, (cls.archive.name,)) or fetch(cls.__name__, cls.archive, folder)
-        return extract(archive, cls.batches[split], folder)
+        archive = find_or_fetch(cls.__name__, cls.archive, cache_dir, cls.folder)
+        return extract(archive, cls.batches[split], cache_folder(cache_dir, cls.folder))
 
     @classmethod
     def _read(cls, paths: list[pathlib.Path]) -> dict[str, np.ndarray]:

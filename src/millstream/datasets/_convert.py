@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from millstream._core.contracts import PyTree
+from millstream._core.dtypes import kept
 from millstream._core.errors import describe_value
 
 
@@ -33,4 +34,5 @@ def dataset_to_jax(dataset: Any, storage_device: Any = "cpu") -> PyTree:
             "dataset_to_jax needs as_array_dict(), or a length of at least 1 and [index]. "
             f"Got {describe_value(dataset)}."
         )
-    return jax.device_put(stacked, DevicePutTransform(storage_device).placement)
+    arrays = jax.tree.map(lambda leaf: kept("dataset_to_jax", leaf), stacked)
+    return jax.device_put(arrays, DevicePutTransform(storage_device).placement)

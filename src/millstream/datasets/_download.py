@@ -168,7 +168,7 @@ class _Transfer:
             if isinstance(reason, TimeoutError):
                 raise _Fault(f"it was silent for {self.settings.timeout:g} seconds") from None
             # Without a name server there is no network, and waiting for it would only delay the advice.
-            text = f"the connection failed ({reason or type(reason).__name__})"
+            text = f"the connection failed ({str(reason) or type(reason).__name__})"
             raise _Fault(text, final=isinstance(reason, socket.gaierror)) from None
         self._verify(resumed)
 

@@ -1,6 +1,5 @@
 """MNIST and the data sets that look like it, all in IDX files."""
 
-import os
 import pathlib
 from typing import ClassVar
 
@@ -11,13 +10,11 @@ from millstream._core.ordering import Ordering
 from millstream.datasets._archive import extract
 from millstream.datasets._array_cache import cache_arrays
 from millstream.datasets._array_dataset import ArrayDataset
-from millstream.datasets._cache import cache_folder, find_file
-from millstream.datasets._download import RemoteFile, fetch
+from millstream.datasets._cache import CacheDir, cache_folder, find_file, find_or_fetch
+from millstream.datasets._download import RemoteFile
 from millstream.sources._file_source import FileSource
 from millstream.sources._idx import map_idx
 from millstream.sources._npy import NpySource
-
-CacheDir = str | os.PathLike[str] | None
 
 _SPLITS = {"train": "train", "test": "t10k"}
 _KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
@@ -45,9 +42,7 @@ class _IdxDataset(ArrayDataset):
         require_choice(cls.__name__, "split", split, _SPLITS)
         names = [f"{_SPLITS[split]}-{kind}" for kind in _KINDS]
         return [
-            find_file(cache_dir, cls.folder, (name, f"{name}.gz"))
-            or fetch(cls.__name__, cls.files[name], cache_folder(cache_dir, cls.folder))
-            for name in names
+            find_or_fetch(cls.__name__, cls.files[name], cache_dir, cls.folder, (name, f"{name}.gz")) for name in names
         ]
 
     @classmethod
@@ -175,9 +170,8 @@ class EMNISTDataset(ArrayDataset):
         found = [path for path in paths if path is not None]
         if len(found) == len(names):
             return found
-        folder = cache_folder(cache_dir, cls.folder)
-        archive = find_file(cache_dir, cls.folder, (cls.archive.name,)) or fetch("EMNISTDataset", cls.archive, folder)
-        return extract(archive, [f"gzip/{name}.gz" for name in names], folder)
+        archive = find_or_fetch("EMNISTDataset", cls.archive, cache_dir, cls.folder)
+        return extract(archive, [f"gzip/{name}.gz" for name in names], cache_folder(cache_dir, cls.folder))
 
     @classmethod
     def make_disk_source(

@@ -8,13 +8,12 @@ import numpy as np
 
 from millstream._core.ordering import Ordering
 from millstream.datasets._array_dataset import ArrayDataset
-from millstream.datasets._cache import cache_folder, find_file
-from millstream.datasets._download import RemoteFile, fetch
-from millstream.datasets._windows import split_by_time, time_series_windows
+from millstream.datasets._cache import CacheDir, find_or_fetch
+from millstream.datasets._download import RemoteFile
+from millstream.datasets._time_split import require_split, split_by_time
+from millstream.datasets._windows import require_windows, time_series_windows
 from millstream.sources import HostArraySource
 from millstream.sources._csv import read_csv
-
-CacheDir = str | os.PathLike[str] | None
 
 
 class _TimeSeriesDataset(ArrayDataset):
@@ -38,15 +37,17 @@ class _TimeSeriesDataset(ArrayDataset):
         val_fraction: float = 0.0,
         data_path: str | os.PathLike[str] | None = None,
     ) -> None:
+        who = type(self).__name__
         context = self.default_context if context_length is None else context_length
-        series = self._series(cache_dir, data_path)
-        part = split_by_time(series, split, train_fraction, val_fraction, context)
+        # Before the file is asked for, which may take a download.
+        require_windows(who, context, prediction_length, overlapping, stride)
+        require_split(who, split, train_fraction, val_fraction)
+        series = self._series(who, cache_dir, data_path)
+        part = split_by_time(who, series, split, train_fraction, val_fraction, context)
         super().__init__(time_series_windows(part, context, prediction_length, overlapping=overlapping, stride=stride))
 
-    def _series(self, cache_dir: CacheDir, data_path: str | os.PathLike[str] | None) -> np.ndarray:
-        who = type(self).__name__
-        path = find_file(cache_dir, self.folder, (self.file.name,)) if data_path is None else pathlib.Path(data_path)
-        path = path or fetch(who, self.file, cache_folder(cache_dir, self.folder))
+    def _series(self, who: str, cache_dir: CacheDir, data_path: str | os.PathLike[str] | None) -> np.ndarray:
+        path = find_or_fetch(who, self.file, cache_dir, self.folder) if data_path is None else pathlib.Path(data_path)
         series = read_csv(path, [self.column])[self.column]
         if not np.isfinite(series).all():
             row = int(np.flatnonzero(~np.isfinite(series))[0])

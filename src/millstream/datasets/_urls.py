@@ -54,7 +54,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def http_error_302(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message
     ) -> IO[bytes] | None:
-        target = headers.get("location", "")
+        target = headers.get("location", headers.get("uri", ""))  # both of which urllib follows
         require_redirect(req.full_url, urllib.parse.urljoin(req.full_url, target), pinned=self.pinned)
         return super().http_error_302(req, fp, code, msg, headers)  # pyright: ignore[reportArgumentType]
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core.errors import describe_leaf, describe_value, require_choice, require_int
+from millstream._core.errors import describe_leaf, require_bool, require_int
 
 
 def time_series_windows(
@@ -31,13 +31,9 @@ def time_series_windows(
     """
     who = "time_series_windows"
     values = np.asarray(series)
-    require_int(who, "context_length", context_length, least=1)
-    require_int(who, "prediction_length", prediction_length, least=1)
+    require_windows(who, context_length, prediction_length, overlapping, stride)
     length = context_length + prediction_length
     step = (1 if overlapping else length) if stride is None else stride
-    require_int(who, "stride", step, least=1)
-    if not overlapping and step < length:
-        raise ValueError(f"{who}: windows of {length} values, {step} apart, overlap. Pass overlapping=True.")
     if values.ndim not in (1, 2) or values.dtype.kind not in "iuf":
         raise ValueError(f"{who} needs numbers of shape (T,) or (T, D). Got {describe_leaf(values)}.")
     if len(values) < length:
@@ -50,25 +46,13 @@ def time_series_windows(
     return {"context": values[rows[:, :context_length]], "target": values[rows[:, context_length:]]}
 
 
-def split_by_time(
-    series: np.ndarray, split: str, train_fraction: float, val_fraction: float, history: int
-) -> np.ndarray:
-    """The part of a series that is for training, or that comes after it.
-
-    "val" and "test" begin `history` values early: their first target is then the first value that is new.
-    """
-    require_choice("split_by_time", "split", split, ("train", "val", "test"))
-    if not (0 < train_fraction <= 1 and 0 <= val_fraction and train_fraction + val_fraction <= 1):
-        raise ValueError(
-            "split_by_time needs 0 < train_fraction and train_fraction + val_fraction <= 1. "
-            f"Got {describe_value(train_fraction)} and {describe_value(val_fraction)}."
-        )
-    train_end = round(len(series) * train_fraction)
-    val_end = round(len(series) * (train_fraction + val_fraction))
-    start, end = {"train": (0, train_end), "val": (train_end, val_end), "test": (val_end, len(series))}[split]
-    if start == end:
-        raise ValueError(
-            f"split_by_time: there is nothing for {split!r} with train_fraction {train_fraction} and "
-            f"val_fraction {val_fraction}. Change them."
-        )
-    return series[start if split == "train" else max(0, start - history) : end]
+def require_windows(who: str, context_length: int, prediction_length: int, overlapping: bool, stride: Any) -> None:
+    """Refuse windows that no series can be cut into."""
+    require_int(who, "context_length", context_length, least=1)
+    require_int(who, "prediction_length", prediction_length, least=1)
+    require_bool(who, "overlapping", overlapping)
+    if stride is not None:
+        require_int(who, "stride", stride, least=1)
+        length = context_length + prediction_length
+        if not overlapping and stride < length:
+            raise ValueError(f"{who}: windows of {length} values, {stride} apart, overlap. Pass overlapping=True.")

@@ -72,7 +72,8 @@ def _values(array: Any, shape: tuple[int, ...] | None, per_row: int) -> np.ndarr
         size = kind.list_size
     else:
         sizes = np.diff(array.offsets.to_numpy())
-        size = int(sizes[0]) if shape is None else shape[0]
+        first = int(sizes[0]) if len(sizes) > 0 else 0  # there are none inside of empty lists
+        size = first if shape is None else shape[0]
         if (sizes != size).any():
             odd = int(np.argmax(sizes != size))
             raise Unreadable(odd // per_row, (int(sizes[odd]), size))

@@ -1,16 +1,11 @@
-"""The files of a table: found by path, folder or pattern, and opened anew for every reading."""
+"""The files of a table, opened anew for every reading."""
 
 import contextlib
-import glob
 import os
-import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from millstream._core.errors import describe_value
-from millstream._core.files import FileStream, LocalFile, is_remote, open_file
-
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+from millstream._core.files import FileStream, LocalFile, open_file
 
 
 class DataFile:
@@ -74,33 +69,3 @@ def readable(kind: str, file: DataFile) -> Iterator[None]:
         raise ValueError(
             f"{file.name} is damaged, cut short, or no {kind} file: {error}. Get it again, or write it again."
         ) from None
-
-
-def find_files(who: str, paths: Paths, suffixes: Sequence[str]) -> Sequence[str | os.PathLike[str]]:
-    """The files that are meant, in an order that depends on their names alone.
-
-    Args:
-        who: Who speaks in errors.
-        paths: A path, an address, a folder, a pattern such as "data/*.parquet", or several of them.
-        suffixes: What names in a folder end with.
-    """
-    if isinstance(paths, str | os.PathLike):
-        return _expanded(who, paths, suffixes)
-    if not isinstance(paths, Sequence) or not all(isinstance(path, str | os.PathLike) for path in paths):
-        raise TypeError(f"{who} needs a path, or a list of paths. Got {describe_value(paths)}.")
-    found = [file for path in paths for file in _expanded(who, path, suffixes)]
-    if not found:
-        raise ValueError(f"{who} needs at least one file. Got an empty list of paths.")
-    return found
-
-
-def _expanded(who: str, path: str | os.PathLike[str], suffixes: Sequence[str]) -> Sequence[str | os.PathLike[str]]:
-    if is_remote(path) or os.path.isfile(path):
-        return [path]
-    if os.path.isdir(path):
-        # Names that start with a dot or an underscore belong to the programs that wrote the others.
-        found = [file for file in pathlib.Path(path).rglob("*") if file.suffix in suffixes and file.name[0] not in "._"]
-        if not found:
-            raise FileNotFoundError(f"{who} needs files named {' or '.join(suffixes)} in {path}. There are none.")
-        return sorted(found)
-    return sorted(glob.glob(os.fspath(path), recursive=True)) or [path]  # which is then said not to be there

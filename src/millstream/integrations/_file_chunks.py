@@ -76,7 +76,7 @@ class FileChunks:
     def keep_nothing(self) -> None:
         """Forget what was read: somebody else keeps it."""
         self._limit = 0
-        self._begin()
+        self._cache = ChunkCache(0)
 
     def _runs(self, numbers: Sequence[int]) -> Iterator[list[int]]:
         """Chunks of one file that are read together."""

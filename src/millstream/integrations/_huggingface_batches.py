@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value, function_name, needs, noted, require_callable, require_int
+from millstream._core.errors import describe_value, needs, require_bool, require_callable, require_int
 from millstream._core.samples import NotAnArray, SampleSpec, spec_of
 from millstream.integrations._arrow_columns import Unreadable, to_numpy
 from millstream.integrations._huggingface_tables import are_numbers, numbers_table
+from millstream.integrations._made_samples import made_samples
 
 if TYPE_CHECKING:
     import datasets
@@ -75,6 +76,7 @@ class HuggingFaceBatches:
         if not isinstance(dataset, datasets.IterableDataset):
             raise TypeError(f"{_WHO} needs a datasets.IterableDataset. Got {describe_value(dataset)}.")
         require_int(_WHO, "batch_size", batch_size, least=1)
+        require_bool(_WHO, "drop_last", drop_last)
         if epochs is not None:
             require_int(_WHO, "epochs", epochs, least=1)
         if row_fn is not None:
@@ -113,7 +115,7 @@ class HuggingFaceIterator(Iterator[tuple[PyTree, np.ndarray]]):
         self._can_seek = _can_seek(dataset)
         self._epoch = self._number = self.samples = 0
         self._found: Any = None  # a batch that is not handed out yet, and stays if it cannot be
-        self._begin()
+        self._batches: Iterator[Any] | None = None  # what is left of the epoch; None if it has to be begun
         self._position = self._dataset.state_dict()
 
     def __iter__(self) -> Self:
@@ -121,16 +123,14 @@ class HuggingFaceIterator(Iterator[tuple[PyTree, np.ndarray]]):
 
     def __next__(self) -> tuple[PyTree, np.ndarray]:
         while self._epochs is None or self._epoch < self._epochs:
-            self._found = next(self._batches, None) if self._found is None else self._found
+            self._found = self._drawn() if self._found is None else self._found
             if self._found is not None:
                 batch = self._padded(self._found)
-                self._number, self._found = self._number + 1, None
-                self._position = self._dataset.state_dict()
+                self._number, self._position, self._found = self._number + 1, self._dataset.state_dict(), None
                 return batch, np.arange(self._batch_size) < self.samples
             if self._number == 0:
                 raise ValueError(f"{_WHO} needs a dataset with at least one batch. It has none.")
-            self._epoch, self._number = self._epoch + 1, 0
-            self._begin()
+            self._epoch, self._number, self._batches = self._epoch + 1, 0, None
         raise StopIteration
 
     def get_state(self) -> dict[str, Any]:
@@ -145,18 +145,34 @@ class HuggingFaceIterator(Iterator[tuple[PyTree, np.ndarray]]):
                 f"{_WHO} goes on only with batches of the same size. They had {saved['batch_size']} samples when the "
                 f"state was saved, and have {self._batch_size} now."
             )
-        self._epoch, self._number, self._found = saved["epoch"], saved["batches"], None
-        self._position = saved["dataset"]
-        if self._can_seek:
-            self._dataset.load_state_dict(saved["dataset"])
-        self._begin()
-        if not self._can_seek:
-            for _ in itertools.islice(self._batches, self._number):
-                pass
+        self._epoch, self._number, self._position = saved["epoch"], saved["batches"], saved["dataset"]
+        self._found = self._batches = None
+        self._batches = self._begun()
 
-    def _begin(self) -> None:
+    def _drawn(self) -> Any:
+        """The next batch, as `datasets` gives it; None if the epoch is over."""
+        batches = self._begun() if self._batches is None else self._batches
+        # One that raises is at its end, which would pass for that of the epoch. So it is only kept if it does not.
+        self._batches = None
+        found = next(batches, None)
+        self._batches = batches
+        return found
+
+    def _begun(self) -> Iterator[Any]:
+        """The epoch from the batch on that is next."""
         self._dataset.set_epoch(self._epoch)
-        self._batches = iter(self._dataset.iter(self._batch_size, drop_last_batch=self._drop_last))
+        if self._can_seek:
+            self._dataset.load_state_dict(self._position)
+        batches = iter(self._dataset.iter(self._batch_size, drop_last_batch=self._drop_last))
+        if self._can_seek:
+            return batches
+        found = sum(1 for _ in itertools.islice(batches, self._number))
+        if found < self._number:
+            raise ValueError(
+                f"{_WHO} goes on only with the same dataset. {self._number} batches of epoch {self._epoch} were drawn "
+                f"when the state was saved, and the dataset has {found} now."
+            )
+        return batches
 
     def _padded(self, found: Any) -> PyTree:
         """A batch of full length; `samples` says how much of it is real."""
@@ -175,14 +191,12 @@ class HuggingFaceIterator(Iterator[tuple[PyTree, np.ndarray]]):
     def _made(self, first: int, found: Any) -> list[PyTree]:
         """The samples of a batch as `datasets` gives it."""
         columns = found if isinstance(found, dict) else _arrays(first, found)
+        if not columns:
+            raise ValueError(f"{_WHO} needs at least one column. The dataset has none.")
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-        for row, sample in enumerate(rows if self._row_fn is not None else ()):
-            try:
-                rows[row] = self._row_fn(sample)  # pyright: ignore[reportOptionalCall]
-            except Exception as error:
-                name = function_name(self._row_fn)
-                raise noted(error, f"This came from {name}, the row_fn of {_WHO}, at sample {first + row}.")  # noqa: B904
-        return rows
+        if self._row_fn is None:
+            return rows
+        return made_samples(_WHO, "row_fn", self._row_fn, range(first, first + len(rows)), rows)
 
     def _spec_of(self, sample: PyTree) -> SampleSpec:
         try:
@@ -198,9 +212,11 @@ def _arrays(first: int, table: Any) -> dict[str, np.ndarray]:
         try:
             columns[name] = to_numpy(stored.column(name).combine_chunks())
         except Unreadable as error:
-            what = "a value in every row" if error.sizes is None else "lists of one length in a column"
+            rule, found = "a value in every row", "none"
+            if error.sizes is not None:
+                rule, found = "lists of one length in a column", f"{error.sizes[0]} values, and not {error.sizes[1]},"
             raise ValueError(
-                f"{_WHO} needs {what}. Column {name!r} has none such at sample {first + error.row}. Say what becomes "
+                f"{_WHO} needs {rule}. Column {name!r} has {found} at sample {first + error.row}. Say what becomes "
                 "of such rows with row_fn=lambda row: ..., or leave them out with dataset.filter."
             ) from None
     return columns

@@ -106,7 +106,7 @@ def to_pillow(
             f"{describe_leaf(array)}. Channels that come first need axis=0."
         )
     pixels = _rounded(who, numbers, coefficients)
-    return Image.frombytes(mode or modes[0], (pixels.shape[1], pixels.shape[0]), pixels.tobytes())
+    return Image.frombytes(modes[0] if mode is None else mode, (pixels.shape[1], pixels.shape[0]), pixels.tobytes())
 
 
 def _pixels(who: str, image: Any) -> np.ndarray:

@@ -9,6 +9,7 @@ from typing import Any
 
 from millstream._core.faults import FileChanged
 from millstream._core.files import LocalFile
+from millstream.integrations._paths import local_path
 
 Parameters = Sequence[Any] | Mapping[str, Any]
 
@@ -27,7 +28,7 @@ class Database:
     def __init__(self, who: str, path: str | os.PathLike[str], timeout: float) -> None:
         self._who = who
         self._timeout = timeout
-        self.path = os.fspath(LocalFile(who, path).path)
+        self.path = os.fspath(LocalFile(who, local_path(who, path)).path)
         self._local = threading.local()
         self._stamp = self._found_stamp()
 

@@ -83,8 +83,11 @@ class KeyedRows:
     def _statement(self, wanted: list[Any]) -> tuple[str, Parameters]:
         """The statement for the rows with some keys, and what is bound to it."""
         if isinstance(self._parameters, dict):
-            listed = "(SELECT value FROM json_each(:wanted_keys))"
-            return self._some_rows + listed, {**self._parameters, "wanted_keys": json.dumps(wanted)}
+            name = (
+                max((*self._parameters, "wanted_keys"), key=len) + "_"
+            )  # longer than all of the user's, so none of them
+            listed = f"(SELECT value FROM json_each(:{name}))"
+            return self._some_rows + listed, {**self._parameters, name: json.dumps(wanted)}
         if len(wanted) > _FEW:
             listed = "(SELECT value FROM json_each(?))"
             return self._some_rows + listed, (*self._parameters, json.dumps(wanted))
@@ -109,7 +112,7 @@ class KeyedRows:
             )
 
     def _known(self, argument: str, chosen: Iterable[str], known: list[str]) -> list[str]:
-        names = [] if isinstance(chosen, str) else list(chosen)
+        names = list(chosen) if isinstance(chosen, Iterable) and not isinstance(chosen, str) else []
         if not names or len(set(names)) < len(names) or not set(names) <= set(known):
             raise ValueError(
                 f"{self._who} needs {argument} that are there, each once. Got {describe_value(chosen)}; there are "

@@ -1,18 +1,19 @@
 """What all tables have in common: rows by number, columns as arrays."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from millstream._core.contracts import PyTree
 from millstream._core.dtypes import narrowed
-from millstream._core.errors import describe_leaf, describe_value, function_name, noted, require_callable, require_int
+from millstream._core.errors import describe_leaf, describe_value, require_callable, require_int
 from millstream._core.host_source import HostSource
 from millstream._core.ordering import Ordering
 from millstream._core.samples import NotAnArray, SampleSpec, spec_of, spec_or_objects
 from millstream._core.stage_times import spent
+from millstream.integrations._made_samples import made_samples
 from millstream.sources._array import check_ordering
 
 Row = dict[str, Any]
@@ -42,7 +43,7 @@ class TableSource(HostSource):
         self._who = who
         self._row_fn = row_fn
         self.calls_users = row_fn is not None
-        self.ordering = ordering
+        self.ordering: Ordering = ordering
         self.prefetch_size = prefetch_size
 
     def take(self, indices: np.ndarray) -> Mapping[str, np.ndarray]:
@@ -57,10 +58,13 @@ class TableSource(HostSource):
             for row in zip(*(column.tolist() for column in columns.values()), strict=True)
         ]
 
-    def _settle(self) -> None:
-        """Find out what a sample is, by the first row."""
+    def _require_rows(self) -> None:
         if len(self) == 0:
             raise ValueError(f"{self._who} needs at least one row. There is none.")
+
+    def _settle(self) -> None:
+        """Find out what a sample is, by the first row."""
+        self._require_rows()
         first = np.zeros(1, np.int64)
         if self._row_fn is not None:
             self.sample_spec = spec_or_objects(self._who, self._samples(first)[0])
@@ -77,6 +81,8 @@ class TableSource(HostSource):
             ) from None
 
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
+        if len(indices) == 0:
+            return
         spec = self.sample_spec
         if self._row_fn is not None:
             for row, (index, sample) in enumerate(zip(indices.tolist(), self._samples(indices), strict=True)):
@@ -99,14 +105,7 @@ class TableSource(HostSource):
 
     def _samples(self, indices: np.ndarray) -> list[Any]:
         assert self._row_fn is not None
-        samples = []
-        for index, row in zip(indices.tolist(), self.rows(indices), strict=True):
-            try:
-                samples.append(self._row_fn(row))
-            except Exception as error:
-                name = function_name(self._row_fn)
-                raise noted(error, f"This came from {name}, the row_fn of {self._who}, at sample {index}.")  # noqa: B904
-        return samples
+        return made_samples(self._who, "row_fn", self._row_fn, indices.tolist(), self.rows(indices))
 
     def _no_numbers(self, column: str, kind: object, advice: str = "") -> TypeError:
         """What is raised for a column that is not made of numbers."""
@@ -156,6 +155,7 @@ class FrameSource(TableSource):
     ) -> None:
         super().__init__(who, ordering, prefetch_size, row_fn)
         self._length = len(frame)
+        self._require_rows()
         # One of the two goes to worker processes: arrays, which they share, or the frame.
         self._columns = {name: self._array(name, frame[name]) for name in names} if row_fn is None else {}
         self._frame = None if row_fn is None else frame
@@ -174,7 +174,7 @@ class FrameSource(TableSource):
 
 def chosen_columns(who: str, available: Sequence[Any], columns: Sequence[str] | None) -> list[str]:
     """The names of the columns to read: all, or those that are asked for, each of which must be there once."""
-    if isinstance(columns, str):
+    if isinstance(columns, str) or not isinstance(columns, Iterable | None):
         raise TypeError(f"{who} needs a list of columns. Got {describe_value(columns)}; write [{columns!r}].")
     chosen = list(available if columns is None else columns)
     if not chosen:

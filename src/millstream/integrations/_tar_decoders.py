@@ -25,6 +25,12 @@ def decoders(who: str, extensions: Sequence[str], given: Mapping[str, Callable[[
         extensions: Of which the last part counts.
         given: The user's own, which go before the known ones.
     """
+    for name in given:
+        if name not in extensions:
+            raise ValueError(
+                f"{who} needs decode for extensions that are read. Got {name!r}; those are {list(extensions)}. "
+                "Give the whole extension, or leave it out."
+            )
     chosen: dict[str, Decoder] = {}
     for name in extensions:
         last = name.rpartition(".")[2]

@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 
 from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value, function_name, needs, noted, require_callable, require_int
+from millstream._core.errors import describe_value, needs, require_callable, require_int
 from millstream._core.faults import FileChanged
 from millstream._core.files import LocalFile
 from millstream._core.host_source import HostSource
 from millstream._core.ordering import Ordering
 from millstream._core.samples import spec_or_objects
 from millstream._core.stage_times import timed
+from millstream.integrations._made_samples import made_samples
+from millstream.integrations._paths import Paths, listed_paths, local_path
 from millstream.integrations._watched_files import WatchedFiles, described
 from millstream.sources._array import check_ordering
 
@@ -45,7 +47,7 @@ class ArrayRecordSource(HostSource):
 
     def __init__(
         self,
-        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        paths: Paths,
         record_fn: Callable[[bytes], PyTree] | None = None,
         *,
         ordering: Ordering = "shuffle",
@@ -60,10 +62,10 @@ class ArrayRecordSource(HostSource):
         require_int(self._who, "readers", readers, least=1)
         if record_fn is not None:
             require_callable(self._who, "record_fn", record_fn)
-        listed = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-        self._paths = [os.fspath(LocalFile(self._who, path).path) for path in listed]
+        listed = listed_paths(self._who, paths)
+        self._paths = [os.fspath(LocalFile(self._who, local_path(self._who, path)).path) for path in listed]
         self._record_fn = record_fn
-        self.ordering = ordering
+        self.ordering: Ordering = ordering
         self.prefetch_size = prefetch_size
         self.readers = readers
         self._files = WatchedFiles(self._who, self._paths)
@@ -88,14 +90,7 @@ class ArrayRecordSource(HostSource):
             records = self._records(indices)
         if self._record_fn is None:
             return records
-        samples = []
-        for index, record in zip(indices.tolist(), records, strict=True):
-            try:
-                samples.append(self._record_fn(record))
-            except Exception as error:
-                name = function_name(self._record_fn)
-                raise noted(error, f"This came from {name}, the record_fn of {self._who}, at sample {index}.")  # noqa: B904
-        return samples
+        return made_samples(self._who, "record_fn", self._record_fn, indices.tolist(), records)
 
     def _records(self, indices: np.ndarray) -> list[bytes]:
         records: list[bytes] = [b""] * len(indices)

@@ -92,19 +92,23 @@ class RandomAccess:
         return len(self._source)
 
     def __getitem__(self, index: Any) -> PyTree:
-        number = int(index)
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"RandomAccess has {len(self)} samples. Got {number}.")
-        return self._source.read_sample(number % len(self), None)[0]
+        return self._source.read_sample(self._number(index), None)[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[PyTree]:
         """Several samples, read together."""
         import jax
 
-        rows = self._source.read(np.asarray(indices, np.int64))
+        rows = self._source.read(np.array([self._number(index) for index in indices], np.int64))
         if isinstance(rows, list):  # of objects
             return rows
         return [jax.tree.map(lambda leaf, row=row: leaf[row], rows) for row in range(len(indices))]
+
+    def _number(self, index: Any) -> int:
+        """An index as a number from 0 on; -1 is the last sample."""
+        number = int(index)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"RandomAccess has {len(self)} samples. Got {number}.")
+        return number % len(self)
 
     def __repr__(self) -> str:
         return self._name  # Grain keeps it in the state of a loader, so it must be the same next time

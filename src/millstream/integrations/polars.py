@@ -96,7 +96,8 @@ class PolarsSource(FrameSource):
         if isinstance(values.dtype, pl.Array):
             return values.dtype.size
         sizes = values.list.len().to_numpy()
-        if (sizes != sizes[0]).any():
-            odd = int(np.argmax(sizes != sizes[0]))
-            raise self._other_length(name, odd // per_row, int(sizes[odd]), int(sizes[0]))
-        return int(sizes[0])
+        size = int(sizes[0]) if len(sizes) > 0 else 0  # there are none inside of empty lists
+        if (sizes != size).any():
+            odd = int(np.argmax(sizes != size))
+            raise self._other_length(name, odd // per_row, int(sizes[odd]), size)
+        return size

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from millstream._core.errors import describe_value, table
 from millstream._core.files import File, open_file
 from millstream._core.ordering import Ordering
+from millstream.integrations._paths import Path, Paths, listed_paths
 from millstream.sources._claims import map_rows
 from millstream.sources._file_rows import ChainedRows, RangedRows
 from millstream.sources._file_source import FileSource
@@ -38,7 +38,6 @@ _DTYPES: dict[str, Any] = {
     "F8_E8M0": ml_dtypes.float8_e8m0fnu,
 }
 
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Rows = np.ndarray | RangedRows
 
 
@@ -71,15 +70,18 @@ class SafetensorsSource(FileSource):
         ordering: Ordering = "shuffle",
         prefetch_size: int = 64,
     ) -> None:
-        given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-        if not given or not all(isinstance(path, str | os.PathLike) for path in given):
-            raise TypeError(f"{_WHO} needs a path, or a list of them. Got {describe_value(paths)}.")
+        given = listed_paths(_WHO, paths)
+        if not given:
+            raise TypeError(f"{_WHO} needs a path, or a list of at least one. Got {describe_value(paths)}.")
         if isinstance(tensors, str):
             raise TypeError(f"{_WHO} needs a list of tensors. Got {tensors!r}; write [{tensors!r}].")
-        super().__init__(_open_all, (given, None if tensors is None else list(tensors)), ordering, prefetch_size)
+        names = None if tensors is None else list(tensors)
+        if names == []:
+            raise ValueError(f"{_WHO} needs at least one tensor. Got an empty list of tensors.")
+        super().__init__(_open_all, (given, names), ordering, prefetch_size)
 
 
-def _open_all(paths: list[str | os.PathLike[str]], names: list[str] | None) -> dict[str, Rows | ChainedRows]:
+def _open_all(paths: list[Path], names: list[str] | None) -> dict[str, Rows | ChainedRows]:
     opened = [_columns(open_file(_WHO, path), names) for path in paths]
     if len(opened) == 1:
         return dict(opened[0])

@@ -2,7 +2,7 @@
 
 import os
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,11 +69,11 @@ class SqliteSource(TableSource):
         super().__init__("SqliteSource", ordering, prefetch_size, row_fn)
         if (table is None) == (query is None):
             raise ValueError("SqliteSource needs table= or query=, one of them.")
-        if table is not None and len(parameters) > 0:
-            raise ValueError("SqliteSource binds parameters to the placeholders of a query. A table has none.")
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
+            raise ValueError(f"SqliteSource needs timeout to be seconds, from 0 on. Got {describe_value(timeout)}.")
         if arrays is not None and row_fn is not None:
             raise ValueError("SqliteSource needs arrays= or row_fn=, not both: row_fn makes arrays of its own.")
-        bound = dict(parameters) if isinstance(parameters, Mapping) else tuple(parameters)
+        bound = _bound(table, parameters)
         database = Database(self._who, path, timeout)
         try:
             self._table = KeyedRows(self._who, database, table, query, bound, key, columns)
@@ -137,3 +137,15 @@ class SqliteSource(TableSource):
                 )
             forms[name] = (shape, dtype)
         return forms
+
+
+def _bound(table: str | None, parameters: Any) -> Parameters:
+    """The parameters of a query, which has placeholders for them."""
+    if isinstance(parameters, str) or not isinstance(parameters, Collection):
+        raise TypeError(
+            "SqliteSource needs parameters to be a sequence, for ?, or a mapping, for :name. "
+            f"Got {describe_value(parameters)}."
+        )
+    if table is not None and len(parameters) > 0:
+        raise ValueError("SqliteSource binds parameters to the placeholders of a query. A table has none.")
+    return dict(parameters) if isinstance(parameters, Mapping) else tuple(parameters)

@@ -1,10 +1,9 @@
 """Tar files of samples, as WebDataset writes them, read in any order. Nothing but the standard library is needed."""
 
 import functools
-import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from millstream._core.host_source import SampleReader
 from millstream._core.ordering import Ordering
 from millstream._core.samples import spec_or_objects
 from millstream._core.stage_times import spent
+from millstream.integrations._paths import Path, Paths, listed_paths
 from millstream.integrations._tar_decoders import decoders
 from millstream.integrations._tar_samples import index_samples
 from millstream.sources._array import check_ordering
@@ -23,8 +23,6 @@ from millstream.sources._array import check_ordering
 _WHO = "WebDatasetSource"
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _SHARD_LIMIT = 100_000
-
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 class WebDatasetSource(SampleReader):
@@ -52,7 +50,7 @@ class WebDatasetSource(SampleReader):
     Args:
         shards: A path or address, with `{000..099}` in it for many, or a list of such. They must not be compressed.
         extensions: Which files of a sample are read; every sample must have them. By default those of the first one.
-        decode: Functions from bytes to a value, by extension; they go before the known ones.
+        decode: Functions from bytes to a value, by the whole extension (`left.png`); they go before the known ones.
         sample_fn: `sample_fn(key, files)` makes a sample of the bytes of its files by extension; nothing is decoded
             before. It is called from several threads.
         ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
@@ -80,15 +78,13 @@ class WebDatasetSource(SampleReader):
             raise TypeError(f"{_WHO} needs a list of extensions. Got {extensions!r}; write [{extensions!r}].")
         if sample_fn is not None:
             require_callable(_WHO, "sample_fn", sample_fn)
-        decode = {} if decode is None else decode
-        for name, function in decode.items():
-            require_callable(_WHO, f"decode[{name!r}]", function)
+        own = _own_decoders({} if decode is None else decode, sample_fn)
         self._shards = [open_file(_WHO, path) for path in paths]
-        names = None if extensions is None else [name.lower().removeprefix(".") for name in extensions]
+        names = None if extensions is None else [_extension(name) for name in extensions]
         self._index = index_samples(_WHO, self._shards, names)
         self._sample_fn = sample_fn
-        self._decoders = {} if sample_fn is not None else decoders(_WHO, self._index.extensions, decode)
-        self.ordering = ordering
+        self._decoders = {} if sample_fn is not None else decoders(_WHO, self._index.extensions, own)
+        self.ordering: Ordering = ordering
         self.prefetch_size = prefetch_size
         self.readers = readers
         self.sample_spec = spec_or_objects(_WHO, self._sample(0))
@@ -129,30 +125,43 @@ class WebDatasetSource(SampleReader):
         return self._index.keys[index].decode("utf-8", "surrogateescape")
 
 
-def _expanded(shards: Paths) -> list[str | os.PathLike[str]]:
-    given = [shards] if isinstance(shards, str | os.PathLike) else list(shards)
-    paths: list[str | os.PathLike[str]] = []
-    for path in given:
-        if not isinstance(path, str | os.PathLike):
-            raise TypeError(f"{_WHO} needs paths. Got {describe_value(path)}.")
-        paths += _unfolded(path) if isinstance(path, str) else [path]
-        if len(paths) > _SHARD_LIMIT:
-            raise ValueError(f"{_WHO} takes {_SHARD_LIMIT} tar files at most. {path!r} names more.")
+def _own_decoders(decode: Mapping[str, Callable[[bytes], Any]], sample_fn: Any) -> dict[str, Callable[[bytes], Any]]:
+    """The user's decoders by extension."""
+    if decode and sample_fn is not None:
+        raise ValueError(f"{_WHO} needs decode= or sample_fn=, not both: sample_fn is given bytes.")
+    for name, function in decode.items():
+        require_callable(_WHO, f"decode[{name!r}]", function)
+    return {_extension(name): function for name, function in decode.items()}
+
+
+def _extension(name: Any) -> str:
+    """An extension as samples have it: in small letters, without the first dot."""
+    if not isinstance(name, str):
+        raise TypeError(f"{_WHO} needs extensions that are text. Got {describe_value(name)}.")
+    return name.lower().removeprefix(".")
+
+
+def _expanded(shards: Paths) -> list[Path]:
+    paths: list[Path] = []
+    for path in listed_paths(_WHO, shards):
+        for shard in _unfolded(path) if isinstance(path, str) else [path]:
+            if len(paths) == _SHARD_LIMIT:
+                raise ValueError(f"{_WHO} takes {_SHARD_LIMIT} tar files at most. {path!r} names more.")
+            paths.append(shard)
     if not paths:
         raise ValueError(f"{_WHO} needs at least one tar file. Got {describe_value(shards)}.")
     return paths
 
 
-def _unfolded(path: str) -> list[str]:
-    """`a-{08..10}.tar` as `a-08.tar`, `a-09.tar`, `a-10.tar`."""
+def _unfolded(path: str) -> Iterator[str]:
+    """`a-{08..10}.tar` as `a-08.tar`, `a-09.tar`, `a-10.tar`; one by one, as several ranges may have no end."""
     found = _BRACES.search(path)
     if found is None:
-        return [path]
+        yield path
+        return
     first, last = int(found[1]), int(found[2])
-    if not first <= last < first + _SHARD_LIMIT:
-        raise ValueError(
-            f"{_WHO} needs a rising range of at most {_SHARD_LIMIT} in braces. Got {found[0]} in {path!r}."
-        )
+    if first > last:
+        raise ValueError(f"{_WHO} needs a rising range in braces. Got {found[0]} in {path!r}.")
     width = len(found[1]) if found[1].startswith("0") else 1
-    numbers = (f"{number:0{width}}" for number in range(first, last + 1))
-    return [other for number in numbers for other in _unfolded(path[: found.start()] + number + path[found.end() :])]
+    for number in range(first, last + 1):
+        yield from _unfolded(f"{path[: found.start()]}{number:0{width}}{path[found.end() :]}")

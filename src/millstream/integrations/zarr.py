@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core.dtypes import narrowed
 from millstream._core.errors import describe_leaf, needs, require_int, table
 from millstream._core.host_source import HostSource
 from millstream._core.ordering import Ordering
 from millstream._core.samples import SampleSpec, spec_of
 from millstream._core.stage_times import timed
+from millstream.integrations._paths import local_path
 from millstream.integrations._table import chosen_columns
 from millstream.integrations._zarr_array import ZarrArray
 from millstream.sources._array import check_ordering
@@ -61,7 +61,7 @@ class ZarrSource(HostSource):
         check_ordering(self._who, ordering)
         require_int(self._who, "prefetch_size", prefetch_size, least=1)
         require_int(self._who, "cache_bytes", cache_bytes, least=0)
-        folder = pathlib.Path(path)
+        folder = local_path(self._who, path)
         kind = _kind(folder)
         if kind is None:
             raise ValueError(
@@ -73,7 +73,7 @@ class ZarrSource(HostSource):
         members = {"": folder} if kind == "array" else self._members(folder, columns)
         self._arrays = {name: self._array(inner, cache_bytes) for name, inner in members.items()}
         self._require_rows()
-        self.ordering = ordering
+        self.ordering: Ordering = ordering
         self.prefetch_size = prefetch_size
         row = {name: np.empty(array.shape[1:], array.dtype) for name, array in self._arrays.items()}
         self.sample_spec: SampleSpec = spec_of(  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -87,9 +87,7 @@ class ZarrSource(HostSource):
         with timed("read"):
             readings = {name: array.begin(indices) for name, array in self._arrays.items()}
             rows = {name: self._arrays[name].end(indices, reading) for name, reading in readings.items()}
-        leaves = self.sample_spec.flatten(self._who, rows.get("", rows))
-        for name, leaf, target in zip(self.sample_spec.names, leaves, out, strict=True):
-            target[...] = narrowed(f"{self._who}{name}", leaf, target.dtype)
+        self.sample_spec.write_rows(self._who, out, rows.get("", rows))
 
     def _members(self, folder: pathlib.Path, columns: Sequence[str] | None) -> dict[str, pathlib.Path]:
         """The arrays of a group that were asked for."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from millstream._core.contracts import PyTree
-from millstream._core.dtypes import holds_numbers, kept_dtype, narrowed
+from millstream._core.dtypes import holds_numbers, kept
 from millstream._core.errors import describe_leaf, describe_value, table
 from millstream._core.ordering import Ordering, as_shuffle
 
@@ -39,7 +39,7 @@ class ArraySampleSource:
     def __post_init__(self) -> None:
         check_ordering("ArraySampleSource", self.ordering)
         check_rows("ArraySampleSource", self.data)
-        object.__setattr__(self, "data", _tree().map(_canonical, self.data))
+        object.__setattr__(self, "data", _tree().map(functools.partial(kept, "ArraySampleSource"), self.data))
 
     def __len__(self) -> int:
         return len(_tree().leaves(self.data)[0])
@@ -102,15 +102,6 @@ def check_rows(who: str, data: PyTree) -> None:
             f"{table((name, describe_leaf(leaf)) for name, leaf in leaves)}\n"
             "Slice or pad them to one length before building the source."
         )
-
-
-def _canonical(leaf: Any) -> Any:
-    """The array in the dtype JAX will give it, on every runtime."""
-    import jax
-
-    if isinstance(leaf, jax.Array):
-        return leaf
-    return narrowed("ArraySampleSource", leaf, kept_dtype(leaf.dtype))
 
 
 def _place(leaf: Any) -> "jax.Array":

@@ -89,7 +89,7 @@ class FillSource(SampleReader):
         self._debug = debug
         self._warned: set[str] = set()
         self.sample_spec: SampleSpec = _given_spec(who, spec)  # pyright: ignore[reportIncompatibleVariableOverride]
-        self.ordering = ordering
+        self.ordering: Ordering = ordering
         self.prefetch_size = prefetch_size
         self.readers = readers
         self.keyed = seeded

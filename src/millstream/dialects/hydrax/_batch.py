@@ -4,6 +4,8 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import numpy as np
+
 from millstream._core.errors import describe_leaf, describe_value, table
 from millstream.dialects.hydrax._data_group import DataGroup, Layouts
 from millstream.dialects.hydrax._loader_function import SEED_BITS
@@ -132,8 +134,10 @@ class Batch(Generic[D]):
         uneven = {name: len(values) for name, values in additional.items() if len(values) != size}
         if uneven:
             raise ValueError(f"batch.cache needs additional lists of {size} values, one per item. Got {uneven}.")
-        self._arrays = types.MappingProxyType(dict(arrays))
-        self._additional = types.MappingProxyType(dict(additional))
+        # They are stored later, when the caller may have written something else into its own.
+        own = {name: array.copy() if isinstance(array, np.ndarray) else array for name, array in arrays.items()}
+        self._arrays = types.MappingProxyType(own)
+        self._additional = types.MappingProxyType({name: list(values) for name, values in additional.items()})
         self._uncached = False
         if persist:
             self._store(self._info, self._arrays, self._additional)

@@ -1,7 +1,6 @@
 """Arrays that are computed from batches, such as the outputs of an encoder, in the place of those batches."""
 
 import os
-import types
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -109,7 +108,7 @@ class Cachers:
 
 
 def _contents(group: DataGroup[Any], training: bool) -> CacheContents:
-    layouts = group.cache_layouts or types.MappingProxyType({})
+    assert group.cache_layouts is not None
     description = {
         "items": f"{len(group):,}",
         "batch size": str(group.batch_size),
@@ -118,5 +117,7 @@ def _contents(group: DataGroup[Any], training: bool) -> CacheContents:
         "later epochs": group.mode(training),
         "batches for": "training" if training else "validation",
     }
-    names, shapes, dtypes = zip(*((f"[{n!r}]", a.shape, a.numpy_dtype) for n, a in layouts.items()), strict=True)
+    names, shapes, dtypes = zip(
+        *((f"[{n!r}]", a.shape, a.numpy_dtype) for n, a in group.cache_layouts.items()), strict=True
+    )
     return CacheContents(description, names, shapes, dtypes)

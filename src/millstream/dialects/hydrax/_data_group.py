@@ -9,7 +9,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from millstream._core.errors import describe_value, require_choice, require_int
+from millstream._core.dtypes import kept_dtype
+from millstream._core.errors import describe_value, require_bool, require_choice, require_int
 from millstream._core.slots import Layout
 
 D = TypeVar("D")
@@ -87,9 +88,8 @@ class DataGroup(Sequence[D], Generic[D]):
         require_int("DataGroup", "batch_size", batch_size, least=1)
         require_int("DataGroup", "seed", seed, least=0)
         require_choice("DataGroup", "shuffle_later", shuffle_later, _MODES)
-        for name, flag in {"cache_readonly": cache_readonly, "shuffle_first": shuffle_first}.items():
-            if not isinstance(flag, bool):
-                raise TypeError(f"DataGroup needs {name} to be a bool. Got {describe_value(flag)}.")
+        require_bool("DataGroup", "cache_readonly", cache_readonly)
+        require_bool("DataGroup", "shuffle_first", shuffle_first)
         self.data: Any = _indexable(data)
         self._batch_size = min(batch_size, len(self.data))
         self._loader_layouts = self._layouts("loader_arrays", loader_arrays)
@@ -191,14 +191,12 @@ def _indexable(data: Any) -> Any:
 
 
 def _spec(what: str, name: str, spec: Any) -> tuple[tuple[int, ...], np.dtype, np.dtype]:
-    import jax
-
     try:
         shape, numpy_dtype, jax_dtype = spec
         sizes, kept = tuple(map(int, shape)), np.dtype(numpy_dtype)
         if numpy_dtype is None or jax_dtype is None or min(sizes, default=0) < 0:
             raise ValueError
-        return sizes, kept, np.dtype(jax.dtypes.canonicalize_dtype(np.dtype(jax_dtype)))
+        return sizes, kept, kept_dtype(np.dtype(jax_dtype))
     except (TypeError, ValueError):
         raise TypeError(
             f"DataGroup needs {what}[{name!r}] to be (shape, numpy dtype, jax dtype), such as "

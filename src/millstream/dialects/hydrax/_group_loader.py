@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 import millstream as ms
+from millstream._core.dtypes import kept_dtype
 from millstream.dialects.hydrax._computed_cache import FOLDER, ComputedCache
 from millstream.dialects.hydrax._data_group import DataGroup, Layouts
 from millstream.dialects.hydrax._loader_function import LoaderFunction, Numbered, UnlessStored, nothing
@@ -76,7 +77,7 @@ class GroupLoader:
         group = self.group
         if group.loader_layouts is None:
             return range(len(group)), nothing
-        wide = {name: a.numpy_dtype for name, a in layouts.items() if _kept(a.numpy_dtype) != a.numpy_dtype}
+        wide = {name: a.numpy_dtype for name, a in layouts.items() if kept_dtype(a.numpy_dtype) != a.numpy_dtype}
         fill = LoaderFunction(reading.loader_func, wide)
         if self.computed is None or self.computed.stored is None:
             return group.data, fill
@@ -126,12 +127,5 @@ def _placement(reading: Reading, layouts: Layouts) -> list[Any]:
 
     if reading.placed:  # the user gets the batch in the memory of the host
         return [] if jax.default_backend() == "cpu" else [ms.DevicePutTransform("cpu")]
-    dtypes = [(name, a.jax_dtype) for name, a in layouts.items() if _kept(a.numpy_dtype) != a.jax_dtype]
+    dtypes = [(name, a.jax_dtype) for name, a in layouts.items() if kept_dtype(a.numpy_dtype) != a.jax_dtype]
     return [ms.MapTransform(AsDeclared(tuple(dtypes)))] if dtypes else []
-
-
-def _kept(dtype: np.dtype) -> np.dtype:
-    """The dtype that JAX keeps such numbers in."""
-    import jax
-
-    return np.dtype(jax.dtypes.canonicalize_dtype(dtype))

@@ -37,11 +37,7 @@ class Coefs:
     IMAGENET_SRGB_ALPHA: "Coefs"
 
     def __init__(self, coefs: Any) -> None:
-        array = np.array(coefs, np.float64)
-        if array.shape != (2,) and (array.ndim != 2 or array.shape[0] != 2 or array.shape[1] not in (1, 2, 3, 4)):
-            raise ValueError(
-                f"Coefs needs (divide, subtract), each a number or one per channel. Got {describe_value(coefs)}."
-            )
+        array = _checked(coefs)
         array.flags.writeable = False
         self._array = array
         divide, subtract = array
@@ -59,8 +55,24 @@ class Coefs:
     @staticmethod
     def balanced(scale: float = 1.0, *, alpha: bool = False) -> "Coefs":
         """From `-scale` to `scale`, and alpha from 0 to 1."""
+        if scale == 0:
+            raise ValueError("Coefs.balanced needs a scale other than 0, which would lose the picture. Got 0.")
         divide = 127.5 / scale
         return Coefs([[divide] * 3 + [255.0], [scale] * 3 + [0.0]]) if alpha else Coefs((divide, scale))
+
+
+def _checked(coefs: Any) -> np.ndarray:
+    try:
+        array = np.array(coefs, np.float64)
+    except (TypeError, ValueError):  # no numbers, or not as many of the one as of the other
+        array = np.empty(0)
+    if array.shape not in ((2,), (2, 1), (2, 2), (2, 3), (2, 4)):
+        raise ValueError(
+            f"Coefs needs (divide, subtract), each a number or one per channel. Got {describe_value(coefs)}."
+        )
+    if not np.isfinite(array).all() or not array[0].all():
+        raise ValueError(f"Coefs needs finite numbers, and none that is 0 to divide by. Got {describe_value(coefs)}.")
+    return array
 
 
 _MEANS, _DEVIATIONS = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])

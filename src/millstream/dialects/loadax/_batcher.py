@@ -6,6 +6,7 @@ from typing import Any, Generic, TypeVar
 import jax
 import numpy as np
 
+from millstream._core.dtypes import kept
 from millstream._core.errors import describe_value, require_callable
 
 T = TypeVar("T")
@@ -38,7 +39,10 @@ class Batcher(Generic[T, B]):
     def batch(self, items: list[T]) -> B:
         """The batch of some items."""
         batch = self.batch_fn(items)
-        return batch if self.device is None else jax.device_put(batch, self.device)
+        if self.device is None:
+            return batch
+        arrays = jax.tree.map(lambda leaf: kept(type(self).__name__, leaf), batch)
+        return jax.device_put(arrays, self.device)
 
 
 class ListBatcher(Batcher[T, list[T]]):

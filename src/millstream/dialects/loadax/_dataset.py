@@ -134,7 +134,14 @@ class FilteredDataset(View[T_co]):
 
 
 def _kept(dataset: Indexable[T], predicate: Callable[[T], Any]) -> np.ndarray:
-    return np.fromiter((index for index in range(len(dataset)) if predicate(dataset[index])), np.int64)
+    return np.fromiter((index for index in range(len(dataset)) if _holds(dataset, index, predicate)), np.int64)
+
+
+def _holds(dataset: Indexable[T], index: int, predicate: Callable[[T], Any]) -> Any:
+    try:
+        return predicate(dataset[index])
+    except Exception as error:
+        raise noted(error, f"This came from {function_name(predicate)}, at item {index} of FilteredDataset's dataset.")  # noqa: B904
 
 
 class MappedDataset(Dataset[T_co]):
