@@ -120,6 +120,9 @@ def test_committing_and_reading_compiles_nothing_and_puts_nothing_on_a_device(co
         [-1, 2**63],
         [2**70, 3],
         ["left", "a much longer word"],
+        [np.str_("left"), np.str_("a much longer word")],
+        [np.bytes_(b"left"), np.bytes_(b"right")],
+        [np.datetime64("2026-01-01"), np.datetime64("2026-01-02")],
         [None, 1.0, None],
         [1 + 2j, 3j],
         [1, 2.5, True, jnp.float32(4), "five", None],
@@ -168,6 +171,14 @@ def test_an_array_of_numpy_is_kept_as_it_was_when_it_was_logged():
         made.commit(elapsed_at(step), logs().add_metric("number", number).add_output("buffer", buffer))
     assert made.collect("number") == [1.0, 2.0, 3.0]
     assert [value[0] for value in made.collect("buffer")] == [1.0, 2.0, 3.0]
+
+
+def test_an_array_in_a_file_is_kept_as_it_was_when_it_was_logged(tmp_path):
+    mapped, made = np.memmap(tmp_path / "array", np.float32, "w+", shape=(2,)), history()
+    for step in range(1, 3):
+        mapped[:] = step
+        made.commit(elapsed_at(step), logs().add_output("mapped", mapped))
+    assert [value[0] for value in made.collect("mapped")] == [1.0, 2.0]
 
 
 def test_logs_that_are_used_again_do_not_change_what_was_committed():
@@ -282,6 +293,13 @@ def test_means_are_weighted_by_samples():
     assert math.isnan(made.mean("unknown")) and math.isnan(made.mean("loss", start=3))
 
 
+def test_rows_without_samples_do_not_count_in_a_mean():
+    made = history()
+    made.commit(Elapsed(1, 0), {"loss": math.nan})
+    made.commit(Elapsed(2, 4), {"loss": 2.0})
+    assert made.mean("loss") == 2.0
+
+
 def test_a_resumed_run_keeps_the_dates_of_its_first_part():
     made = mixed_history()
     dates = made.collect("date")
@@ -347,6 +365,12 @@ def test_lines_of_json_lead_back_to_the_same_history(tmp_path):
     assert_same_rows(again, without_outputs)
     again.commit(elapsed_at(151), {"loss": 1.0})
     assert again.collect("steps")[-2:] == [150, 151]
+
+
+def test_collections_may_be_called_like_the_units_of_a_row(tmp_path):
+    made = history()
+    made.commit(elapsed_at(1), logs().add_entry("time", "data", 1.0).add_entry("samples", "seen", 3))
+    assert_same_rows(History.from_jsonl(made.to_jsonl(tmp_path / "h")), made)
 
 
 def test_a_line_of_json_is_a_row(tmp_path):
@@ -522,6 +546,8 @@ def test_a_picture_of_what_was_asked_for():
         made.plot(names=["lost"])
     with pytest.raises(TypeError, match=r"write \['loss'\]"):
         made.plot(names="loss")
+    with pytest.raises(ValueError, match="needs at least one name"):
+        made.plot(names=[])
     with pytest.raises(ValueError, match="smooth as a share"):
         made.plot(smooth=5)
 

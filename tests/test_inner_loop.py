@@ -202,6 +202,19 @@ def test_only_rows_that_this_call_added_count():
     assert inner(None)[0].metrics.number == 3.5
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_new_run_does_not_write_into_the_rows_of_an_earlier_one(steps):
+    history, numbers = ms.history(), iter(range(9))
+
+    def run(state):
+        tasks = {ms.every(1): lambda: ms.logs().add_metric("number", next(numbers))}
+        return ms.loop(state, range(steps), tasks, history=history)
+
+    inner = ms.inner_loop(run, aggregation="last")
+    assert [inner(None)[0].metrics.number for _ in range(3)] == [steps - 1, 2 * steps - 1, 3 * steps - 1]
+    assert history.collect("number") == list(range(3 * steps))
+
+
 def test_a_loop_that_logs_nothing_adds_nothing():
     inner = ms.inner_loop("test", lambda state: ms.loop(state, [], {}))
     assert inner("state") == ({}, "state")

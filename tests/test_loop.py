@@ -213,6 +213,14 @@ def test_logs_may_be_dicts_and_plain_values_are_metrics():
     assert history.collect("metrics.a") == [1.0, 3.0] and history.collect("mine.b") == [2.0]
 
 
+def test_logs_that_are_a_dict_are_told_from_a_state_that_is_a_tuple():
+    def step(state):
+        return {"loss": state[1]}, (state[0], state[1] + 1)
+
+    state, history, _ = ms.loop(({"w": 1}, 0), range(3), {ms.every(1): step})
+    assert state == ({"w": 1}, 3) and history.collect("loss") == [0, 1, 2]
+
+
 def test_what_cannot_be_a_state_is_refused_with_what_it_was():
     with pytest.raises(TypeError, match=r"may return nothing, ms.logs\(\), a state.*returned \{'loss': 1\}"):
         ms.loop(0, range(1), {ms.every(1): lambda state: {"loss": 1}})
@@ -300,6 +308,16 @@ def test_an_error_of_the_data_and_one_of_the_end_are_both_told():
         ms.loop(0, range(2), {ms.every(1): plus_one}, on_end=fail)
 
 
+def test_an_observer_that_fails_at_the_end_is_named():
+    class Broken(ms.Observer):
+        def observe(self, loop_state, start, stop):
+            raise KeyError("boom")
+
+    with pytest.raises(KeyError) as caught:
+        ms.loop(0, range(2), {ms.every(1): plus_one, ms.last(): Broken()})
+    assert any("in Broken at step 2" in note for note in caught.value.__notes__)
+
+
 def press(times=1):
     for _ in range(times):
         os.kill(os.getpid(), signal.SIGINT)
@@ -343,6 +361,46 @@ def test_an_interrupt_inside_an_inner_loop_ends_the_outer_one(capfd):
 
     output = ms.loop(0, range(9), {ms.every(2): evaluate, ms.every(1): plus_one})
     assert output.interrupted and output.elapsed.steps == 2
+
+
+def inner(*actions):
+    """A loop of three steps that does something in its second one, once."""
+    left = list(actions)
+
+    def step(state, batch):
+        if batch == 1 and left:
+            left.pop()()
+
+    return lambda state: ms.loop(state, range(3), {ms.every(1): step})
+
+
+def test_everything_at_the_end_is_called_though_an_interrupt_has_cut_loops_short(capfd):
+    done = []
+
+    def evaluate(state):
+        inner(press)(state)
+
+    def evaluate_at_the_end(state):
+        done.append(inner()(state).elapsed.steps)
+
+    ends = [evaluate_at_the_end, lambda: done.append("a"), lambda: ms.logs().add_metric("late", 1)]
+    output = ms.loop(0, range(5), {ms.every(2): evaluate, ms.every(1): plus_one}, on_end=ends)
+    assert output.interrupted and done == [1, "a"] and output.history.collect("steps", "late") == ([2], [1])
+
+
+def test_a_callback_is_cut_short_if_any_of_its_loops_was(capfd):
+    def two_loops(state):
+        inner(press)(state)
+        ms.loop(state, [], {}, stop=0)  # which has nothing to do, and so cannot be interrupted
+        return state + 100
+
+    assert ms.loop(0, range(5), {ms.every(1): [plus_one, two_loops]}).state == 1
+
+
+def test_interrupts_that_are_not_to_be_caught_raise_out_of_inner_loops():
+    with pytest.raises(KeyboardInterrupt) as caught:
+        ms.loop(0, range(5), {ms.every(1): [plus_one, inner(press)]}, catch_keyboard_interrupt=False)
+    assert len(caught.value.__notes__) == 2
 
 
 def test_loops_run_in_other_threads():
@@ -418,6 +476,57 @@ def test_batches_that_cannot_be_read_are_left_out_and_made_up_for(key):
     assert output.history.collect("rows", "samples") == ([2, 1, 2], [2, 3, 5])
 
 
+def test_a_loader_that_skips_all_its_batches_does_not_keep_the_loop_for_ever(key):
+    def read(index):
+        raise OSError("gone")
+
+    source = ms.DiskSampleSource(6, read, sample_spec=jax.ShapeDtypeStruct((), np.float32))
+    skipping = ms.DataLoader([source, ms.BatchTransform(2)], on_error="skip batch")
+    with pytest.raises(
+        RuntimeError, match=r"loop needs batches that can be read\. The loader has skipped the last 1\d\d\."
+    ):
+        ms.loop(0, skipping, {ms.every(1): plus_one}, stop=3, key=key)
+
+
+def test_a_loader_that_can_count_few_steps_need_not_count_more_than_are_taken(key):
+    source = ms.ArraySampleSource({"x": np.arange(4096, dtype=np.float32)})
+    nested = ms.DataLoader([source, ms.BatchTransform(2), ms.BatchTransform(1024)])
+    assert ms.loop(0, nested, {ms.every(1): plus_one}, stop=ms.at(epochs=2), key=key).state == 4
+
+
+@pytest.fixture
+def overtaking():
+    """A loader whose first batch waits until all others have come, or an event is set; and that event."""
+    released = threading.Event()
+
+    def read(index):
+        if index < 2:
+            released.wait(60)
+        return {"x": np.float32(index)}
+
+    spec = {"x": jax.ShapeDtypeStruct((), np.float32)}
+    source = ms.DiskSampleSource(64, read, sample_spec=spec, ordering="sequential")
+    executor = ms.Threads(4, ordered=False)
+    yield ms.DataLoader([source, ms.BatchTransform(2)], executor=executor, prefetch=8), released.set
+    released.set()
+
+
+def test_a_loop_may_end_while_batches_have_overtaken_others(overtaking, key):
+    loader, release = overtaking
+    output = ms.loop(0, loader, {ms.every(1): plus_one}, stop=ms.at(samples=6), key=key, on_end=release)
+    assert output.state == 3 and output.data_state is None
+
+
+def test_an_error_is_told_while_batches_have_overtaken_others(overtaking, key):
+    loader, release = overtaking
+
+    def fail(state):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        ms.loop(0, loader, {ms.every(1): fail}, stop=ms.at(samples=6), key=key, on_end=release)
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -459,6 +568,30 @@ def test_samples_are_counted_by_shape_or_by_a_function():
 
 def test_a_dataset_may_be_a_function_that_makes_one():
     assert ms.loop(0, lambda: iter(range(3)), {ms.every(1): plus_one}).state == 3
+
+
+def test_what_a_function_makes_may_be_a_loader(loader, key):
+    assert ms.loop(0, lambda: loader, {ms.every(1): plus_one}, stop=ms.at(epochs=2), key=key).state == 6
+    assert len(list(ms.elapse(lambda: loader, key=key))) == 3
+    with pytest.raises(ValueError, match="goes on for ever, unless told when to stop"):
+        ms.loop(0, lambda: loader, {ms.every(1): plus_one}, key=key)
+    with pytest.raises(TypeError, match=r"elapse needs a dataset.* Got 3 \(int\) from the function"):
+        ms.elapse(lambda: 3)
+
+
+def test_samples_are_counted_of_a_dict_that_is_used_again():
+    @jax.jit
+    def step(state, batch):
+        return {"sum": batch["x"].sum()}, state + 1
+
+    def data():
+        batch = {}
+        for size in (4, 4, 2, 2, 4):
+            batch["x"] = np.ones(size, np.float32)
+            yield batch
+
+    _, history, _ = ms.loop(jnp.int32(0), data(), {ms.every(1): step})
+    assert history.collect("samples", "sum") == ([4, 8, 10, 12, 16], [4, 4, 2, 2, 4])
 
 
 def test_epochs_are_counted_in_any_unit():
@@ -546,6 +679,8 @@ def test_elapse_is_the_loop_by_hand(loader, key):
     assert [elapsed.steps for elapsed, _ in ms.elapse(range(9), stop=3)] == [1, 2, 3]
     assert [elapsed.final for elapsed, _ in ms.elapse(range(9), stop=3)] == [False, False, True]
     assert list(ms.elapse(range(9), stop=0)) == []
+    with pytest.raises(TypeError, match=r"elapse needs initial as an earlier run's elapsed\. Got 4"):
+        ms.elapse(range(9), initial=4)  # type: ignore[arg-type]
     initial = ms.Elapsed(steps=4, samples=4)
     assert [elapsed.steps for elapsed, _ in ms.elapse(range(9), initial=initial, stop=6)] == [5, 6]
     assert [elapsed.samples for elapsed, _ in ms.elapse(["ab", "c"], batch_size_fn=len)] == [2, 3]
@@ -609,12 +744,10 @@ def test_fused_steps_give_the_same_state_logs_and_calls(loader, key, fuse, count
             (ms.last(), note),
             (ms.at(1) | ms.at(2), note),
         ]
-        if options:  # what is before a fused step cannot be seen at it
-            tasks[0] = (ms.every(3), log)
         output = ms.loop(jnp.float32(0), loader, tasks, stop=17, key=key, **options)
         table = {
             name: output.history.collect("steps", name)
-            for name in ("samples", "epochs", "total", "step", "epoch", "noted")
+            for name in ("samples", "epochs", "total", "step", "epoch", "final", "starts", "noted")
         }
         return output.state, calls, table, output.elapsed.replace(time=0, time_before=0, date_start=0)
 
@@ -629,7 +762,62 @@ def test_fused_steps_give_the_same_state_logs_and_calls(loader, key, fuse, count
 @jax.jit
 def timed_step(state, batch, elapsed):
     logs, state = loader_step(state, batch)
-    return logs.add_metric("step", elapsed.steps).add_metric("epoch", elapsed.epochs), state
+    logs.add_metric("step", elapsed.steps).add_metric("epoch", elapsed.epochs).add_metric("final", elapsed.final)
+    return logs.add_metric("starts", elapsed.starts_epoch), state
+
+
+@pytest.mark.parametrize("schedule", [ms.last(), ms.every(4) | ms.last(), ms.at(6)], ids=repr)
+@pytest.mark.parametrize("stop", [7, ms.at(samples=24)], ids=repr)
+def test_what_comes_before_a_fused_step_comes_at_the_same_steps(loader, key, schedule, stop):
+    def run(**options):
+        seen = []
+
+        def look(state, batch, elapsed):
+            seen.append((float(state), elapsed.steps, elapsed.final))
+            return ms.logs().add_metric("seen", elapsed.steps).add_metric("rows", -1)  # of which the step logs its own
+
+        tasks = [(schedule, look), (ms.every(1), loader_step)]
+        output = ms.loop(jnp.float32(0), loader, tasks, stop=stop, key=key, **options)
+        return seen, output.history.collect("steps", "rows"), output.history.collect("steps", "seen")
+
+    assert run(fuse=3) == run(fuse=100) == run()
+
+
+def test_a_callback_before_a_fused_step_can_stop_the_loop(loader, key):
+    def run(**options):
+        def stop_here(state, batch, elapsed, loop_state):
+            loop_state.stop("enough")
+
+        tasks = [(ms.at(3), stop_here), (ms.every(1), loader_step), (ms.at(3), lambda: ms.logs().add_metric("late", 1))]
+        output = ms.loop(jnp.float32(0), loader, tasks, stop=20, key=key, **options)
+        where = output.elapsed.steps, output.elapsed.samples, int(output.data_state.step)
+        return (
+            float(output.state),
+            where,
+            output.reason,
+            output.history.collect("steps", "total"),
+            output.history.names(),
+        )
+
+    assert run(fuse=10) == run()
+
+
+def test_fused_steps_can_count_more_samples_than_32_bits_hold(loader, key):
+    for samples in (2**31 - 6, 2**31, 2**40):
+        start = ms.Elapsed(steps=6, samples=samples)
+        output = ms.loop(jnp.float32(0), loader, {ms.every(1): timed_step}, stop=9, key=key, elapsed=start, fuse=3)
+        assert output.elapsed.samples == samples + 10 and output.history.collect("step") == [7, 8, 9]
+
+
+@jax.jit
+def sampled_step(state, batch, elapsed):
+    return ms.logs().add_metric("samples_seen", elapsed.samples), state + 1
+
+
+def test_fused_steps_see_the_samples_of_a_long_run(loader, key):
+    start = ms.Elapsed(steps=6, samples=2**31 - 6)
+    output = ms.loop(jnp.float32(0), loader, {ms.every(1): sampled_step}, stop=9, key=key, elapsed=start, fuse=3)
+    np.testing.assert_allclose(output.history.collect("samples_seen"), output.history.collect("samples"), rtol=1e-6)
 
 
 def test_fused_runs_stop_and_resume_at_any_step(loader, key):

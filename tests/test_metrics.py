@@ -1,6 +1,7 @@
 """Metrics that a state carries: every real row counts once, whatever the metric is made of."""
 
 import collections
+import dataclasses
 import functools
 import sys
 
@@ -47,6 +48,35 @@ def loader():
 @jax.jit
 def update(metrics, values, mask):
     return metrics.update(**values, mask=mask)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class MeanWithoutMask:
+    """Made and merged as clu's are, of values alone."""
+
+    total: jax.Array
+    rows: jax.Array
+
+    @classmethod
+    def empty(cls):
+        return cls(jnp.float32(0), jnp.int32(0))
+
+    @classmethod
+    def from_model_output(cls, loss):
+        return cls(loss.sum(), jnp.int32(loss.shape[0]))
+
+    def merge(self, other):
+        return MeanWithoutMask(self.total + other.total, self.rows + other.rows)
+
+    def compute(self):
+        return self.total / self.rows.astype(jnp.float32)
+
+
+def test_padding_does_not_count_for_what_is_made_without_a_mask():
+    metrics = ms.Metrics(mean=MeanWithoutMask)
+    metrics = metrics.update(loss=jnp.array([2.0, 4.0, 9.0, jnp.nan]), mask=PADDED).update(loss=jnp.array([6.0]))
+    assert float(metrics.compute()["mean"]) == 4.0
 
 
 def batches(*lengths):

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import warnings
 from typing import Any
 
@@ -274,6 +275,8 @@ def test_resume_that_makes_no_sense_is_refused(folder):
     for given in ({"elapsed": ms.Elapsed()}, {"history": ms.history()}, {"data_state": 3}):
         with pytest.raises(ValueError, match="loop takes elapsed, history and data_state from what it resumes"):
             count_up(checkpoint=ms.checkpoint(folder), resume=True, **given)
+    with pytest.raises(TypeError, match=r"loop needs resume as a directory, or True .* Got 3"):
+        count_up(checkpoint=ms.checkpoint(folder), resume=3)
     with pytest.raises(ValueError, match=r"loop with resume=True needs an ms\.checkpoint"):
         count_up(checkpoint=ms.noop, resume=True)
     with pytest.raises(FileNotFoundError, match="restore found no checkpoint in"):
@@ -388,6 +391,23 @@ def test_an_iterable_that_has_become_too_short_is_refused(folder):
         pytest.raises(ValueError, match="loop is at step 5, and the data end after 3 batches"),
     ):
         count_up(3, checkpoint=ms.checkpoint(folder), resume=True)
+
+
+def test_an_iterable_that_lacks_the_batch_of_a_step_that_was_cut_short_is_refused(folder):
+    def run(batches, *actions, **options):
+        def step(state, batch):
+            for action in actions:
+                action()
+
+        tasks = {
+            ms.at(3): lambda state: ms.loop(state, range(2), {ms.every(1): step}),
+            ms.every(2): ms.checkpoint(folder),
+        }
+        return ms.loop(jnp.int32(0), range(batches), tasks, **options)
+
+    assert run(5, lambda: os.kill(os.getpid(), signal.SIGINT)).elapsed.steps == 3
+    with pytest.warns(UserWarning), pytest.raises(ValueError, match="at step 3, and the data end after 2 batches"):
+        run(2, resume=True)
 
 
 class Seekable:
@@ -542,6 +562,11 @@ def test_the_final_state_is_always_saved(folder):
     assert ms.restore(folder, jnp.int32(0)).elapsed.steps == output.elapsed.steps == 5
 
 
+def test_a_checkpoint_may_be_asked_for_at_the_end(folder):
+    ms.loop(jnp.int32(0), range(3), {ms.every(1): lambda state: state + 1}, on_end=ms.checkpoint(folder))
+    assert int(ms.restore(folder, jnp.int32(0)).state) == 3
+
+
 def test_a_step_that_fails_is_not_saved_and_earlier_ones_stay(folder):
     def fail(state, batch, elapsed):
         if elapsed.steps == 4:
@@ -601,6 +626,85 @@ def test_a_run_that_dies_in_its_last_test_has_it_done_by_the_next(folder, stop):
     assert found.history.collect("tested")[-1] == last
     assert tests == [last]
     assert none == []
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def test_a_run_that_is_interrupted_in_its_last_task_has_it_done_by_the_next(folder):
+    done = []
+
+    def run(last):
+        tasks = [(ms.every(1), lambda state: state + 1), (ms.last(), last), (ms.every(2), ms.checkpoint(folder))]
+        return ms.loop(jnp.int32(0), range(5), tasks, resume=True)
+
+    assert run(interrupt).interrupted
+    with pytest.warns(UserWarning, match="4 batches are drawn"):
+        assert run(lambda state: done.append(int(state))).elapsed.steps == 5
+    assert done == [5]
+
+
+class InterruptedBehindBatch:
+    """A loader in whose run an interrupt comes when a batch has been handed out, before its samples are counted."""
+
+    def __init__(self, loader, step):
+        self._loader, self._step = loader, step
+        self.steps_per_epoch, self.init_state = loader.steps_per_epoch, loader.init_state
+        self.contents = loader.contents
+
+    def iterate(self, state, *, steps=None):
+        batches, step = self._loader.iterate(state, steps=steps), self._step
+
+        class Iterator(type(batches)):
+            @property
+            def samples(self):
+                if int(self.state.step) == step:
+                    interrupt()
+                return 4
+
+            @samples.setter
+            def samples(self, count):
+                pass
+
+        batches.__class__ = Iterator
+        return batches
+
+
+@pytest.mark.parametrize("step", [script.train_step, lambda state, batch: script.train_step(state, batch)])
+def test_a_batch_that_an_interrupt_follows_at_once_is_not_lost(folder, loader, step):
+    tasks = {ms.every(1): step, ms.every(2): ms.checkpoint(folder)}
+    whole = ms.loop(script.start(), loader, {ms.every(1): step}, stop=9, key=KEY)
+    cut = ms.loop(script.start(), InterruptedBehindBatch(loader, 6), tasks, stop=9, key=KEY)
+    assert cut.interrupted and int(cut.state["steps"]) == 5
+    saved = ms.restore(folder, script.start(), loader)
+    assert saved.elapsed.steps == int(saved.data_state.step) == int(saved.state["steps"])
+    rest = ms.loop(script.start(), loader, tasks, stop=9, key=KEY, resume=True)
+    assert script.bits(rest.state) == script.bits(whole.state)
+
+
+def test_what_was_done_before_a_fused_step_is_not_done_twice(folder, loader):
+    left = [lambda: os.kill(os.getpid(), signal.SIGINT)]
+
+    def evaluate(state):
+        def step(state, batch):
+            if batch == 1 and left:
+                left.pop()()
+
+        return ms.loop(state, range(3), {ms.every(1): step})
+
+    def run(name):
+        tasks = [
+            (ms.every(3), [lambda state: {**state, "steps": state["steps"] + 100}, ms.inner_loop("test", evaluate)]),
+            (ms.every(1), script.train_step),
+            (ms.every(50), ms.checkpoint(folder / name)),
+        ]
+        return ms.loop(script.start(), loader, tasks, stop=8, key=KEY, fuse=3, resume=True)
+
+    assert run("cut").elapsed.steps == 2
+    found = run("cut")
+    assert script.bits(found.state) == script.bits(run("whole").state)
+    assert int(found.state["steps"]) == 208
 
 
 def test_a_run_that_only_had_its_last_test_left_knows_where_its_data_are(folder):

@@ -153,6 +153,8 @@ def test_equal_schedules_are_two_keys(monkeypatch):
         (lambda: ms.every(2.5), "steps to be an int"),  # type: ignore[arg-type]
         (lambda: ms.every(time=0), "more than 0 seconds"),
         (lambda: ms.every(time="1h"), "time in seconds, or a datetime.timedelta"),  # type: ignore[arg-type]
+        (lambda: ms.every(time=datetime.timedelta(seconds=-1)), "of at least 0. Got datetime.timedelta"),
+        (lambda: ms.at(time=-1), "of at least 0. Got -1"),
         (lambda: ms.at(), "at needs a point"),
         (lambda: ms.at(date=3), "date to be a datetime.datetime"),  # type: ignore[arg-type]
         (lambda: ms.piecewise(ms.every(2), {"soon": ms.every(3)}), "a point as steps or as at"),
@@ -212,3 +214,10 @@ def test_skipping_steps_counts_like_taking_them(samples, epoch):
     assert last.replace(time=0.0, time_before=0.0, date_start=0) == taken[-1].replace(
         time=0.0, time_before=0.0, date_start=0
     )
+
+
+def test_epochs_of_an_earlier_run_stay_where_nobody_counts_them():
+    start = ms.Elapsed(4, 16, epochs=2, epochs_before=2)
+    one, many = Clock(start, None), Clock(start, None)
+    taken = [one.tick(4).epochs for _ in range(3)]
+    assert many.skip([4, 4, 4]).epochs == taken == [2, 2, 2] and many.now.epochs == many.now.epochs_before == 2

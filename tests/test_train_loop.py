@@ -1,9 +1,10 @@
 """Training, testing and predicting: named schedules, epochs, and tests inside of training."""
 
 import dataclasses
+import datetime
 import os
 import signal
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -138,6 +139,15 @@ def test_methods_of_the_state_are_used_once_per_batch_and_epoch():
     assert history.collect("number") == [1, 2, 3] and history.collect("tested_test") == [2, 4, 6]
 
 
+def test_a_field_of_the_state_that_is_called_like_a_step_is_no_method():
+    class Counts(NamedTuple):
+        train_step: int
+        total: int
+
+    state = ms.train_loop(Counts(0, 0), BATCHES, {ms.on_train_step: lambda state: state._replace(total=3)}).state
+    assert state == (0, 3)
+
+
 def test_test_and_predict_loops_use_methods_too():
     assert ms.test_loop(Model(steps=3), BATCHES).history.collect("tested") == [3] * 6
     output = ms.predict_loop(Model(), [np.ones(4), np.zeros(3)])
@@ -162,6 +172,25 @@ def test_test_loops_go_through_a_loader_once(loader, key):
     tasks = {ms.on_test_begin: lambda: begun.append("begin"), ms.on_test_end: lambda: begun.append("end")}
     ms.test_loop(0, [], tasks)
     assert begun == ["begin", "end"]
+
+
+def test_functions_may_make_the_loaders(loader, key):
+    def make():
+        return loader
+
+    assert ms.test_loop(jnp.int32(0), make, {ms.on_test_step: evaluate}, key=key).elapsed.samples == 10
+    assert ms.predict_loop(jnp.int32(0), make, {ms.on_predict_step: evaluate}, key=key).elapsed.samples == 10
+    output = ms.train_loop(jnp.int32(0), make, TASKS, test_dataset=make, stop=ms.at(epochs=2), key=key)
+    assert output.history.collect("steps", "state_test") == ([3, 6], [3, 6])
+
+
+def test_an_iterable_that_can_be_called_is_an_iterable():
+    class Data(list):
+        def __call__(self):
+            pytest.fail("it is the data")
+
+    tasks = {ms.on_train_step: lambda state: state + 1, ms.on_test_step: lambda: None}
+    assert ms.train_loop(0, Data(BATCHES), tasks, test_dataset=Data(BATCHES), epoch_duration=3).state == 6
 
 
 def test_tasks_of_the_caller_are_left_as_they_are(loader, key):
@@ -250,6 +279,31 @@ def test_an_interrupt_during_a_test_ends_the_training_without_half_a_result(capf
     assert output.interrupted and output.elapsed.steps == 2 and output.history.collect("loss_test") == []
 
 
+def test_an_interrupt_that_is_not_to_be_caught_raises_out_of_a_test():
+    tasks = {ms.on_train_step: lambda state: state + 1, ms.on_test_step: lambda: os.kill(os.getpid(), signal.SIGINT)}
+    for sanity_batches in (0, 1):
+        with pytest.raises(KeyboardInterrupt):
+            ms.train_loop(
+                0,
+                BATCHES,
+                tasks,
+                test_dataset=BATCHES,
+                epoch_duration=2,
+                sanity_batches=sanity_batches,
+                catch_keyboard_interrupt=False,
+            )
+
+
+def test_an_interrupt_before_the_training_ends_it(capfd):
+    tasks = {
+        ms.on_train_begin: lambda: pytest.fail("went on"),
+        ms.on_train_step: lambda state: state + 1,
+        ms.on_test_step: lambda: os.kill(os.getpid(), signal.SIGINT),
+    }
+    output = ms.train_loop(0, BATCHES, tasks, test_dataset=BATCHES, epoch_duration=2, sanity_batches=3)
+    assert output.interrupted and output.state == output.elapsed.steps == 0
+
+
 def test_an_error_during_a_test_has_the_results_of_the_training():
     def fail(state):
         raise ValueError("bad")
@@ -315,6 +369,24 @@ def test_limits_and_trial_runs(loader, key):
         jnp.int32(0), loader, {ms.on_test_step: count}, test_dataset=loader, stop=0, key=key, sanity_batches=2
     )
     assert tested == [1, 2] and len(output.history) == 0
+
+
+@pytest.mark.parametrize(
+    "durations",
+    [
+        {"epoch_duration": datetime.timedelta(hours=1)},
+        {"epoch_duration": ms.at(samples=100)},
+        {"epoch_duration": 5, "test_duration": datetime.timedelta(hours=1)},
+        {"epoch_duration": ms.at(5, time=3600), "test_duration": lambda elapsed: elapsed.steps == 5},
+    ],
+)
+def test_batches_are_limited_whatever_the_durations_are(durations):
+    tested = []
+    tasks = {ms.on_train_step: lambda state: state + 1, ms.on_test_step: lambda state: tested.append(state)}
+    ms.train_loop(0, BATCHES, tasks, test_dataset=BATCHES, limit_batches=2, **durations)
+    assert tested == [2, 2, 4, 4, 6, 6]
+    with pytest.raises(TypeError, match="train_loop needs test_duration as steps"):
+        ms.train_loop(0, BATCHES, tasks, test_dataset=BATCHES, limit_batches=2, epoch_duration=2, test_duration="all")
 
 
 def test_time_is_a_limit_as_good_as_any(loader, key):

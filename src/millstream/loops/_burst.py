@@ -9,11 +9,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
 from millstream._core.contracts import PyTree
 from millstream._core.interrupts import Interrupts, Terminated
-from millstream.loops._callback import absorb, arguments, is_compiled
+from millstream.loops._callback import arguments, is_compiled
 from millstream.loops._clock import Passed
 from millstream.loops._dataset import Batches, LoaderBatches, batch_size
 from millstream.loops._history import History
@@ -21,11 +19,13 @@ from millstream.loops._in_flight import InFlight, array_of
 from millstream.loops._logs import Logs, Name, as_logs
 from millstream.loops._loop_state import LoopState
 from millstream.loops._metrics import with_computed
+from millstream.loops._returned import absorb
 from millstream.loops._tasks import Task
 
 _MOST_STEPS = 64  # as many values as a column reads at once
 _MOST_SECONDS = 0.02  # nobody sees that a bar is so late
 _SMALL = 1 << 14  # bytes of a batch
+_CHANGEABLE = (dict, list)
 _LOGS = (dict, Logs)
 _NOWHERE = object()  # a key that nothing has
 
@@ -42,6 +42,7 @@ class Burst:
 
     Attributes:
         times: When each step began.
+        drawn: Batches of these steps, the last of which may not have been used.
         samples: Samples of each step that has begun.
         logs: What each complete step has logged; None for nothing.
         has_ended: Whether the data have ended.
@@ -63,6 +64,7 @@ class Burst:
         self._checks = checks
         self._patience = min(patience, _MOST_SECONDS)
         self.times: list[float] = []
+        self.drawn = 0
         self.samples: list[int] = []
         self.logs: list[Any] = []
         self.has_ended = False
@@ -80,7 +82,7 @@ class Burst:
         array: Any = array_of(loop_state.logs, state)
         loop_state.state, form, has_logs, path = None, None, False, ()  # a state that is held twice is in memory twice
         counts_later = size_of is batch_size and _is_small(batch)
-        waited, until = 0.0, perf_counter() + self._patience
+        drawn, waited, until = 0, 0.0, perf_counter() + self._patience
         try:
             for _ in range(int(min(most, _MOST_STEPS))):
                 asked, before = perf_counter(), None if where is None else where()
@@ -97,10 +99,14 @@ class Burst:
                     raise
                 finally:
                     interrupts.waiting = False
+                drawn += 1
                 now = perf_counter()
                 waited += now - asked
                 times.append(now)
-                sizes.append(batch if counts_later else size_of(batch))
+                if counts_later:  # of a copy, if whoever made the batch can put other arrays into it
+                    sizes.append(batch.copy() if type(batch) in _CHANGEABLE else batch)
+                else:
+                    sizes.append(size_of(batch))
                 if array is not None:
                     if older is not None and (has_logs or not older.is_deleted()) and not older.is_ready():
                         older.block_until_ready()
@@ -124,7 +130,8 @@ class Burst:
                 if interrupts.asked or now > until:
                     break
         finally:
-            loop_state.state, loop_state.batch, self._in_flight.older, self.waited = state, batch, older, waited
+            loop_state.state, loop_state.batch, self._in_flight.older = state, batch, older
+            self.drawn, self.waited = drawn, waited
             self.samples = [*map(size_of, sizes)] if counts_later else sizes
 
     def _absorbed(self, loop_state: LoopState, state: Any, output: Any) -> tuple[Logs, Any]:
@@ -136,8 +143,9 @@ class Burst:
 
 
 def _is_small(batch: PyTree) -> bool:
-    """Whether many such batches may be held at once, to count their samples together later."""
-    return sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(batch)) <= _SMALL
+    """Whether a batch is flat and small: many may then be held at once, to count their samples together later."""
+    arrays = [*batch.values()] if type(batch) is dict else batch if type(batch) in (tuple, list) else [batch]
+    return sum(getattr(array, "nbytes", _SMALL + 1) for array in arrays) <= _SMALL
 
 
 def _form_of(output: Any, state: Any) -> tuple[bool, tuple[Any, ...]]:

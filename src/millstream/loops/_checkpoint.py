@@ -43,7 +43,8 @@ class CheckpointCallback(Observer):
 
     def observe(self, loop_state: LoopState, start: int, stop: int) -> None:
         """Save the run as it is after this step."""
-        self._save(loop_state)
+        if self._store is not None:  # among what is called at the end it comes when all is saved
+            self._save(loop_state)
 
     def check(self) -> None:
         """Raise what went wrong in the background; nearly free when nothing did."""

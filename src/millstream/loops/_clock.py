@@ -50,7 +50,7 @@ class Clock:
         self._epoch = epoch
         self._origin = time.perf_counter() - begun
         # The date on which the run would have started, had it never been stopped: so its date is always now.
-        elapsed = (start or Elapsed()).replace(date_start=time.time() - begun, final=False)
+        elapsed = (Elapsed() if start is None else start).replace(date_start=time.time() - begun, final=False)
         if epoch is not None:
             before = epoch.count(elapsed.step_before()) if elapsed.steps else 0
             elapsed = elapsed.replace(epochs=epoch.count(elapsed), epochs_before=before)
@@ -87,7 +87,7 @@ class Clock:
         last = before
         if count > 1:
             earlier = before.replace(steps=steps[-1] - 2, samples=reached[-2] - samples[-2])
-            earlier.epochs = None if self._epoch is None else self._epoch.count(earlier)
+            earlier.epochs = before.epochs if self._epoch is None else self._epoch.count(earlier)
             # Of steps that are one program, the last is the only one at which something can be due because of the time.
             last = self._after(earlier, samples[-2], before.time if moments is None else times[-2])
         self.now = self._after(last, samples[-1], times[-1])
@@ -95,9 +95,9 @@ class Clock:
 
     def _epochs_at(self, steps: range, samples: list[int]) -> list[int] | None:
         """How many epochs were complete at each of some steps, which had reached so many samples."""
-        if self._epoch is None or self.now.epochs is None:
+        if self.now.epochs is None:
             return None
-        ((unit, length),) = self._epoch.units.items()
+        unit, length = ("none", 1) if self.epoch is None else self.epoch
         counts = {"steps": steps, "samples": samples}.get(unit)
         return [self.now.epochs] * len(steps) if counts is None else [int(count // length) for count in counts]
 

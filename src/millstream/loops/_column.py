@@ -64,7 +64,7 @@ class Column:
             self._stop += 1
         else:
             self._add_row(row)
-        if type(value) is np.ndarray:
+        if isinstance(value, np.ndarray):
             value = value.copy()  # its owner may write into it before it is read
         waiting = self._waiting
         waiting.append(value)

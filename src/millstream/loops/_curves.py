@@ -96,6 +96,8 @@ def _chosen(history: "History", names: list[str] | None) -> dict[Name, Column]:
         if not found:
             raise ValueError("History.plot needs numbers. Nothing was logged, or only arrays and text.")
         return found
+    if not names:
+        raise ValueError("History.plot needs at least one name. Got []; leave names out for all entries.")
     by_column = {id(column): path for path, column in columns.items()}
     chosen = {}
     for name in names:

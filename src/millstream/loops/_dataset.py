@@ -12,7 +12,8 @@ from millstream.loops._elapsed import Elapsed
 from millstream.loops._period import Period
 from millstream.loops._position import seek
 
-_MANY = 2**24  # batches asked for at once, where nobody knows how many it will be
+_MANY = 2**16  # batches asked for at once, if an epoch has no more and nobody knows how many it will be
+_HOPELESS = 100  # batches in a row that cannot be read, if an epoch has no more
 
 
 @runtime_checkable
@@ -69,13 +70,17 @@ class LoaderBatches:
 
     may_break = True
 
-    def __init__(self, loader: Any, state: PyTree, steps: int | None) -> None:
+    def __init__(self, who: str, loader: Any, state: PyTree, steps: int | None) -> None:
+        self._who = who
         self._loader = loader
         self._left = steps
+        self._in_vain = 0  # batches that were asked for since one has come
         self._iterator = self._open(state)
 
     def _open(self, state: PyTree) -> Any:
-        return self._loader.iterate(state, steps=_MANY if self._left is None else self._left)
+        steps = max(self._loader.steps_per_epoch, _MANY) if self._left is None else self._left
+        self._in_vain += steps
+        return self._loader.iterate(state, steps=steps)
 
     def draw(self) -> Any:
         """The next batch."""
@@ -83,14 +88,23 @@ class LoaderBatches:
             try:
                 batch = next(self._iterator)
             except StopIteration:
-                # Batches that were skipped, because they could not be read, are made up for.
-                if self._left is None or self._left > 0:
-                    self._iterator = self._open(self._iterator.state)
-                    continue
-                raise
+                if self._left == 0:
+                    raise
+                self._open_again()
+                continue
+            self._in_vain = 0
             if self._left is not None:
                 self._left -= 1
             return batch
+
+    def _open_again(self) -> None:
+        """Go on behind the last batch; those that were skipped, because they could not be read, are made up for."""
+        if self._in_vain >= max(self._loader.steps_per_epoch, _HOPELESS):
+            raise RuntimeError(
+                f"{self._who} needs batches that can be read. The loader has skipped the last {self._in_vain:,}. "
+                'on_error="raise" shows their errors, on_error="skip item" keeps their good rows.'
+            )
+        self._iterator = self._open(self._iterator.state)
 
     def size_of(self, batch: Any) -> int:
         """How many samples the batch has that was drawn last, padding not counted."""
@@ -113,6 +127,17 @@ class LoaderBatches:
         self._iterator.close()
 
 
+def as_dataset(who: str, given: Any) -> Any:
+    """A loader or an iterable, as it was given or as a function returns it."""
+    dataset = given() if callable(given) and not isinstance(given, Iterable | Loader) else given
+    if not isinstance(dataset, Iterable | Loader):
+        raise TypeError(
+            f"{who} needs a dataset: a DataLoader, an iterable of batches, or a function that returns one. "
+            f"Got {describe_value(dataset)}{'' if dataset is given else ' from the function'}."
+        )
+    return dataset
+
+
 def open_batches(
     who: str,
     dataset: Any,
@@ -128,7 +153,7 @@ def open_batches(
 
     Args:
         who: Who speaks in errors.
-        dataset: A loader, an iterable, or a function that returns one of them.
+        dataset: A loader or an iterable.
         start: How far the run is.
         stop: Where it ends, if that is known.
         key: The key of a loader's run.
@@ -136,17 +161,10 @@ def open_batches(
         batch_size_fn: How many samples a batch has, if its shape does not say it.
         position: Where in an iterable to begin, as it was saved; None for its begin.
     """
-    if callable(dataset) and not isinstance(dataset, Iterable | Loader):
-        dataset = dataset()
     if isinstance(dataset, Loader):
         last = None if stop is None else stop.units.get("steps")
         steps = None if last is None else max(int(last) - start.steps, 0)
-        return LoaderBatches(dataset, loader_state(who, dataset, key, data_state, start.steps), steps)
-    if not isinstance(dataset, Iterable):
-        raise TypeError(
-            f"{who} needs a dataset: a DataLoader, an iterable of batches, or a function that returns one. "
-            f"Got {describe_value(dataset)}."
-        )
+        return LoaderBatches(who, dataset, loader_state(who, dataset, key, data_state, start.steps), steps)
     if position is not None:
         return Batches(seek(who, position, dataset, start.steps), batch_size_fn)
     if data_state is not None:

@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from millstream._core.contracts import PyTree
+from millstream._core.errors import describe_value
 from millstream.loops._clock import Clock
-from millstream.loops._dataset import Loader, open_batches
+from millstream.loops._dataset import Loader, as_dataset, open_batches
 from millstream.loops._elapsed import Elapsed
 from millstream.loops._period import Period
 from millstream.loops._stop import as_epoch, as_stop
@@ -31,7 +32,8 @@ def elapse(
         2 8
 
     Args:
-        dataset: An iterable of batches, or a `DataLoader`, whose batches are then (batch, mask).
+        dataset: An iterable of batches, or a `DataLoader`, whose batches are then (batch, mask), or a function that
+            returns one.
         initial: How far an earlier run had come.
         stop: When to end: a number of steps, `at(...)`, or a function of the elapsed. None: with the data, which for a
             `DataLoader` is after one epoch.
@@ -40,6 +42,9 @@ def elapse(
         epoch_duration: How long an epoch is; a `DataLoader` says it itself.
         batch_size_fn: How many samples a batch has, where its shape does not say it.
     """
+    if not isinstance(initial, Elapsed | None):
+        raise TypeError(f"elapse needs initial as an earlier run's elapsed. Got {describe_value(initial)}.")
+    dataset = as_dataset("elapse", dataset)
     if isinstance(dataset, Loader):
         stop = Period(epochs=1 + (0 if initial is None else initial.epochs or 0)) if stop is None else stop
         epoch_duration = dataset.steps_per_epoch if epoch_duration is None else epoch_duration

@@ -6,6 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from millstream._core.errors import describe_value
+
 FIELDS = (
     "steps",
     "samples",
@@ -18,7 +20,7 @@ FIELDS = (
     "starts_epoch",
     "final",
 )
-_INT32_LIMIT = 2**31
+INT32_LIMIT = 2**31
 
 
 class Elapsed:
@@ -125,7 +127,7 @@ def _leaves(elapsed: Elapsed) -> tuple[tuple[Any, ...], None]:
 
 
 def _as_leaf(value: Any) -> Any:
-    return np.float32(value) if type(value) is int and value >= _INT32_LIMIT else value
+    return np.float32(value) if type(value) is int and value >= INT32_LIMIT else value
 
 
 jax.tree_util.register_pytree_node(Elapsed, _leaves, lambda _, leaves: Elapsed(*leaves))
@@ -133,8 +135,9 @@ jax.tree_util.register_pytree_node(Elapsed, _leaves, lambda _, leaves: Elapsed(*
 
 def seconds(who: str, value: Any) -> float:
     """A length of time, given in seconds or as a timedelta, in seconds."""
-    if isinstance(value, datetime.timedelta):
-        return value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating) or not value >= 0:
-        raise ValueError(f"{who} needs time in seconds, or a datetime.timedelta. Got {value!r}.")
-    return float(value)
+    number = value.total_seconds() if isinstance(value, datetime.timedelta) else value
+    if isinstance(number, bool) or not isinstance(number, int | float | np.integer | np.floating) or not number >= 0:
+        raise ValueError(
+            f"{who} needs time in seconds, or a datetime.timedelta, of at least 0. Got {describe_value(value)}."
+        )
+    return float(number)

@@ -3,8 +3,12 @@
 import math
 from typing import Any
 
+import jax
+
 from millstream._core.errors import require_int
-from millstream.loops._fused import Ahead, Body, FusedData, split_tasks, steps_until_due
+from millstream.loops._elapsed import Elapsed
+from millstream.loops._fused import Body, FusedData
+from millstream.loops._fused_cuts import Ahead, split_tasks, steps_until_due
 from millstream.loops._in_flight import array_of
 from millstream.loops._logs import Logs
 from millstream.loops._period import Period
@@ -28,29 +32,30 @@ class FusedRun(Run):
     def _steps(self) -> bool:
         loop_state, clock, last = self.loop_state, self._clock, math.inf if self._last is None else self._last
         key, data_state = self._opening["key"], self._opening["data_state"]
-        self._batches = data = FusedData(self._who, self._dataset, key, data_state, clock.now, self._width)
+        self._batches = data = FusedData(self._who, self._dataset, key, data_state, clock.now, last, self._width)
         body = Body(self._compiled, clock.epoch)
+        nothing = Body([], clock.epoch)
         while True:
             now, most = clock.now, int(min(self._width, last - clock.now.steps))
-            ahead = Ahead(lambda most: clock.ahead(data.samples(most)), most)
-            count = steps_until_due(self._before, self._cuts, self._asked, now, ahead, most, clock.epoch_steps)
+            ahead = Ahead(now, last, lambda most=most: clock.ahead(data.samples(most)))
+            count = steps_until_due(self._before, self._cuts, self._asked, ahead, most, clock.epoch_steps)
             loop_state.batch, loop_state.logs = None, Logs()
             self._in_step = True
             if self._call_before(ahead):
                 return True
-            first_logs = loop_state.logs
-            samples = data.samples(1 if first_logs else count)
+            # Whoever stops the run has the rest of the step left out, and what was logged belongs to one step.
+            first_logs, stopped = loop_state.logs, loop_state.stop_iteration
+            samples = data.samples(1 if first_logs or stopped else count)
             self._calling = self._compiled[0]
-            loop_state.state, logs = data.run(body, loop_state.state, now, len(samples))
+            loop_state.state, logs = data.run(nothing if stopped else body, loop_state.state, now, samples)
             self._calling = None
             passed = clock.skip(samples)
             loop_state.elapsed = elapsed = clock.now
             elapsed.final = elapsed.steps == last
             if logs:
                 loop_state.history.commit_block(passed, logs)
-            loop_state.logs = first_logs
-            due = [task for task in self._behind if task.schedule is not None and task.schedule(elapsed)]
-            if self._call(due, in_step=True):
+            loop_state.logs = _but(first_logs, logs)
+            if self._call([] if stopped else _due(self._behind, elapsed), in_step=True):
                 return True
             self._commit()
             self._in_flight.add(array_of(logs, loop_state.state))
@@ -64,16 +69,34 @@ class FusedRun(Run):
         """What is due before the next step; whether an interrupt ended it."""
         if not self._before:
             return False
-        self.loop_state.elapsed = ahead[0]
-        due = [task for task in self._before if task.schedule is not None and task.schedule(ahead[0])]
-        return self._call(due, in_step=True)
+        loop_state, state = self.loop_state, self.loop_state.state
+        loop_state.elapsed = ahead[0]
+        if not self._call(_due(self._before, ahead[0]), in_step=True):
+            return False
+        # Nothing of that step has been drawn, so the run is at the one before, as it was there.
+        loop_state.elapsed, loop_state.logs = self._clock.now, Logs()
+        loop_state.failed = any(leaf.is_deleted() for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array))
+        loop_state.state = loop_state.state if loop_state.failed else state
+        return True
 
     def _leave_unfinished(self, task: Task, *, ending: bool) -> bool:
-        if task in self._before and not ending:  # nothing of that step has been drawn, so the run is at the one before
-            self.loop_state.elapsed, self.loop_state.logs = self._clock.now, Logs()
-            self.loop_state.reason = "terminated" if self._interrupts.terminated else "interrupted"
+        if task in self._before and not ending:
+            self.loop_state.reason = self._interruption()
             return True
         return super()._leave_unfinished(task, ending=ending)
 
     def _draw_again(self, saved: SavedRun) -> None:
         """Nothing: callbacks of such a run see no batch."""
+
+
+def _due(tasks: list[Task], elapsed: Elapsed) -> list[Task]:
+    return [task for task in tasks if task.schedule is not None and task.schedule(elapsed)]
+
+
+def _but(logs: Logs, newer: Logs) -> Logs:
+    """Logs without the entries that newer ones have."""
+    taken, left = {path for path, _ in newer.entries()}, Logs()
+    for path, value in logs.entries():
+        if path not in taken:
+            left.add_entry(*path, value)
+    return left

@@ -60,6 +60,15 @@ class History(Sequence[Logs]):
                     column = self._new_column((collection, name), value, plain=getattr(value, "ndim", 0) == 0)
                 column.append(row, value)
 
+    def begin_run(self, steps: int | None) -> None:
+        """A run begins to log here; it adds to the newest row only if it goes on behind the step of that row.
+
+        Args:
+            steps: How far the run is that begins; None if it does not go on with another.
+        """
+        if steps != self._newest_step:
+            self._newest_step = None
+
     def commit_block(self, passed: Passed, logs: Logs) -> None:
         """Keep what several steps have logged that were one program.
 
@@ -238,7 +247,8 @@ class History(Sequence[Logs]):
         first = column.position(start if start >= 0 else max(len(self) + start, 0))
         values = column.floats(first)
         weights = np.asarray(self._moments.weights(), np.float64)[column.row_numbers(first)]
-        return float(values @ weights / weights.sum()) if weights.sum() else math.nan
+        counted = weights > 0  # a mean over no samples is NaN, and would make all of it NaN
+        return float(values[counted] @ weights[counted] / weights.sum()) if counted.any() else math.nan
 
     def to_dict(self) -> dict[str, list[Any]]:
         """The history as a table: steps, samples, epochs, time, date and every entry, each as a list over all rows.

@@ -43,8 +43,9 @@ def _run_state(path: Name, run: Run) -> dict[str, Any]:
                 )
         return {"objects": list(run)}
     # Files know nothing of bfloat16 and its kin, so their bits travel as whole numbers.
-    plain = run.dtype.isbuiltin != 2
-    return {"dtype": run.dtype.name, "array": run if plain else run.view(_WORDS[run.dtype.itemsize])}
+    if run.dtype.isbuiltin == 2:
+        return {"dtype": run.dtype.name, "array": run.view(_WORDS[run.dtype.itemsize])}
+    return {"dtype": run.dtype.str, "array": run}
 
 
 def _run_of(state: dict[str, Any]) -> Run:

@@ -81,8 +81,9 @@ def read_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[Elapsed, Logs]]:
         for number, text in enumerate(file, start=1):
             try:
                 line = json.loads(text)
-                line |= line.pop("elapsed", {})
-                steps = line.pop("steps")
+                # Where they stand apart, a collection may be called like one of them.
+                units = line.pop("elapsed") if "elapsed" in line else line
+                steps = units.pop("steps")
             except (ValueError, KeyError, TypeError, AttributeError):
                 if not text.endswith("\n"):
                     return  # whoever wrote it was stopped in the middle of it
@@ -90,8 +91,8 @@ def read_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[Elapsed, Logs]]:
                     f"History.from_jsonl needs lines of JSON, each an object with steps and what was logged. "
                     f"Line {number} of {path} is {describe_value(text.rstrip())}."
                 ) from None
-            known = {name: line.pop(name) for name in _FIELDS if name in line}
-            date = line.pop("date", None)
+            known = {name: units.pop(name) for name in _FIELDS if name in units}
+            date = units.pop("date", None)
             if "date_start" not in known and date is not None:
                 known["date_start"] = date - known.get("time", 0.0)
             elapsed = Elapsed(**{"samples_before": samples, **known}, steps=steps)

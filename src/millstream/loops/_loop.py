@@ -50,7 +50,7 @@ def loop(
     Args:
         state: What callbacks hand from step to step: any value.
         dataset: An iterable of batches, or a `DataLoader`: batches are then (batch, mask), and epochs go on by
-            themselves.
+            themselves. Or a function that returns one.
         tasks: A dict from schedule to callbacks, or a list of such pairs; done in this order at each step.
         stop: When to end: a number of steps, `at(...)`, or a function of the elapsed. None: with the data.
 

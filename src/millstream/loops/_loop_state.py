@@ -28,9 +28,10 @@ class LoopOutput(_Returned):
         (3, 'the data ended')
 
     Attributes:
-        data_state: The state of the loader to go on from; None if the data do not come from a loader.
+        data_state: The state of the loader to go on from; None if the data do not come from a loader, or if batches had
+            overtaken others, as they may with `ordered=False`.
         reason: Why the loop ended, in words.
-        interrupted: Whether it was by Ctrl-C.
+        interrupted: Whether it was by Ctrl-C or SIGTERM.
     """
 
     data_state: PyTree = None
@@ -89,7 +90,7 @@ class LoopState:
         waits: What time is spent on besides steps.
         ends_at: The point at which the loop stops, if it is one.
         callbacks: All callbacks of the loop that have a memory.
-        dataset: What the batches come from, as it was given.
+        dataset: What the batches come from: a loader or an iterable.
         tasks: What is done when.
         stops: When the loop stops; None if nobody has said it.
         failed: Whether the loop broke off in the middle of a step.

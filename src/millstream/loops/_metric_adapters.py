@@ -80,8 +80,19 @@ class Merged(NamedTuple):
     structure: Any
 
     def update(self, arrays: Arrays, values: Values) -> Arrays:
-        make = getattr(self.kind, "single_from_model_output", None) or self.kind.from_model_output
-        return self._with(arrays, make(**asked_for(make, _blanked(values))))
+        takes_mask = any(
+            parameter.name == "mask" or parameter.kind == parameter.VAR_KEYWORD
+            for parameter in _parameters(self._maker)
+        )
+        return self._update(arrays, _blanked(values)) if takes_mask else _row_by_row(self._update, arrays, values)
+
+    def _update(self, arrays: Arrays, values: Values) -> Arrays:
+        return self._with(arrays, self._maker(**asked_for(self._maker, values)))
+
+    @property
+    def _maker(self) -> Any:
+        """What makes a metric of a batch."""
+        return getattr(self.kind, "single_from_model_output", None) or self.kind.from_model_output
 
     def merge(self, arrays: Arrays, other: Arrays) -> Arrays:
         return self._with(arrays, jax.tree.unflatten(self.structure, other))
@@ -106,32 +117,12 @@ class Updated(NamedTuple):
     heeds_mask: bool
 
     def update(self, arrays: Arrays, values: Values) -> Arrays:
-        mask, values = values.get("mask"), _blanked(values)
-        if mask is None or self.heeds_mask:
-            return self._update(arrays, values)
-        del values["mask"]
-        return self._row_by_row(arrays, values, mask)
+        return self._update(arrays, _blanked(values)) if self.heeds_mask else _row_by_row(self._update, arrays, values)
 
     def _update(self, arrays: Arrays, values: Values) -> Arrays:
         metric = jax.tree.unflatten(self.structure, arrays)
         new = metric.update(**asked_for(metric.update, values))
         return _arrays_of(metric if new is None else new, self.structure, arrays)
-
-    def _row_by_row(self, arrays: Arrays, values: Values, mask: jax.Array) -> Arrays:
-        """One update per row, kept if the row is real: the only way to leave rows out of what knows no mask."""
-        leaves, tree = jax.tree.flatten(values)
-        rowwise = _rowwise(mask, leaves)
-        if not any(rowwise):
-            return _chosen(mask.any(), self._update(arrays, values), arrays)
-        rows = [leaf for leaf, has_rows in zip(leaves, rowwise, strict=True) if has_rows]
-        each = [jnp.reshape(row, (mask.size, 1, *row.shape[mask.ndim :])) for row in rows]
-
-        def step(arrays: Arrays, row: Any) -> tuple[Arrays, None]:
-            real, parts = row[0], iter(row[1])
-            one = [next(parts) if has_rows else leaf for leaf, has_rows in zip(leaves, rowwise, strict=True)]
-            return _chosen(real, self._update(arrays, jax.tree.unflatten(tree, one)), arrays), None
-
-        return jax.lax.scan(step, arrays, (mask.ravel(), each))[0]
 
     def merge(self, arrays: Arrays, other: Arrays) -> Arrays:
         metric, second = (jax.tree.unflatten(self.structure, part) for part in (arrays, other))
@@ -248,6 +239,27 @@ def _blanked(values: Values) -> Values:
         return jnp.where(mask.reshape(*mask.shape, *[1] * (leaf.ndim - mask.ndim)), leaf, jnp.zeros_like(leaf))
 
     return {**jax.tree.map(blank, rest), "mask": mask}
+
+
+def _row_by_row(update: Callable[[Arrays, Values], Arrays], arrays: Arrays, values: Values) -> Arrays:
+    """One update per row, kept if the row is real: the only way to leave rows out of what knows no mask."""
+    mask, values = values.get("mask"), _blanked(values)
+    if mask is None:
+        return update(arrays, values)
+    del values["mask"]
+    leaves, tree = jax.tree.flatten(values)
+    rowwise = _rowwise(mask, leaves)
+    if not any(rowwise):
+        return _chosen(mask.any(), update(arrays, values), arrays)
+    rows = [leaf for leaf, has_rows in zip(leaves, rowwise, strict=True) if has_rows]
+    each = [jnp.reshape(row, (mask.size, 1, *row.shape[mask.ndim :])) for row in rows]
+
+    def step(arrays: Arrays, row: Any) -> tuple[Arrays, None]:
+        real, parts = row[0], iter(row[1])
+        one = [next(parts) if has_rows else leaf for leaf, has_rows in zip(leaves, rowwise, strict=True)]
+        return _chosen(real, update(arrays, jax.tree.unflatten(tree, one)), arrays), None
+
+    return jax.lax.scan(step, arrays, (mask.ravel(), each))[0]
 
 
 def _chosen(first: jax.Array, ours: Arrays, theirs: Arrays) -> Arrays:

@@ -38,11 +38,10 @@ class Metrics:
               per row, or one number, which then counts as often as the batch has real rows.
             - A class of `clu.metrics`: a metric or a collection.
             - An object of `nnx.metrics`, or any that is a pytree and has update, compute and reset, which may return
-              a new object or change it. One whose `update` has no argument `mask` is given padded batches row by row,
-              which is slow.
+              a new object or change it.
 
-            Metrics of clu and nnx get values as they are; one number for a batch is one row to them, so give them one
-            value per row if batches differ in length.
+            Classes and objects that take no `mask` are given padded batches row by row, which is slow. One number for a
+            batch is one row to them, so give them one value per row if batches differ in length.
     """
 
     __slots__ = ("_arrays", "_kinds", "_names")

@@ -102,7 +102,7 @@ class NamedTasks:
     def _add_methods_of(self, state: Any) -> None:
         for name in [*self._names, *_SHORT]:
             method = getattr(type(state), name, None)  # of the class: the state itself is replaced at every step
-            if method is not None and _SHORT.get(name, name) in self._by_name:
+            if callable(method) and _SHORT.get(name, name) in self._by_name:
                 self._by_name[_SHORT.get(name, name)].append(method)
 
     def _named(self, name: str) -> str:

@@ -4,7 +4,7 @@ import datetime
 import math
 from typing import Any
 
-from millstream._core.errors import describe_value
+from millstream._core.errors import describe_value, require_int
 from millstream.loops._elapsed import Elapsed, seconds
 from millstream.loops._schedule import Schedule
 
@@ -99,9 +99,8 @@ def units_given(who: str, given: dict[str, Any], *, least: int) -> dict[str, flo
             units[unit] = seconds(who, value)
             if least and units[unit] == 0:
                 raise ValueError(f"{who} needs time to be more than 0 seconds.")
-        elif isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{who} needs {unit} to be an int of at least {least}. Got {describe_value(value)}.")
         else:
+            require_int(who, unit, value, least=least)
             units[unit] = value
     return units
 

@@ -95,10 +95,17 @@ def seek(who: str, position: Position, dataset: Iterable[Any], steps: int) -> An
             try:
                 next(iterator)
             except StopIteration:
-                raise ValueError(f"{who} is at step {steps:,}, and the data end after {number:,} batches.") from None
+                raise too_short(who, steps, number) from None
     else:
         raise ValueError(f"{who} {_saved_of(position)}, and now there is an iterable. {_ON_PURPOSE}")
     return iterator
+
+
+def too_short(who: str, steps: int, batches: int) -> ValueError:
+    """What is raised where data end before the step that a run was at."""
+    return ValueError(
+        f"{who} is at step {steps:,}, and the data end after {batches:,} batches. Give it the data it was saved with."
+    )
 
 
 def _saved_of(position: Position) -> str:

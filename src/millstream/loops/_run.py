@@ -27,6 +27,7 @@ class Run(RunSteps):
             # What ends the outermost run ends those inside of it, so there is one count of interrupts for all.
             loop_state.parent = stack[-1].loop_state
             self._interrupts, self._preemption = stack[0]._interrupts, stack[0]._preemption
+            self._catches = self._catches and stack[-1]._catches
         self._listen(outermost=not stack)
         stack.append(self)
         begun = time.perf_counter()
@@ -38,7 +39,7 @@ class Run(RunSteps):
                 self._interrupts.restore()
             else:
                 loop_state.parent.waits.evaluation += time.perf_counter() - begun
-                loop_state.parent.cut_short = interrupted
+                loop_state.parent.cut_short |= interrupted
         output = self._output(interrupted)
         if self._interrupts.terminated and not stack:
             raise Preempted(output)
@@ -120,7 +121,8 @@ class Run(RunSteps):
 
     def _call_on_end(self) -> None:
         self.loop_state.logs = Logs()
-        self._call(self._on_end)
+        for task in self._on_end:  # one after the other: an interrupt of one of them leaves the others to be called
+            self._call([task])
         self._commit()
 
     def _annotate(self, error: BaseException) -> None:
@@ -137,5 +139,7 @@ class Run(RunSteps):
     def _output(self, interrupted: bool) -> LoopOutput:
         loop_state = self.loop_state
         output = LoopOutput(loop_state.state, loop_state.history, loop_state.elapsed)
-        output.data_state, output.reason, output.interrupted = loop_state.data_state, loop_state.reason, interrupted
+        output.reason, output.interrupted = loop_state.reason, interrupted
+        with contextlib.suppress(RuntimeError):  # batches have overtaken others: no state leads on from there
+            output.data_state = loop_state.data_state
         return output

@@ -1,14 +1,14 @@
 """What a run consists of, checked before anything happens."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from millstream._core.contracts import PyTree
 from millstream._core.errors import describe_value
 from millstream._core.interrupts import Interrupts
 from millstream.loops._clock import Clock
-from millstream.loops._dataset import Batches, Loader, LoaderBatches, open_batches
+from millstream.loops._dataset import Batches, Loader, LoaderBatches, as_dataset, open_batches
 from millstream.loops._elapsed import Elapsed
 from millstream.loops._history import History
 from millstream.loops._in_flight import InFlight
@@ -47,11 +47,7 @@ class RunParts:
         self._who = name
         if not isinstance(history, History | None) or not isinstance(elapsed, Elapsed | None):
             raise TypeError(f"{name} needs history and elapsed as an earlier loop returned them.")
-        if not (isinstance(dataset, Loader | Iterable) or callable(dataset)):
-            raise TypeError(
-                f"{name} needs a dataset: a DataLoader, an iterable of batches, or a function that returns one. "
-                f"Got {describe_value(dataset)}."
-            )
+        dataset = as_dataset(name, dataset)
         self._dataset: Any = dataset
         self._tasks = [task for task in tasks if not task.observes]
         # Savers come last: what they save is a step that is complete.
@@ -80,6 +76,8 @@ class RunParts:
         if epoch_duration is None and isinstance(dataset, Loader):
             epoch_duration = dataset.steps_per_epoch
         self._clock = Clock(elapsed, None if epoch_duration is None else as_epoch(name, epoch_duration))
+        if history is not None:
+            history.begin_run(None if elapsed is None else elapsed.steps)
         self._opening = {"key": key, "data_state": data_state, "batch_size_fn": batch_size_fn}
         self._catches = catch_keyboard_interrupt
         self._interrupts = Interrupts()
@@ -103,6 +101,11 @@ class RunParts:
 
     def _find(self, resume: str | os.PathLike[str] | bool, state: Any, key: Any) -> SavedRun | None:
         """What is to be gone on with, if anything has been saved."""
+        if not isinstance(resume, bool | str | os.PathLike):
+            raise TypeError(
+                f"{self._who} needs resume as a directory, or True for that of its ms.checkpoint. "
+                f"Got {describe_value(resume)}."
+            )
         if isinstance(resume, bool) and not self._savers:
             raise ValueError(f"{self._who} with resume=True needs an ms.checkpoint whose directory it can look in.")
         directory = self._savers[0].directory if isinstance(resume, bool) else resume

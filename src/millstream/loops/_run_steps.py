@@ -8,10 +8,11 @@ from typing import Any
 from millstream._core.interrupts import Terminated
 from millstream._core.state import LoaderState
 from millstream.loops._burst import Burst, commit_rows, only_step
-from millstream.loops._callback import absorb
 from millstream.loops._elapsed import Elapsed
 from millstream.loops._in_flight import array_of
 from millstream.loops._logs import Logs, as_logs
+from millstream.loops._position import too_short
+from millstream.loops._returned import absorb
 from millstream.loops._run_parts import RunParts
 from millstream.loops._saved_run import SavedRun
 from millstream.loops._schedule import as_schedule
@@ -77,8 +78,9 @@ class RunSteps(RunParts):
             rows = commit_rows(loop_state.history, passed, burst.logs)
             if self._observers:
                 self._observe(rows)
+        self._in_step = burst.drawn > complete
         if len(burst.samples) > complete:
-            self._in_step, self._calling = True, burst.task
+            self._calling = burst.task
             loop_state.elapsed, loop_state.logs = clock.tick(burst.samples[-1], burst.times[-1]), Logs()
 
     def _one_step(self, batches: Any) -> bool | None:
@@ -90,6 +92,7 @@ class RunSteps(RunParts):
             if interrupts.terminated:
                 raise Terminated
             loop_state.batch = batch = batches.draw()
+            self._in_step = True
         except StopIteration:
             return self._data_ended()
         except (Terminated, KeyboardInterrupt):
@@ -99,7 +102,6 @@ class RunSteps(RunParts):
             interrupts.waiting = False
         now = perf_counter()
         samples = batches.size_of(batch)
-        self._in_step = True
         loop_state.waits.data += now - begun
         loop_state.elapsed = elapsed = self._clock.tick(samples, now)
         elapsed.final = elapsed.steps == self._last
@@ -138,14 +140,18 @@ class RunSteps(RunParts):
         """Whether an interrupt has come, which is then the reason."""
         if not self._interrupts.check():
             return False
-        self.loop_state.reason = "terminated" if self._interrupts.terminated else "interrupted"
+        self.loop_state.reason = self._interruption()
         return True
+
+    def _interruption(self) -> str:
+        """What has interrupted the run, in a word."""
+        return "terminated" if self._interrupts.terminated else "interrupted"
 
     def _call(self, tasks: list[Task], *, ending: bool = False, in_step: bool = False) -> bool:
         """Call some tasks that are due; whether an interrupt kept one of them from being done."""
         loop_state = self.loop_state
         for task in tasks:
-            self._calling = task
+            self._calling, loop_state.cut_short = task, False
             output = task.call(loop_state)
             if loop_state.cut_short:
                 return self._leave_unfinished(task, ending=ending)
@@ -176,6 +182,7 @@ class RunSteps(RunParts):
         if elapsed.final or elapsed.steps == 0 or (self._batches is None and self._saved is None):
             return False
         loop_state.elapsed = elapsed.replace(final=True)
+        self._in_step = True  # a run is saved as one that has ended only if all of this is done
         return self._finish_step(self._due_at_end(self._tasks), self._due_at_end(self._observers), ending=True)
 
     def _due_at_end(self, tasks: list[Task]) -> list[Task]:
@@ -196,7 +203,9 @@ class RunSteps(RunParts):
         loop_state.unfinished = None
         self._commit()
         for task in observers:
+            self._calling = task
             task.call(loop_state)
+        self._calling = None
         return False
 
     def _leave_unfinished(self, task: Task, *, ending: bool) -> bool:
@@ -204,7 +213,7 @@ class RunSteps(RunParts):
         loop_state = self.loop_state
         self._commit()
         loop_state.unfinished = (self._tasks.index(task), ending) if task in self._tasks else None
-        loop_state.reason = "terminated" if self._interrupts.terminated else "interrupted"
+        loop_state.reason = self._interruption()
         return True
 
     def _finish_saved_step(self) -> bool:
@@ -230,5 +239,9 @@ class RunSteps(RunParts):
             self._batches = self._open(before, dataclasses.replace(state, step=state.step - 1))
         elif saved.position["kind"] == "iterable":
             self._batches = self._open(before)
-        if self._batches is not None:
+        if self._batches is None:
+            return
+        try:
             self.loop_state.batch = self._batches.draw()
+        except StopIteration:
+            raise too_short(self._who, saved.elapsed.steps, before.steps) from None

@@ -6,11 +6,11 @@ from millstream.loops._period import Period, as_period
 from millstream.loops._schedule import Schedule, as_schedule
 
 
-def as_stop(who: str, stop: Any) -> Period | Schedule:
+def as_stop(who: str, stop: Any, name: str = "stop") -> Period | Schedule:
     """Where to stop: a point, or a function of the elapsed."""
     if callable(stop) and not isinstance(stop, Period):
         return as_schedule(who, stop)
-    return as_period(who, "stop", stop)
+    return as_period(who, name, stop)
 
 
 def as_epoch(who: str, duration: Any) -> Period:

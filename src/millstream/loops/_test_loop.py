@@ -5,7 +5,7 @@ from typing import Any
 
 from millstream._core.contracts import PyTree
 from millstream.loops import _named as named
-from millstream.loops._dataset import Loader
+from millstream.loops._dataset import Loader, as_dataset
 from millstream.loops._elapsed import Elapsed
 from millstream.loops._history import History
 from millstream.loops._loop import loop
@@ -41,7 +41,7 @@ def test_loop(
 
     Args:
         state: The model; its methods `test_step` and `reset_step`, if it has them, are used.
-        dataset: An iterable of batches, or a `DataLoader`, of which one epoch is used.
+        dataset: An iterable of batches, or a `DataLoader`, of which one epoch is used, or a function that returns one.
         tasks: Callbacks by named schedule (`on_test_step` and its like) or by any other.
         callbacks: Objects with methods called like a named schedule.
 
@@ -55,6 +55,7 @@ def test_loop(
         batch_size_fn: As in `loop`.
         metadata: As in `loop`.
     """
+    dataset = as_dataset("test_loop", dataset)
     tasks = NamedTasks("test_loop", named.TEST, state, tasks, callbacks, watched=(named.on_test_batch_end,))
     return run_test(
         state,
@@ -116,7 +117,7 @@ def predict_loop(
 
     Args:
         state: The model; its method `predict_step`, if it has one, is used.
-        dataset: An iterable of batches, or a `DataLoader`, of which one epoch is used.
+        dataset: An iterable of batches, or a `DataLoader`, of which one epoch is used, or a function that returns one.
         tasks: Callbacks by named schedule (`on_predict_step` and its like) or by any other.
         callbacks: Objects with methods called like a named schedule.
 
@@ -133,6 +134,7 @@ def predict_loop(
     Returns:
         As `loop`; `outputs` has what was logged with `add_output`, all batches joined, without padding.
     """
+    dataset = as_dataset("predict_loop", dataset)
     tasks = NamedTasks("predict_loop", named.PREDICT, state, tasks, callbacks, watched=(named.on_predict_batch_end,))
     return loop(
         state,

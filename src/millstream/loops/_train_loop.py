@@ -8,7 +8,7 @@ from typing import Any
 from millstream._core.contracts import PyTree
 from millstream._core.errors import describe_value, require_int
 from millstream.loops import _named as named
-from millstream.loops._dataset import Loader
+from millstream.loops._dataset import Loader, as_dataset
 from millstream.loops._elapsed import Elapsed
 from millstream.loops._history import History
 from millstream.loops._inner_loop import inner_loop
@@ -17,6 +17,7 @@ from millstream.loops._loop_state import LoopOutput
 from millstream.loops._named import NamedTasks
 from millstream.loops._period import Period
 from millstream.loops._schedules import EpochBegins, EpochEnds, always
+from millstream.loops._stop import as_stop
 from millstream.loops._test_loop import run_test, whole
 
 
@@ -68,7 +69,7 @@ def train_loop(
     Args:
         state: The model; its methods `train_step`, `test_step` and `reset_step`, if it has them, are used.
         dataset: An iterable of batches, or a `DataLoader`: batches are then (batch, mask), and epochs go on by
-            themselves.
+            themselves. Or a function that returns one.
         tasks: Callbacks by named schedule (`on_train_step` and its like) or by any other.
         callbacks: Objects with methods called like a named schedule, bars and loggers.
         test_dataset: What to test on: a `DataLoader`, an iterable, or a function that returns one.
@@ -102,10 +103,11 @@ def train_loop(
     if fast_dev_run:
         limit_batches = fast_dev_run
         stop, resume = (0 if elapsed is None else elapsed.steps) + fast_dev_run, None
+    dataset = as_dataset("train_loop", dataset)
     if epoch_duration is None and isinstance(dataset, Loader):
         epoch_duration = dataset.steps_per_epoch
     if limit_batches is not None:
-        epoch_duration = _shorter(epoch_duration, limit_batches)
+        epoch_duration = _shorter("epoch_duration", epoch_duration, limit_batches)
     given = NamedTasks(
         "train_loop",
         (*named.TRAIN, *named.TEST),
@@ -116,21 +118,28 @@ def train_loop(
         leave_out=bool(fast_dev_run),
     )
     options = {"key": key, "batch_size_fn": batch_size_fn, "metadata": metadata}
+    options["catch_keyboard_interrupt"] = catch_keyboard_interrupt
     _require_sense(given, test_dataset, epoch_duration)
-    evaluation = []
+    evaluation, trial = [], []
     if test_dataset is not None:
-        duration = test_duration if limit_batches is None else _shorter(test_duration, limit_batches)
+        duration = test_duration
+        if limit_batches is not None:
+            duration = _shorter("test_duration", test_duration, limit_batches)
         test = functools.partial(
             _test, dataset=test_dataset, tasks=given.named_only(), duration=duration, options=options
         )
-        evaluation = [inner_loop(test_name, test, **(inner_loop_kwargs or {}))]
+        evaluation = [inner_loop(test_name, test, **({} if inner_loop_kwargs is None else inner_loop_kwargs))]
         if sanity_batches:
-            test(state, duration=sanity_batches)
+
+            def try_out(state: Any) -> None:
+                test(state, duration=sanity_batches)
+
+            trial = [try_out]  # in the run, so that Ctrl-C ends both, and a resumed state is the one that is tried
     return loop(
         state,
         dataset,
         list(_training(given, evaluation)),
-        on_start=given[named.on_train_begin],
+        on_start=[*trial, *given[named.on_train_begin]],
         on_end=given[named.on_train_end],
         stop=stop,
         history=history,
@@ -139,7 +148,6 @@ def train_loop(
         resume=resume,
         epoch_duration=epoch_duration,
         fuse=fuse,
-        catch_keyboard_interrupt=catch_keyboard_interrupt,
         name="train",
         **options,
     )
@@ -157,9 +165,7 @@ def _training(tasks: NamedTasks, evaluation: list[Any]) -> Iterator[tuple[Any, l
 
 
 def _test(state: Any, *, dataset: Any, tasks: NamedTasks, duration: Any, options: dict[str, Any]) -> LoopOutput:
-    # The outer loop must see a Ctrl-C as well, so it is caught there and here.
-    if callable(dataset) and not isinstance(dataset, Loader):
-        dataset = dataset()
+    dataset = as_dataset("train_loop", dataset)
     return run_test(state, dataset, tasks, stop=whole(dataset) if duration is None else duration, **options)
 
 
@@ -185,9 +191,8 @@ def _require_sense(tasks: NamedTasks, test_dataset: Any, epoch_duration: Any) ->
             )
 
 
-def _shorter(duration: Any, batches: int) -> Any:
+def _shorter(name: str, duration: Any, batches: int) -> int:
     """A duration, cut to so many batches."""
-    if duration is None or (isinstance(duration, Period) and "steps" not in duration.units):
-        return batches
-    steps = int(duration.units["steps"]) if isinstance(duration, Period) else duration
-    return min(steps, batches)
+    point = None if duration is None else as_stop("train_loop", duration, name)
+    steps = point.units.get("steps") if isinstance(point, Period) else None
+    return batches if steps is None else min(int(steps), batches)
