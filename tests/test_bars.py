@@ -453,6 +453,18 @@ def test_a_tqdm_bar_counts_in_any_unit_and_is_closed():
     assert re.search(r"\d/100s \[00:0\d<", out.getvalue())
 
 
+def test_a_tqdm_bar_takes_all_that_tqdm_takes():
+    run(ms.tqdm_bar(5, file=(out := io.StringIO()), miniters=2, initial=1, mininterval=0.0), [1] * 5)
+    assert "1/5 [" in out.getvalue().split("\r")[1] and "5/5 [" in out.getvalue().split("\r")[-1]
+    for stream, is_silent in ((io.StringIO(), True), (Terminal(), False)):
+        run(ms.tqdm_bar(5, file=stream, disable=None), [1] * 5)
+        assert (stream.getvalue() == "") == is_silent
+    for bar in (ms.tqdm_bar(5, colours="red"), ms.rich_bar(5, colours="red")):
+        with pytest.raises((KeyError, TypeError), match="colours") as caught:
+            run(bar, [1] * 5)
+        assert not any("Ending the loop failed" in note for note in caught.value.__notes__)
+
+
 def test_a_tqdm_bar_of_a_resumed_run_begins_where_it_was():
     out = io.StringIO()
     run(ms.tqdm_bar(6, file=out), [2] * 3, elapsed=ms.Elapsed(steps=3, samples=6))

@@ -48,7 +48,13 @@ def test_ctrl_c_ends_the_demo_quietly():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"), [(["demo", "--epochs", "0"], "must be at least 1, got 0"), ([], "required: command")]
+    ("arguments", "text"),
+    [
+        (["demo", "--epochs", "0"], "must be at least 1, got 0"),
+        (["demo", "--epochs", "few"], "--epochs: must be a whole number, got 'few'"),
+        (["demo", "--folder", __file__], "--folder: must be a folder, got the file"),
+        ([], "required: command"),
+    ],
 )
 def test_wrong_arguments_are_named(arguments, text):
     done = run(*arguments)

@@ -590,6 +590,10 @@ def test_what_states_are_made_from():
         create_equinox_state(DENSE, TX)
     with pytest.raises(TypeError, match=r"create_haiku_state needs what hk.transform or .* returned. Got"):
         create_haiku_state(lambda x: x, ROWS, TX, key=KEY)
+    with pytest.raises(TypeError, match=r"create_flax_state needs a key such as jax.random.key\(0\). Got 3"):
+        create_flax_state(DENSE, ROWS, TX, key=3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"create_haiku_state needs a key such as jax.random.key\(0\). Got 3"):
+        create_haiku_state(hk.transform(lambda x: x), ROWS, TX, key=3)  # pyright: ignore[reportArgumentType]
     module, state = eqx.nn.make_with_state(Equinox)(KEY)
     with pytest.raises(ValueError, match=r"needs a key for Equinox, which is called with one: key=jax.random.key\(0\)"):
         create_equinox_state(module, TX, state=state)

@@ -182,6 +182,22 @@ def test_nothing_is_left_behind(start, how):
     assert launcher.returncode == (-signal.SIGKILL if how == "killed" else 137)
 
 
+def test_who_was_told_to_ignore_the_end_of_the_terminal_goes_on(tmp_path):
+    (tmp_path / "script.py").write_text("import time; print('up'); time.sleep(1); print('done')")
+    command = ["nohup", *COMMAND, "-n", "1", "script.py"]
+    launcher = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert launcher.stdout is not None and launcher.stdout.readline() == b"[0] up\n"
+    os.kill(launcher.pid, signal.SIGHUP)
+    out, err = launcher.communicate(timeout=20)
+    assert (launcher.returncode, out, b"SIGHUP" in err) == (0, b"[0] done\n", False)
+
+
+def test_what_a_script_has_forked_may_fail_by_itself(launch):
+    text = NUMBER + "\nif (pid := os.fork()) == 0: sys.exit(3)\nprint(os.WEXITSTATUS(os.waitpid(pid, 0)[1]))"
+    done = launch(text, "-n", "2")
+    assert (done.returncode, sorted(done.stdout.splitlines()), done.stderr) == (0, ["[0] 3", "[1] 3"], "")
+
+
 def test_a_timeout_ends_the_run(launch):
     done = launch("import time; time.sleep(60)", "-n", "2", "--timeout", "0.5")
     assert (done.returncode, done.stderr) == (124, "millstream launch: ended after 0.5 s (--timeout).\n")
@@ -240,6 +256,16 @@ def test_a_reader_that_goes_away_ends_the_run(tmp_path):
     assert launcher.wait(20) == 128 + signal.SIGPIPE
     assert b"launch" not in launcher.stderr.read()
     launcher.stderr.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_reader_that_goes_away_in_the_middle_of_lines_leaves_nobody_behind(start):
+    text = NUMBER + "print(os.getpid()); sys.stdout.write('half a line'); sys.stdout.flush(); "
+    launcher, lines = start(text + "time.sleep(0.5 if number == 0 else 60); print(); time.sleep(60)", 3)
+    pids = [int(line.split()[1]) for line in lines]
+    launcher.stdout.close()
+    assert launcher.wait(20) == 128 + signal.SIGPIPE
+    wait_until(lambda: not any(map(is_running, pids)))
 
 
 def test_tags_are_coloured_on_a_terminal_only(tmp_path):

@@ -62,6 +62,11 @@ def evaluate(state, batch):
     return logs().add_metric("loss", jnp.mean(errors_of(state.params, batch))), state
 
 
+@managed.train_step
+def per_token(state, batch):
+    return logs().add_loss("loss", masked_mean(jnp.square(batch["x"] - state.params["w"][0]), batch["is_token"]))
+
+
 # The steps
 
 
@@ -282,15 +287,24 @@ def test_parts_can_be_weighted_by_something_else_than_rows():
     tokens = np.arange(4)[None] < lengths[:, None]
     batch = {"x": rng.normal(size=(8, 4)).astype(np.float32), "is_token": tokens}
 
-    @managed.train_step
-    def per_token(state, batch):
-        return logs().add_loss("loss", masked_mean(jnp.square(batch["x"] - state.params["w"][0]), batch["is_token"]))
-
     logged, state = per_token(new_state(), batch)
     for weight, close in ((lambda part: jnp.sum(part["is_token"]), True), (None, False)):
         parts, accumulated = per_token(new_state(accumulate=managed.Accumulate(4, weight)), batch)
         assert np.allclose(accumulated.params["w"], state.params["w"], rtol=1e-6) == close
         assert np.allclose(parts.losses.loss, logged.losses.loss, rtol=1e-6) == close
+
+
+def test_a_weight_may_be_any_object_that_can_be_called():
+    class Tokens(tuple):  # an empty one is no reason to count rows
+        def __call__(self, part):
+            return jnp.sum(part["is_token"])
+
+    tokens = np.arange(4)[None] < np.array([4, 1, 1, 2], np.int32)[:, None]
+    batch = {"x": rng.normal(size=(4, 4)).astype(np.float32), "is_token": tokens}
+    found = [
+        new_state(SGD, accumulate=managed.Accumulate(2, weight)) for weight in (Tokens(), lambda part: Tokens()(part))
+    ]
+    assert_trees_equal(*(per_token(state, batch)[1].params for state in found))
 
 
 def test_each_part_sees_the_state_of_the_one_before_and_a_key_of_its_own(key):
@@ -511,7 +525,9 @@ def test_wrong_arguments_are_refused_at_once():
     for ema in (1, -0.1, float("nan"), "0.9"):
         with pytest.raises(ValueError, match=r"needs ema, .* to be from 0 to below 1, such as 0.999. Got"):
             new_state(ema=ema)
-    with pytest.raises(TypeError, match=r"needs log_norms to be True or False. Got 'grad'"):
+    with pytest.raises(TypeError, match=r"ManagedState.create needs a key such as jax.random.key\(0\). Got 0 \(int\)"):
+        new_state(key=0)
+    with pytest.raises(TypeError, match=r"needs log_norms to be a bool. Got 'grad'"):
         new_state(log_norms="grad")
     with pytest.raises(ValueError, match=r"to be a managed.Precision, 'fp32', 'bf16' or 'fp16'. Got 'f8'"):
         new_state(precision="f8")
@@ -694,6 +710,8 @@ def test_a_run_whose_strategy_donates_is_tested_in_between():
 
 def test_a_state_that_begins_to_donate_owns_its_arrays():
     first = new_state()
-    second = first.replace(strategy=managed.get_strategy("jit_donate"))
-    train_step(second, BATCH)
-    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(first))
+    for strategy in (managed.get_strategy("jit_donate"), "jit_donate"):
+        train_step(first.replace(strategy=strategy), BATCH)
+        assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(first))
+    with pytest.raises(ValueError, match="There is no strategy 'pmap'"):
+        first.replace(strategy="pmap")

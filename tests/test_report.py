@@ -23,7 +23,7 @@ from millstream.report import write_report
 from millstream.report._axis import linear_axis, log_axis, steps_axis
 from millstream.report._bins import binned
 from millstream.report._page import make_page
-from millstream.report._reading import read_run
+from millstream.report._reading import read_run, read_runs
 from millstream.report._run_data import RunData, times_of
 from millstream.report._summary import advice, tiles
 
@@ -236,6 +236,75 @@ def test_a_killed_run_can_be_looked_at_and_goes_on_without_a_gap(folder):
     np.testing.assert_allclose(loss, 1 / np.arange(1, stop + 1), rtol=1e-6)
 
 
+SELDOM = """
+import sys, time
+import numpy as np
+import millstream as ms
+
+def step(state, batch):
+    print("step", flush=True)
+    time.sleep(0.01)
+    return ms.logs().add_metric("loss", 0.5), state + 1
+
+ms.loop(0, [np.ones(4)] * 100_000, {ms.every(1): [step, ms.record(sys.argv[1], every=10**6)]})
+"""
+
+
+def test_a_killed_run_has_its_times_also_where_rows_are_seldom_written(folder):
+    process = subprocess.Popen([sys.executable, "-c", SELDOM, str(folder)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process:
+        for _ in range(300):
+            assert process.stdout.readline()
+        os.kill(process.pid, signal.SIGKILL)
+    run = read_run(folder)
+    assert len(run.history) == 0 and run.times is not None
+    assert run.times.ends.tolist() == sorted(run.times.ends) and run.times.ends[-1] > 100
+    assert run.times.samples.sum() == 4 * run.times.ends[-1]
+
+
+FULL = """
+import resource, sys
+import jax.numpy as jnp, numpy as np
+import millstream as ms
+
+class TidyUp(ms.Callback):
+    def __loop_callback__(self, loop_state):
+        return None
+
+    def finish(self, loop_state):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+
+def step(state, batch):
+    return ms.logs().add_metric("loss", 1 / (1 + state)), state + 1
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+try:
+    ms.loop(0, [np.ones(4)] * 10_000, {ms.every(1): [TidyUp(), step, ms.record(sys.argv[1])]})
+except OSError as error:
+    print(error.errno)
+"""
+
+
+def test_a_record_stays_readable_if_a_full_disk_has_room_again_before_its_end(folder):
+    done = subprocess.run([sys.executable, "-c", FULL, str(folder)], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("27\n", "")
+    run = read_run(folder)
+    steps = run.history.collect("steps")
+    assert steps == list(range(1, len(steps) + 1)) and len(steps) > 100
+    train([record(folder)], stop=300, elapsed=run.history.elapsed())
+    assert [number for number, _ in logged(folder)] == list(range(1, 301))
+
+
+def test_data_that_explain_themselves_to_others_are_named_only(folder):
+    class Frame(list):
+        def explain(self):
+            raise AssertionError("a query of its own")
+
+    ms.loop(0, Frame([np.ones(4)] * 2), {ms.every(1): [lambda state: state + 1, record(folder)]})
+    assert lines(folder)[0]["run"]["loaders"] == {"loop": {"stages": [], "plan": {"data": "Frame"}}}
+
+
 def test_a_new_run_sets_the_record_of_another_apart(folder):
     train([record(folder)], stop=5)
     with pytest.warns(UserWarning, match="record of an earlier run, which is now record-1.jsonl"):
@@ -287,10 +356,60 @@ def test_logs_and_checkpoints_give_the_same_curves_as_a_record(folder):
 def test_a_table_whose_last_line_was_torn_is_read_up_to_it(folder):
     with ms.csv_logger(folder / "run.csv") as writer:
         for number in range(1, 4):
-            writer(ms.Elapsed(steps=number), {"loss": 1.0, "accuracy": 0.5})
+            writer(ms.Elapsed(steps=number), {"loss": 1.0, "accuracy": 0.625})
     text = (folder / "run.csv").read_text()
-    (folder / "run.csv").write_text(text[: text.rindex(",")])
-    assert read_run(folder / "run.csv").history.collect("steps") == [1, 2]
+    for length in (text.rindex(","), len(text) - 3):  # before a number, and in the middle of it
+        (folder / "run.csv").write_text(text[:length])
+        assert read_run(folder / "run.csv").history.collect("steps", "accuracy") == ([1, 2], [0.625] * 2)
+
+
+def test_a_line_that_is_no_row_of_a_table_is_named(folder):
+    path, header = folder / "run.csv", "steps,samples,epochs,time,date,loss\n1,4,,0.0,0.0,0.5\n"
+    for line in ("2,8\n", "two,8,,0.0,0.0,0.5\n"):
+        path.write_text(f"{header}{line}3,12,,0.0,0.0,0.5\n")
+        with pytest.raises(ValueError, match=rf"Line 3 of .*run.csv is no row of one: '{line.strip()}'"):
+            read_run(path)
+    path.write_bytes(b"Gr\xf6\xdfe,Zahl\n1,2\n")
+    with pytest.raises(ValueError, match=r"millstream report reads tables .* whose header begins with steps"):
+        read_run(path)
+
+
+def test_a_history_written_as_a_table_is_read_with_what_of_it_are_numbers(folder):
+    history = ms.history()
+    for number in (1, 2):
+        history.commit(ms.Elapsed(steps=number), {"loss": 0.5, "converged": number == 2, "phase": "warm up"})
+    history.to_csv(folder / "run.csv")
+    found = read_run(folder / "run.csv").history
+    assert found.collect("loss", "converged") == ([0.5, 0.5], [0.0, 1.0])
+    assert found.names() == ["metrics.loss", "metrics.converged"]
+
+
+def test_a_metric_may_be_called_run(folder):
+    with ms.jsonl_logger(folder / "a.jsonl") as writer:
+        writer(ms.Elapsed(steps=1), {"run": 7.0})
+    history = ms.history()
+    history.commit(ms.Elapsed(steps=1), ms.logs().add_entry("run", "loss", 7.0))
+    history.to_jsonl(folder / "b.jsonl")
+    assert read_run(folder / "a.jsonl").history.collect("run") == [7.0]
+    assert read_run(folder / "b.jsonl").history.collect("loss") == [7.0]
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(folder):
+    for name in ("wide/seed-0/run", "wide/seed-1/run", "deep/seed-0/run", "other"):
+        with record(folder / name) as writer:
+            writer(ms.Elapsed(steps=1), {"loss": 0.5})
+    runs = read_runs([folder / name for name in ("wide/seed-0/run", "wide/seed-1/run", "deep/seed-0/run", "other")])
+    assert [run.name for run in runs] == ["wide/seed-0/run", "seed-1/run", "deep/seed-0/run", "other"]
+    assert [run.name for run in read_runs([folder / "other"] * 2)] == [(folder / "other").resolve().as_posix()] * 2
+
+
+def test_wrong_arguments_of_a_report_are_named(folder):
+    with pytest.raises(TypeError, match=r"write_report needs the path of a run, or those of several. Got 5 \(int\)"):
+        write_report(5)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="write_report needs at least one run"):
+        write_report([])
+    with pytest.raises(IsADirectoryError, match=r"is a folder; .*report.html would do"):
+        write_report(folder / "run.csv", folder)
 
 
 def test_a_checkpoint_with_a_flipped_bit_is_passed_over(folder):
@@ -394,7 +513,13 @@ def test_a_page_of_very_many_metrics_names_those_it_leaves_out():
     assert "Not drawn, because there are so many: value40, value41" in page
 
 
-@pytest.mark.parametrize("values", [[0.0], [5.0, 5.0], [-1e-9, 1e-9], [1e-30, 1e30], [np.nan], [1e15, 2e15]])
+@pytest.mark.parametrize(
+    "values",
+    [
+        *([0.0], [5.0, 5.0], [-1e-9, 1e-9], [1e-30, 1e30], [np.nan], [1e15, 2e15]),
+        *([-1e308, 1e308], [1.0, 1e269], [1.0, 1e300], [5e-324, 1e-323]),
+    ],
+)
 def test_every_axis_has_ticks_within_its_ends(values):
     values = np.array(values)
     for axis in (linear_axis(values), log_axis(values)):
@@ -513,6 +638,22 @@ def test_values_are_shown_under_the_pointer_and_by_keys(shown):
     assert shown.run("return document.querySelectorAll('.point').length") == 2
     shown.move(5, 5)
     assert shown.run(readout) == ""
+
+
+@in_browser
+def test_times_and_large_values_are_shown_in_few_digits(shown, folder):
+    times = times_of([window(10, 59.8), window(20, 59.9), window(30, 3600.0)])
+    (folder / "page.html").write_text(make_page([RunData("run", "a record", history_of(loss=[1.0, 1e30]), times)]))
+    shown.open(folder / "page.html")
+
+    def readout_behind(number, presses):
+        shown.run("document.querySelectorAll('figure')[arguments[0]].focus()", number)
+        for _ in range(presses):
+            shown.press("ArrowLeft")
+        return shown.run("return document.querySelectorAll('.readout')[arguments[0]].textContent", number)
+
+    assert readout_behind(0, 1) == "step 2 · loss 1.000e+30"
+    assert readout_behind(1, 2).startswith("2 min 0 s · samples per second ")
 
 
 @in_browser

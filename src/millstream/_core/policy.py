@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from millstream._core.contracts import PyTree
 from millstream._core.errors import describe_leaf, describe_value, table
+from millstream._core.strong_types import strong
 
 
 @jax.tree_util.register_dataclass
@@ -82,12 +83,7 @@ def as_arrays(who: str, policy_state: PyTree) -> PyTree:
                 f"{who} needs a policy state made of arrays. Got {name}: {describe_value(leaf)}. "
                 "Keep functions and settings outside of it, in the policy function itself."
             )
-    return jax.tree.map(_strong, policy_state)
-
-
-def _strong(leaf: Any) -> jax.Array:
-    array = jnp.asarray(leaf)
-    return jax.lax.convert_element_type(array, array.dtype)
+    return jax.tree.map(strong, policy_state)
 
 
 def _fit(who: str, acting: ActingState, policy_state: PyTree) -> PyTree:

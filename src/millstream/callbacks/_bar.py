@@ -8,6 +8,7 @@ import jax
 
 from millstream.callbacks._bar_progress import BarProgress
 from millstream.callbacks._bar_values import BarValues
+from millstream.callbacks._inner_loops import is_inside
 from millstream.loops._callback import Observer
 from millstream.loops._column import IN_FLIGHT
 from millstream.loops._elapsed import Elapsed
@@ -73,7 +74,7 @@ class Bar(Observer):
     def start(self, loop_state: LoopState) -> None:
         """A loop begins; testing inside of training is not shown."""
         inner = loop_state.parent is not None and loop_state.name in ("test", "predict")
-        if not inner and not _is_inside(loop_state, self._watched):
+        if not inner and not is_inside(loop_state, self._watched):
             resumed = loop_state.elapsed.steps > 0
             self._begin(loop_state, loop_state.elapsed, 0 if resumed else len(loop_state.history))
 
@@ -86,11 +87,11 @@ class Bar(Observer):
                 "Give the loop epoch_duration or a DataLoader, or the bar a total in steps."
             )
         self.finish()  # a run by hand that nobody has ended
-        self._watched, self._seen = loop_state, None
         self._progress = BarProgress(self._end_of(loop_state), start)
         self._values = BarValues(loop_state.history, first_row, self._stateful_metrics)
         self._due, self._drawn = -math.inf, 0.0
         self._face.open(self._progress)
+        self._watched, self._seen = loop_state, None  # only now: a face that is not open cannot be closed
 
     def _end_of(self, loop_state: LoopState) -> Period | None:
         """Where the run will end: where the user says, or else where the loop stops, if that is one unit."""
@@ -153,14 +154,6 @@ class Bar(Observer):
             if elapsed.final or (self._total is not None and elapsed >= self._total):
                 self.finish()
         return False
-
-
-def _is_inside(loop_state: LoopState, outer: LoopState | None) -> bool:
-    """Whether a loop runs inside of another one."""
-    parent = loop_state.parent
-    while parent is not None and parent is not outer:
-        parent = parent.parent
-    return parent is not None
 
 
 def _is_other_process() -> bool:

@@ -72,9 +72,8 @@ class EarlyStopping(Callback):
         self.best: PyTree = None
 
     def start(self, loop_state: LoopState) -> None:
-        """A loop begins; another run than that which is remembered, if it begins before what is remembered."""
-        if loop_state.elapsed.steps < self._monitor.seen:
-            self._forget()
+        """A loop begins."""
+        self._forget_a_later_run(loop_state.elapsed)
         self._asked = False
         self._first_epoch = loop_state.elapsed.epochs or 0
 
@@ -97,9 +96,15 @@ class EarlyStopping(Callback):
         Returns:
             Whether to stop, and the state to go on with.
         """
+        self._forget_a_later_run(elapsed)
         loop_state = LoopState(state, History(), elapsed, logs=as_logs(_WHO, {} if logs is None else logs))
         best = self._judge_newest(loop_state, None)
         return loop_state.stop_iteration, state if best is None else best
+
+    def _forget_a_later_run(self, elapsed: Elapsed) -> None:
+        """A run that is at a step before what is remembered is another one."""
+        if elapsed.steps < self._monitor.seen:
+            self._forget()
 
     def finish(self, loop_state: LoopState) -> None:
         """Say so if there was nothing to judge."""

@@ -84,6 +84,10 @@ class LateRows:
         """The steps of the remembered rows."""
         return [self._elapsed(row).steps for row in self._waiting]
 
+    def first_step(self) -> int | None:
+        """The step of the oldest of them; None if there is none."""
+        return next((self._elapsed(row).steps for row in self._waiting), None)
+
     def _elapsed(self, row: int) -> Elapsed:
         elapsed = self._waiting[row]
         return self._history.elapsed(row) if elapsed is None else elapsed

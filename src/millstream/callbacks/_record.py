@@ -20,16 +20,16 @@ _WINDOWS = 200  # as many as that in a run that is not very short or long
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Lines:
-    """Lines on their way to the thread."""
+class _Handed:
+    """Tells the thread that all rows before a step have been handed to it, those left out that nobody wants."""
 
-    lines: list[Row]
+    step: int
 
     def steps(self) -> list[int]:
-        return [line.step for line in self.lines]
+        return []
 
     def made(self) -> list[Row]:
-        return self.lines
+        return [Line(self.step, 0, None, 0.0, 0.0, {})]
 
 
 class Recorder(Writer):
@@ -79,10 +79,10 @@ class Recorder(Writer):
 
     def _add(self, elapsed: Elapsed, content: Any) -> None:
         line = Line(elapsed.steps, elapsed.samples, elapsed.epochs, elapsed.time, elapsed.date, content)
-        if len(self._rows):
-            self._file.lines.append(line)
-        else:  # no row is on its way that would take the line along
-            self._background.put(_Lines([line]))
+        self._file.lines.append(line)
+        waiting = self._rows.first_step()
+        # Rows would take their lines along, but there may not be any for long.
+        self._background.put(_Handed(elapsed.steps + 1 if waiting is None else waiting))
 
 
 def record(

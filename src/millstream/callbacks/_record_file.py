@@ -16,7 +16,10 @@ _WHO = "record"
 
 
 class Line(Row):
-    """Something else than what was logged: its `values` are the rest of its line."""
+    """Something else than what was logged: its `values` are the rest of its line.
+
+    One without values is not written. It says that all rows before its step have come.
+    """
 
 
 class RecordFile(Sink):
@@ -43,11 +46,13 @@ class RecordFile(Sink):
         self._overwrite = overwrite
         self.description: dict[str, Any] = {}
         self.lines: collections.deque[Line] = collections.deque()
+        self._is_whole = True  # not so if a write has failed: there may be half a line, and rows are missing
 
     def open(self, step: int) -> int:
         if step == 0 and self._file.size() and not self._overwrite:
             self._set_apart()
         newest = self._file.open(step)
+        self._is_whole = True
         # It has the step of the row before it: rows that an earlier process did not come to write still follow.
         self._file.write(_encode({"steps": newest, "run": self.description}))
         return newest
@@ -68,12 +73,16 @@ class RecordFile(Sink):
         for row in rows:
             while self.lines and self.lines[0].step < row.step:
                 texts.append(_line(self.lines.popleft()))
-            texts.append(_line(row))
+            if row.values:
+                texts.append(_line(row))
+        self._is_whole = False
         self._file.write(b"".join(texts))
+        self._is_whole = True
 
     def close(self) -> None:
         try:
-            self._file.write(b"".join(map(_line, self.lines)))
+            if self._is_whole:
+                self._file.write(b"".join(map(_line, self.lines)))
         finally:
             self.lines.clear()
             self._file.close()

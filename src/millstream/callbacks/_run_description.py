@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 import millstream
+from millstream.loader import DataLoader, MixedLoader, TrainStream
 from millstream.loops._loop_state import LoopState
 from millstream.loops._overview import Overview, overview
 from millstream.loops._schedules import EpochBegins, EpochEnds
@@ -70,7 +71,7 @@ def _shown(state: Any) -> Overview:
 
 def _pipeline(loader: Any) -> dict[str, Any]:
     """The stages of a loader; of other data, what they are."""
-    if hasattr(loader, "explain"):
+    if isinstance(loader, DataLoader | MixedLoader | TrainStream):  # others have an `explain` that says something else
         return loader.explain().as_dict()
     return {"stages": [], "plan": {"data": type(loader).__name__}}
 

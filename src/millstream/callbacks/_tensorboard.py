@@ -25,6 +25,7 @@ class _EventFile(Sink):
         self._overwrite = overwrite
         self._writer_class, self._proto, self._summary = event_file_writer.EventsWriter, event_pb2, summary_pb2
         self._file: Any = None
+        self._hidden_from = 0  # the step from which on what earlier processes have written is not shown
 
     def open(self, step: int) -> int:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -39,12 +40,20 @@ class _EventFile(Sink):
                 file.unlink()
         # The name has seconds only, and two files of one second must neither be one nor change places.
         self._file = self._writer_class(str(self._folder / "events"), f".{time.time_ns()}")
+        self._hidden_from = 0
         if earlier and step:
-            restart = self._proto.SessionLog(status=self._proto.SessionLog.START)
-            self._file.write_event(self._proto.Event(wall_time=time.time(), step=step + 1, session_log=restart))
+            self._hide_from(step + 1)
         return 0
 
+    def _hide_from(self, step: int) -> None:
+        self._hidden_from = step
+        restart = self._proto.SessionLog(status=self._proto.SessionLog.START)
+        self._file.write_event(self._proto.Event(wall_time=time.time(), step=step, session_log=restart))
+
     def write(self, rows: list[Row]) -> None:
+        if rows[0].step < self._hidden_from:
+            # What an earlier process had not written when it was saved; it may have come to it before it was killed.
+            self._hide_from(rows[0].step)
         value_class, summary_class, event_class = self._summary.Summary.Value, self._summary.Summary, self._proto.Event
         for row in rows:
             values = [value_class(tag=name, simple_value=value) for name, value in row.values.items()]

@@ -2,13 +2,13 @@
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from millstream._core.errors import require_choice
+from millstream._core.errors import describe_value, require_choice
 from millstream.callbacks._monitor import listed, require_entry
 from millstream.loops._callback import Observer
 from millstream.loops._history import History
@@ -32,12 +32,9 @@ class TerminateOnNan(Observer):
     patience = math.inf
     named_schedules = ("on_train_batch_end",)
 
-    def __init__(self, monitor: str | Sequence[str] | None, action: str) -> None:
+    def __init__(self, monitor: str | Iterable[str] | None, action: str) -> None:
         require_choice(_WHO, "action", action, ["raise", "stop"])
-        names = [monitor] if isinstance(monitor, str) else monitor
-        for name in names or []:
-            require_entry(_WHO, name)
-        self._names = None if names is None else list(names)
+        self._names = None if monitor is None else _names_in(monitor)
         self._raises = action == "raise"
         self._looked_at = 0  # rows
         self._positions: dict[Name, int] = {}  # in each column: behind the last value that was looked at
@@ -56,8 +53,13 @@ class TerminateOnNan(Observer):
             self._looked_at = stop
             self._look(loop_state, ready=True)
 
-    def finish(self, loop_state: LoopState) -> None:
-        """Look at what is left."""
+    def finish(self, loop_state: LoopState | None = None) -> None:
+        """Look at what is left; by hand this is called behind the last step.
+
+        Args:
+            loop_state: Of the loop that has ended.
+        """
+        loop_state = self._by_hand if loop_state is None else loop_state
         self._look(loop_state, ready=False)
         history = loop_state.history
         unknown = [name for name in self._names or [] if len(history) and history.column(name) is None]
@@ -108,12 +110,12 @@ class TerminateOnNan(Observer):
 
 
 def terminate_on_nan(
-    monitor: str | Sequence[str] | None = None, *, action: Literal["raise", "stop"] = "raise"
+    monitor: str | Iterable[str] | None = None, *, action: Literal["raise", "stop"] = "raise"
 ) -> TerminateOnNan:
     """End a run when something it logs is NaN or infinite, and say at which step that began.
 
     No step waits for it: it looks at many steps at once, when their values have been computed anyway, so the run may go
-    on for about 64 steps more. What is left at the end of a run is looked at then.
+    on for about 64 steps more. What is left at the end of a run is looked at then; by hand, call `finish()` there.
 
     Example:
         >>> def train_step(state, batch):
@@ -129,6 +131,20 @@ def terminate_on_nan(
         action: "raise" a FloatingPointError, or "stop" the loop, which then returns what it has.
     """
     return TerminateOnNan(monitor, action)
+
+
+def _names_in(monitor: Any) -> list[str]:
+    """One name or several, as a list."""
+    names: list[Any] = [monitor]
+    if isinstance(monitor, Iterable) and not isinstance(monitor, str):
+        names = list(monitor)
+    if not names:
+        raise ValueError(
+            f"{_WHO} needs a name in monitor, or None for all losses and metrics. Got {describe_value(monitor)}."
+        )
+    for name in names:
+        require_entry(_WHO, name)
+    return names
 
 
 def _first_bad(values: list[Any]) -> int | None:

@@ -36,7 +36,8 @@ def tqdm_bar(
     """
     with needs("tqdm_bar", "tqdm", "progress"):
         import tqdm.auto
-    disabled = bool(tqdm_options.pop("disable", False))
+    disable = tqdm_options.pop("disable", False)
+    disabled = not rewrites(_stream(tqdm_options)) if disable is None else bool(disable)  # None: only on a terminal
     face = _TqdmFace(tqdm.auto.tqdm, {"desc": desc, "dynamic_ncols": True, **tqdm_options})
     return Bar("tqdm_bar", total, face, stateful_metrics=stateful_metrics, disabled=disabled)
 
@@ -50,16 +51,17 @@ class _TqdmFace:
         self._bar: Any = None
 
     def open(self, progress: BarProgress) -> None:
-        options: dict[str, Any] = {"unit": progress.unit.removesuffix("s"), **self._options}
+        # Whoever calls `draw` has waited already, so tqdm need not.
+        ours = {"unit": progress.unit.removesuffix("s"), "initial": progress.begin, "mininterval": 0, "miniters": 0}
+        options: dict[str, Any] = {**ours, **self._options}
         if progress.unit == "time" and progress.total is not None:
             options.setdefault("bar_format", _TIME_FORMAT)
-        # Whoever calls `draw` has waited already, so tqdm need not.
-        self._bar = self._tqdm(total=progress.total, initial=progress.begin, mininterval=0, miniters=0, **options)
+        self._bar = self._tqdm(total=progress.total, **options)
 
     def interval(self, progress: BarProgress) -> float:
         if self._interval is not None:
             return self._interval
-        return _INTERVAL if rewrites(self._options.get("file") or sys.stderr) else _PLAIN_INTERVAL
+        return _INTERVAL if rewrites(_stream(self._options)) else _PLAIN_INTERVAL
 
     def draw(self, progress: BarProgress, values: dict[str, float]) -> None:
         self._show(values)
@@ -72,3 +74,9 @@ class _TqdmFace:
 
     def _show(self, values: dict[str, float]) -> None:
         self._bar.set_postfix({name: number_text(value) for name, value in values.items()}, refresh=False)
+
+
+def _stream(options: dict[str, Any]) -> Any:
+    """Where tqdm writes to."""
+    file = options.get("file")
+    return sys.stderr if file is None else file

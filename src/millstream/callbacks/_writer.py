@@ -11,6 +11,7 @@ import jax
 
 from millstream._core.errors import require_int
 from millstream.callbacks._background import Background, Sink
+from millstream.callbacks._inner_loops import is_inside
 from millstream.callbacks._late_rows import LateRows, entry_name
 from millstream.loops._callback import Observer
 from millstream.loops._loop_state import LoopState
@@ -65,7 +66,7 @@ class Writer(Observer):
 
     def start(self, loop_state: LoopState) -> None:
         """A loop begins; one inside of the loop that is written is left alone."""
-        if self._owner is not None and not _is_inside(loop_state, self._owner):
+        if self._owner is not None and not is_inside(loop_state, self._owner):
             self.close()  # what it wrote before was never ended
         if self._owner is None:
             self._begin(loop_state, loop_state.elapsed.steps)
@@ -142,12 +143,6 @@ def _end(rows: LateRows, background: Background) -> None:
                 background.put(taken)
     finally:
         background.close()
-
-
-def _is_inside(loop_state: LoopState, other: LoopState) -> bool:
-    """Whether a loop runs inside of another."""
-    parent = loop_state.parent
-    return parent is not None and (parent is other or _is_inside(parent, other))
 
 
 def writes_here() -> bool:

@@ -1,1 +1,1 @@
-"""The command line: `millstream demo` and `millstream launch`."""
+"""The command line: `millstream demo`, `millstream launch` and `millstream report`."""

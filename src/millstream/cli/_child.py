@@ -18,13 +18,14 @@ def main() -> None:
     and what Python would be given: a script or `-m` and a module, and their arguments.
     """
     number, report, guard = map(int, sys.argv[1:4])
+    own = os.getpid()
     os.write(guard, b"+%d\n" % os.getpid())
     os.close(guard)
     os.set_inheritable(report, False)  # a program that the script starts must not keep it open
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
     code = _run(sys.argv[4:])
-    if code != 0:
+    if code != 0 and os.getpid() == own:  # what the script has forked ends for itself alone
         with contextlib.suppress(OSError):  # the launcher may be gone
             os.write(report, b"%d %d\n" % (number, code))
     sys.exit(code)

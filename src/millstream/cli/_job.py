@@ -18,6 +18,7 @@ from millstream.cli._launched import Launched
 
 _GUARD = pathlib.Path(__file__).with_name("_guard.py")
 TIMED_OUT = 124  # as the command `timeout` returns
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Job:
@@ -54,10 +55,10 @@ class Job:
             for fd in (report, reported):
                 stack.callback(os.close, fd)
             self._watch(report, lambda: self._take_reports(report))
-            stack.callback(self._remove, self._left, guard)
             for process in self._processes:
                 pipes = process.start(reported, guard)
                 self._left.append(process)
+                stack.callback(self._remove, process, guard)  # one by one: what fails for one is done for the others
                 for pipe in pipes:
                     self._watch(pipe, functools.partial(self._read, process, pipe))
             while self._left:
@@ -75,7 +76,8 @@ class Job:
         for process in self._left:
             if process.has_just_ended():
                 self._note_end(process)
-        self._remove([process for process in self._left if process.is_done()], guard)
+        for process in [process for process in self._left if process.is_done()]:
+            self._remove(process, guard)
         if time.monotonic() >= self._timeout_at and not self.timed_out:
             self.timed_out, self._timeout_at = True, math.inf
             self._send(signal.SIGTERM)
@@ -126,15 +128,16 @@ class Job:
             self._selector.unregister(pipe)
             pipe.close()
 
-    def _remove(self, processes: Sequence[Launched], guard: int) -> None:
-        for process in [*processes]:
-            pid = process.pid
-            for pipe in process.remove():
-                self._selector.unregister(pipe)
-                pipe.close()
-            self._left.remove(process)
-            with contextlib.suppress(OSError):  # somebody has killed the guard
-                os.write(guard, b"-%d\n" % pid)
+    def _remove(self, process: Launched, guard: int) -> None:
+        """Leave nothing of a process behind, unless that is done already."""
+        if process not in self._left:
+            return
+        for pipe in process.remove():
+            self._selector.unregister(pipe)
+            pipe.close()
+        self._left.remove(process)
+        with contextlib.suppress(OSError):  # somebody has killed the guard
+            os.write(guard, b"-%d\n" % process.pid)
 
     @contextlib.contextmanager
     def _receiving_signals(self) -> Iterator[None]:
@@ -143,8 +146,9 @@ class Job:
         ours.setblocking(False)
         theirs.setblocking(False)
         self._watch(ours, lambda: ours.recv(1 << 12))
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
-        handlers = {number: signal.signal(number, self._note_signal) for number in numbers}
+        # What whoever started the launcher has it ignore stays ignored: `nohup` says so of the end of the terminal.
+        heard = [number for number in _PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
+        handlers = {number: signal.signal(number, self._note_signal) for number in (*heard, signal.SIGCHLD)}
         wakeup = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
         with ours, theirs:
             try:

@@ -1,6 +1,7 @@
 """The command `millstream`."""
 
 import argparse
+import os
 from collections.abc import Sequence
 
 import millstream
@@ -19,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     demo.add_argument("--epochs", type=_positive, default=40, help="epochs to train (default: 40)")
     demo.add_argument("--seed", type=int, default=0, help="seed of the run's key (default: 0)")
-    demo.add_argument("--folder", help="where its record and report go (default: a new temporary folder)")
+    demo.add_argument("--folder", type=_folder, help="where its record and report go (default: a new temporary folder)")
     demo.set_defaults(run=_demo)
     add_launch(commands)
     add_report(commands)
@@ -37,8 +38,17 @@ def _demo(options: argparse.Namespace) -> int:
     return run(epochs=options.epochs, seed=options.seed, folder=options.folder)
 
 
+def _folder(text: str) -> str:
+    if os.path.exists(text) and not os.path.isdir(text):
+        raise argparse.ArgumentTypeError(f"must be a folder, got the file {text!r}")
+    return text
+
+
 def _positive(text: str) -> int:
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
     return value

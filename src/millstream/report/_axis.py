@@ -6,6 +6,7 @@ import math
 import numpy as np
 
 _STRIDES = (1, 2, 5, 10)
+_SMALLEST, _LARGEST = 1e-270, 1e270  # ends of an axis are a little farther out, and must still be numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +52,7 @@ def linear_axis(values: np.ndarray, *, least: float | None = None, percent: bool
         least: A value below which the axis need not go, and up to which it does.
         percent: Whether 1 is written as 100 %.
     """
-    known = values[np.isfinite(values)]
+    known = np.clip(values[np.isfinite(values)], -_LARGEST, _LARGEST)
     low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
     low = low if least is None else min(least, low)
     room = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
@@ -64,9 +65,9 @@ def linear_axis(values: np.ndarray, *, least: float | None = None, percent: bool
 
 
 def log_axis(values: np.ndarray) -> Axis | None:
-    """A logarithmic axis; None if some of the values are not above zero, or there are none."""
+    """A logarithmic axis; None if some of the values are not above zero or out of all measure, or there are none."""
     known = values[np.isfinite(values)]
-    if not len(known) or known.min() <= 0:
+    if not len(known) or known.min() < _SMALLEST or known.max() > _LARGEST:
         return None
     low, high = math.log10(known.min()), math.log10(known.max())
     room = (high - low) * 0.06 or 0.3

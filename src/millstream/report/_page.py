@@ -7,7 +7,7 @@ import json
 import os
 import pathlib
 import string
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 
 import millstream
@@ -15,7 +15,7 @@ from millstream._core.errors import describe_value
 from millstream.loops._history_table import whole_file
 from millstream.report._chart_html import chart_html
 from millstream.report._curve_charts import curve_charts
-from millstream.report._reading import read_run
+from millstream.report._reading import read_runs
 from millstream.report._run_data import RunData
 from millstream.report._summary import advice, tiles
 from millstream.report._tables import html_table, run_tables
@@ -24,7 +24,7 @@ from millstream.report._time_charts import time_charts
 _Path = str | os.PathLike[str]
 
 
-def write_report(runs: _Path | Sequence[_Path], output: _Path | None = None) -> pathlib.Path:
+def write_report(runs: _Path | Iterable[_Path], output: _Path | None = None) -> pathlib.Path:
     """Write a page about a run, or about several in comparison, to be looked at in a browser.
 
     The page is one file: it needs no network, and no script to be read.
@@ -44,12 +44,18 @@ def write_report(runs: _Path | Sequence[_Path], output: _Path | None = None) -> 
     Returns:
         The file that was written.
     """
+    if not isinstance(runs, str | os.PathLike | Iterable):
+        raise TypeError(f"write_report needs the path of a run, or those of several. Got {describe_value(runs)}.")
     paths = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
     if not paths:
         raise ValueError(f"write_report needs at least one run. Got {describe_value(runs)}.")
-    found = [read_run(path) for path in paths]
-    page = make_page(found).encode()
-    with whole_file(_place(paths) if output is None else pathlib.Path(output).expanduser()) as (final, file):
+    target = None if output is None else pathlib.Path(output).expanduser()
+    if target is not None and target.is_dir():
+        raise IsADirectoryError(
+            f"write_report needs the path of a file to write. {target} is a folder; {target / 'report.html'} would do."
+        )
+    page = make_page(read_runs(paths)).encode()
+    with whole_file(_place(paths) if target is None else target) as (final, file):
         file.write(page)
     return final.resolve()
 

@@ -13,6 +13,8 @@ from millstream.report._rows import Rows
 from millstream.report._run_data import RunData, times_of
 
 _WHO = "millstream report"
+# What the file of a record begins with. Other files of lines have a space behind each colon, whatever was logged.
+_BEGIN_OF_RECORD = b'{"steps":0,"run":{'
 
 
 def read_record(path: pathlib.Path, name: str) -> RunData:
@@ -53,7 +55,7 @@ def read_jsonl(path: pathlib.Path) -> RunData:
     """The run that `ms.jsonl_logger` or `History.to_jsonl` has written to a file, or `ms.record`."""
     with path.open("rb") as file:
         first = file.readline()
-    if b'"run":' in first:
+    if first.startswith(_BEGIN_OF_RECORD):
         return read_record(path, path.stem)
     return RunData(path.stem, "lines of JSON", History.from_jsonl(path))
 
@@ -61,8 +63,9 @@ def read_jsonl(path: pathlib.Path) -> RunData:
 def read_csv(path: pathlib.Path) -> RunData:
     """The run that `ms.csv_logger` or `History.to_csv` has written to a file."""
     made = Rows()
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = csv.reader(file)
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        # A line without an end is that of somebody who was killed in the middle of it. Half a number is a number, too.
+        rows = csv.reader(line for line in file if line.endswith("\n"))
         header = next(rows, [])
         if tuple(header[: len(UNITS)]) != UNITS:
             raise ValueError(
@@ -70,10 +73,28 @@ def read_csv(path: pathlib.Path) -> RunData:
                 f"{path} begins with {describe_value(','.join(header))}."
             )
         for row in rows:
-            if len(row) != len(header):
-                break  # whoever wrote it was killed in the middle of it
-            steps, samples, epochs, time, _ = row[: len(UNITS)]
-            entries = zip(header[len(UNITS) :], row[len(UNITS) :], strict=True)
-            values = {name: float(text) for name, text in entries if text}
-            made.add(int(steps), int(samples), int(epochs) if epochs else None, float(time), values)
+            try:
+                _add_row(made, header, row)
+            except ValueError:
+                raise ValueError(
+                    f"{_WHO} reads tables as ms.csv_logger writes them. Line {rows.line_num} of {path} is no row of "
+                    f"one: {describe_value(','.join(row))}."
+                ) from None
     return RunData(path.stem, "a table", made.history())
+
+
+def _add_row(made: Rows, header: list[str], row: list[str]) -> None:
+    steps, samples, epochs, time, _ = row[: len(UNITS)]
+    entries = zip(header[len(UNITS) :], row[len(UNITS) :], strict=True)
+    values = {name: value for name, text in entries if (value := _number(text)) is not None}
+    made.add(int(steps), int(samples), int(epochs) if epochs else None, float(time), values)
+
+
+def _number(text: str) -> float | None:
+    """A value of a table; None for nothing, and for the words that `History.to_csv` writes if they were logged."""
+    if text in ("True", "False"):
+        return float(text == "True")
+    try:
+        return float(text)
+    except ValueError:
+        return None

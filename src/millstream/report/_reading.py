@@ -1,7 +1,9 @@
 """Finding out what a run was written as."""
 
+import collections
 import os
 import pathlib
+from collections.abc import Sequence
 
 from millstream._core.errors import describe_value
 from millstream.callbacks._record_file import RECORD
@@ -17,6 +19,18 @@ It looks for:
   a folder of ms.checkpoint: folders named by steps, such as 0000000100
   a file of ms.jsonl_logger: its name ends with .jsonl
   a file of ms.csv_logger: its name ends with .csv"""
+
+
+def read_runs(paths: Sequence[str | os.PathLike[str]]) -> list[RunData]:
+    """Several runs. Those of one name are called by as much of their paths as tells them apart."""
+    runs = [read_run(path) for path in paths]
+    places = [pathlib.Path(path).expanduser().resolve().parts for path in paths]
+    for length in range(2, max(map(len, places)) + 1):
+        names = collections.Counter(run.name for run in runs)
+        for run, parts in zip(runs, places, strict=True):
+            if names[run.name] > 1:
+                run.name = pathlib.PurePath(*parts[-length:]).as_posix()
+    return runs
 
 
 def read_run(path: str | os.PathLike[str]) -> RunData:

@@ -55,12 +55,13 @@
 
   const number = (value) => {
     if (value === null) return "not finite";
+    if (Math.abs(value) >= 1e12) return value.toExponential(3);
     return Math.abs(value) >= 1e3 ? Math.round(value).toLocaleString("en") : String(+value.toPrecision(4));
   };
   const duration = (seconds) => {
     if (seconds < 60) return `${+seconds.toPrecision(3)} s`;
-    const minutes = Math.floor(seconds / 60);
-    return minutes < 60 ? `${minutes} min ${Math.round(seconds % 60)} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+    const whole = Math.round(seconds), minutes = Math.floor(whole / 60);
+    return minutes < 60 ? `${minutes} min ${whole % 60} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
   };
 
   const drawAxis = (figure, axis) => {

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from millstream._core.contracts import PyTree
+from millstream._core.strong_types import strong
 
 _EMITTED = ("terminated", "truncated", "final_observation")  # what gymnax repeats in `info`
 
@@ -88,7 +88,7 @@ def _full_step(env: Any, *args: Any) -> Any:
 
 def _strong(tree: PyTree) -> PyTree:
     """The tree with weak types made strong, so that a state has the same types after every step."""
-    return jax.tree.map(lambda leaf: lax.convert_element_type(leaf, jnp.asarray(leaf).dtype), tree)
+    return jax.tree.map(strong, tree)
 
 
 @contextlib.contextmanager

@@ -26,6 +26,11 @@ _MOST_STEPS = 2**30 - 1  # four keys per step, numbered in 32 bits
 class GymnaxSourceState(ActingState):
     """Where the environments and the policy are.
 
+    Example:
+        >>> state = cartpole.init_state(jax.random.key(0))
+        >>> int(state.step), state.obs.shape
+        (0, (4,))
+
     Attributes:
         env_state: The environments' own states.
         obs: What the policy sees next.

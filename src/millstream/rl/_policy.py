@@ -31,7 +31,17 @@ def set_loader_policy_state(state: PyTree, policy_state: PyTree, *, new_episode:
 
 
 def set_source_policy_state(state: PyTree, policy_state: PyTree, *, new_episode: Any = None) -> PyTree:
-    """The same for the state of a bare source."""
+    """The state of a bare source with another policy state, for whoever steps it without a loader.
+
+    Example:
+        >>> state = cartpole.init_state(jax.random.key(0))
+        >>> state = ms.rl.set_source_policy_state(state, jnp.ones((4, 2)))
+
+    Args:
+        state: The state of a `GymnaxSource`.
+        policy_state: As for `set_loader_policy_state`.
+        new_episode: As for `set_loader_policy_state`.
+    """
     return policy.set_policy_state("set_source_policy_state", state, policy_state, new_episode)
 
 

@@ -11,6 +11,7 @@ from millstream._core.contracts import PyTree
 from millstream._core.errors import require_callable, require_int
 from millstream.loops import Logs
 from millstream.sharding._global_batch import common_rows
+from millstream.states._batch_layout import is_masked
 from millstream.states._gradients import Call, gradients
 from millstream.states._precision import at_least_32_bits
 
@@ -52,12 +53,13 @@ class Accumulate:
             raise ValueError(
                 f"{who} needs a batch whose rows divide into {self.microbatches} microbatches. Got {rows} rows."
             )
+        weigh = _real_rows if self.weight is None else self.weight
 
         def part(carry: Any, given: Any) -> Any:
             state, sums = carry
             number, rows = given
             grads, logs, new = gradients(who, _with_key_of(number, call), state.replace(params=params), rows)
-            weight = jnp.asarray((self.weight or _real_rows)(rows)).astype(jnp.float32)
+            weight = jnp.asarray(weigh(rows)).astype(jnp.float32)
             sums = jax.tree.map(lambda total, grad: total + _weighted(grad, weight), sums, grads)
             return (new.replace(params=None), sums), (logs, weight)
 
@@ -87,9 +89,7 @@ def _with_key_of(number: jax.Array, call: Call) -> Call:
 
 
 def _real_rows(batch: PyTree) -> Any:
-    if type(batch) is tuple and len(batch) == 2 and getattr(batch[1], "dtype", None) == jnp.bool_:
-        return jnp.sum(batch[1])
-    return 1
+    return jnp.sum(batch[1]) if is_masked(batch) else 1
 
 
 def _weighted(value: jax.Array, weight: jax.Array) -> jax.Array:

@@ -12,6 +12,7 @@ from millstream.loops import Metrics
 from millstream.states._batch_layout import Keys
 from millstream.states._framework import FrameworkState, new_framework_state
 from millstream.states._network import Applied, ModeArguments, Network, parameters_of
+from millstream.states._new_arrays import check_key
 from millstream.states._strategies import Strategy
 
 
@@ -63,6 +64,7 @@ def create_haiku_state(
     """
     who = "create_haiku_state"
     network = HaikuNetwork(_haiku(who), who, transformed)
+    check_key(who, key)
     initial, run = jax.random.split(key)
     params, kept = network.init(initial, inputs if type(inputs) is tuple else (inputs,))
     return new_framework_state(

@@ -12,6 +12,7 @@ from millstream.loops import Metrics
 from millstream.states._batch_layout import Keys
 from millstream.states._framework import FrameworkState, new_framework_state, unique
 from millstream.states._network import Applied, ModeArguments, Network
+from millstream.states._new_arrays import check_key
 from millstream.states._strategies import Strategy
 
 _SOWN = ("losses", "metrics")
@@ -88,6 +89,8 @@ def create_flax_state(
     """
     who = "create_flax_state"
     _require_module(who, module)
+    if key is not None:
+        check_key(who, key)
     initial, run = jax.random.split(jax.random.key(0) if key is None else key)
     network = LinenNetwork(module, method)
     variables = dict(network.init(initial, inputs if type(inputs) is tuple else (inputs,)))

@@ -9,7 +9,7 @@ import jax
 from millstream._core.contracts import PyTree
 from millstream._core.errors import describe_value
 from millstream.states._accumulate import Accumulate
-from millstream.states._new_arrays import as_arrays, check_params, copied, split_fields, unshared, wide_copy
+from millstream.states._new_arrays import as_arrays, check_key, check_params, copied, split_fields, unshared, wide_copy
 from millstream.states._options import Options, checked_options
 from millstream.states._precision import LossScale, Precision, as_loss_scale, as_precision, cast
 from millstream.states._pytree import fields_of, register_state
@@ -111,6 +111,8 @@ class ManagedState:
                 f"{who} needs tx to be an optimizer with init and update, such as optax.adam(1e-3). "
                 f"Got {describe_value(tx)}."
             )
+        if key is not None:
+            check_key(who, key)
         mixed = as_precision(who, precision)
         asked = dict(clip_norm=clip_norm, ema=ema, skip_nonfinite=skip_nonfinite, log_norms=log_norms)
         options = checked_options(who, accumulate, precision=mixed, **asked)
@@ -153,6 +155,8 @@ class ManagedState:
                 f"{type(self).__name__}.replace knows no field {', '.join(map(repr, sorted(unknown)))}. "
                 f"There are: {', '.join(self.__dict__)}."
             )
+        if "strategy" in changes:
+            changes["strategy"] = get_strategy(changes["strategy"])
         if self.strategy.donate:
             changes = jax.tree.map(copied, changes)
         new = object.__new__(type(self))

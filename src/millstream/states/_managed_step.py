@@ -11,11 +11,11 @@ import jax
 
 from millstream._core.contracts import PyTree
 from millstream._core.errors import describe_value, function_name
+from millstream._core.strong_types import strong
 from millstream.loops import Logs
 from millstream.loops._logs import as_logs
 from millstream.states._gradients import Call, gradients
 from millstream.states._managed_state import ManagedState
-from millstream.states._new_arrays import strong
 from millstream.states._precision import cast
 from millstream.states._strategies import Strategy, Traced
 from millstream.states._update import updated

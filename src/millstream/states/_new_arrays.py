@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_leaf, table
+from millstream._core.errors import describe_leaf, describe_value, table
+from millstream._core.strong_types import strong
 from millstream.states._precision import at_least_32_bits
 
 
@@ -25,12 +26,6 @@ def as_arrays(who: str, name: str, tree: PyTree, *, copy: bool) -> PyTree:
         return copied(strong(leaf)) if copy else strong(leaf)
 
     return jax.tree.map_with_path(as_array, tree)
-
-
-def strong(leaf: Any) -> jax.Array:
-    """An array whose dtype does not depend on what it meets: with such a state a step would be compiled twice."""
-    array = jnp.asarray(leaf)
-    return jax.lax.convert_element_type(array, array.dtype) if getattr(array, "weak_type", False) else array
 
 
 def copied(leaf: Any) -> Any:
@@ -54,6 +49,12 @@ def unshared(tree: PyTree, others: PyTree) -> PyTree:
 def wide_copy(leaf: jax.Array) -> jax.Array:
     """A copy of at least 32 bits: in fewer, an average that changes little at each step would not change at all."""
     return jnp.array(at_least_32_bits(leaf), copy=True)
+
+
+def check_key(who: str, key: Any) -> None:
+    """Refuse a seed in place of a key."""
+    if not hasattr(key, "dtype"):
+        raise TypeError(f"{who} needs a key such as jax.random.key(0). Got {describe_value(key)}.")
 
 
 def check_params(who: str, params: PyTree) -> None:
