@@ -460,6 +460,17 @@ def test_time_in_two_uses_at_once_is_counted_once():
     np.testing.assert_allclose(times.uses["steps"], [0.0, 0.0, 0.75])
 
 
+def test_a_use_of_time_has_one_color_whatever_else_a_run_knows():
+    known, unknown = window(10, 10.0, data=1.0, evaluation=2.0), window(10, 10.0, evaluation=2.0)
+    del unknown["spent"]["data"]
+    runs = [
+        RunData(str(name), "a record", history_of(loss=[1.0]), times_of([one]))
+        for name, one in enumerate((known, unknown))
+    ]
+    colors = re.findall(r'<li class="(c\d)"><span class="swatch"></span>tests ', make_page(runs))
+    assert len(colors) == 2 and colors[0] == colors[1]
+
+
 @pytest.mark.parametrize(
     ("uses", "text"),
     [

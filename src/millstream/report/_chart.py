@@ -20,6 +20,7 @@ class Series:
         smooth: Its values averaged over their neighbours, at the same places; None if it is drawn as it is.
         last: Its newest value, as a text; "" if there is none.
         best: Where its best value is, and that value; None if nobody can tell.
+        color: The number of its color; None for that of its place in the chart.
     """
 
     label: str
@@ -27,6 +28,7 @@ class Series:
     smooth: np.ndarray | None = None
     last: str = ""
     best: tuple[float, float] | None = None
+    color: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

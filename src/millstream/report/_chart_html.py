@@ -56,7 +56,8 @@ def line(x: np.ndarray, y: np.ndarray) -> str:
 
 
 def _colored(chart: Chart) -> Iterator[tuple[str, Series]]:
-    return ((f"c{number % _COLORS}", series) for number, series in enumerate(chart.series))
+    for number, series in enumerate(chart.series):
+        yield f"c{(number if series.color is None else series.color) % _COLORS}", series
 
 
 def _legend(chart: Chart) -> Iterator[str]:

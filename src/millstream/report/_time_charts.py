@@ -1,5 +1,7 @@
 """Charts of what the time of a run was used for."""
 
+import dataclasses
+
 import numpy as np
 
 from millstream.report._axis import Axis, linear_axis
@@ -60,10 +62,10 @@ def _waiting(runs: list[tuple[str, Times]], axis: Axis) -> Chart | None:
 def _uses(prefix: str, times: Times) -> Chart:
     """What each window was used for, as shares of it."""
     seconds = summed(times.seconds, _MOST)
-    series = [
-        _over_time(USES[use], times, summed(spent, _MOST) / seconds, _share_text(times.share(use)))
-        for use, spent in times.uses.items()
-    ]
+    series = []
+    for use, spent in times.uses.items():
+        shares = _over_time(USES[use], times, summed(spent, _MOST) / seconds, _share_text(times.share(use)))
+        series.append(dataclasses.replace(shares, color=list(USES).index(use)))  # the same for all runs on a page
     x = time_axis(float(times.seconds.sum()))
     return Chart(f"{prefix}Where the time goes", x, _SHARES, series, over="time", percent=True, stacked=True)
 
