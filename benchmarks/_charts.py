@@ -40,7 +40,8 @@ def overview(results: dict[str, Result]) -> Any:
         axes.plot([one.times_ours for one in found], [line] * len(found), "o", color=OTHERS, markersize=6)
         if found:
             best = found[0]
-            axes.annotate(best.name, (best.times_ours, line), (0, 6), textcoords="offset points", fontsize=7, color=INK)
+            place: Any = {"textcoords": "offset points", "ha": "right" if best.times_ours < 1 else "left"}
+            axes.annotate(best.name, (best.times_ours, line), (0, 6), fontsize=7, color=INK, **place)
     axes.axvline(1, color=OURS, linewidth=2)
     axes.set_xscale("log")
     axes.set_yticks(range(len(cases)), [_cut(result.title) for result in cases])
