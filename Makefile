@@ -25,7 +25,7 @@ check: $(DEV)/ready  ## lint, type check, and the site of the documentation, in 
 	NO_MKDOCS_2_WARNING=1 $(DEV)/bin/mkdocs build --strict --quiet
 
 tests: $(DEV)/ready  ## the test suite
-	$(DEV)/bin/python -m pytest -n 2 --dist loadfile --durations=10
+	$(DEV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10
 
 lowest: $(LOW)/ready  ## the test suite against the oldest dependencies pyproject.toml allows
 	$(LOW)/bin/python -m pytest

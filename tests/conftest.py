@@ -25,6 +25,15 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 settings.register_profile("millstream", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("millstream")
 
+# Files that take longest are begun first: one that came last would keep a single core busy.
+_LONGEST = ("contract", "docs", "examples", "resume", "faults", "soak", "many_hosts", "executors", "preemption")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {f"test_{name}": place for place, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
 _compilations = 0
 
 
