@@ -85,30 +85,30 @@ def local_indices(batch, mask):
 
 def tell_batches():
     """All ways to read, over all kinds of meshes: a run of six batches through an epoch and a half."""
-    pictures = Pictures()
+    # Of its own for each loader: a thread that is told to end still reads the samples it is at.
+    pictures = [Pictures() for _ in range(4)]
     everything = [ms.RandomMapTransform(jitter), ms.BatchTransform(BATCH), ms.MapTransform(below_the_largest)]
     whole, plain = ms.ArraySampleSource(arrays(), ordering="shuffle"), [ms.BatchTransform(BATCH)]
     line, grid = mesh_of(8), mesh_of(4, 2)
     spread = ms.ArraySampleSource(sharded_arrays(line), ordering="shuffle")
     fsdp = ms.sharding.make_fsdp_mesh_config()
     loaders = {
-        "threads, data": ms.DataLoader([pictures.source(), *plain], executor=ms.Threads(2), sharding=line),
-        "threads, data and model": ms.DataLoader([pictures.source(), *plain], executor=ms.Threads(2), sharding=grid),
+        "threads, data": ms.DataLoader([pictures[0].source(), *plain], executor=ms.Threads(2), sharding=line),
+        "threads, data and model": ms.DataLoader([pictures[1].source(), *plain], executor=ms.Threads(2), sharding=grid),
         "threads, rows on two hosts": ms.DataLoader(
-            [pictures.source(), *plain], executor=ms.Threads(2), sharding=mesh_of(2, 4)
+            [pictures[2].source(), *plain], executor=ms.Threads(2), sharding=mesh_of(2, 4)
         ),
-        "no executor, fsdp, stages": ms.DataLoader([pictures.source(), *everything], sharding=fsdp),
+        "no executor, fsdp, stages": ms.DataLoader([pictures[3].source(), *everything], sharding=fsdp),
         "processes, data": ms.DataLoader([whole, *plain], executor=ms.Processes(1), sharding=line),
         "arrays, data and model, stages": ms.DataLoader([whole, *everything], sharding=grid),
         "sharded arrays, data": ms.DataLoader([spread, *plain], sharding=NamedSharding(line, P("data"))),
     }
-    for name, loader in loaders.items():
-        pictures.reads.clear()
+    for number, (name, loader) in enumerate(loaders.items()):
         rows, held = [], []
         for batch, mask in loader.iterate(loader.init_state(jax.random.key(SEED)), steps=6):
             rows.append(local_rows((batch, mask)))
             held += local_indices(batch, mask)
-        reads = sorted(pictures.reads)
+        reads = sorted(pictures[number].reads) if number < len(pictures) else []
         _, state, _ = loader.next_batch(loader.init_state(jax.random.key(SEED), step=1))
         batch, _, mask = loader.next_batch(state)
         loader.close()

@@ -1,5 +1,6 @@
 """A text file of rows, one line each, that grows at its end and can be cut behind a step."""
 
+import io
 import os
 import pathlib
 from collections.abc import Callable
@@ -84,12 +85,17 @@ class LogFile:
 
     def write(self, data: bytes) -> None:
         """Add whole lines."""
-        left = memoryview(data)
-        while left:
-            left = left[self._file.write(left) :]
+        write_whole(self._file, data)
 
     def close(self) -> None:
         """Let go of the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def write_whole(file: io.FileIO, data: bytes) -> None:
+    """Write to a file without a buffer, which may take less than it is given at a time."""
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]

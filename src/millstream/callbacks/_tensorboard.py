@@ -1,12 +1,16 @@
 """Rows as scalars for TensorBoard."""
 
+import io
 import os
 import pathlib
+import socket
+import struct
 import time
 from typing import Any
 
 from millstream._core.errors import describe_value, needs
 from millstream.callbacks._background import Row, Sink
+from millstream.callbacks._log_file import write_whole
 from millstream.callbacks._writer import Writer
 
 _EVENTS = "events.out.tfevents.*"
@@ -19,12 +23,12 @@ class _EventFile(Sink):
         if not isinstance(log_dir, str | os.PathLike):
             raise TypeError(f"{self.who} needs a folder. Got {describe_value(log_dir)}.")
         with needs(self.who, "tensorboardX", "tensorboard"):
-            from tensorboardX import event_file_writer
+            from tensorboardX import record_writer
             from tensorboardX.proto import event_pb2, summary_pb2
         self._folder = pathlib.Path(log_dir).resolve()
         self._overwrite = overwrite
-        self._writer_class, self._proto, self._summary = event_file_writer.EventsWriter, event_pb2, summary_pb2
-        self._file: Any = None
+        self._crc, self._proto, self._summary = record_writer.masked_crc32c, event_pb2, summary_pb2
+        self._file: io.FileIO | None = None
         self._hidden_from = 0  # the step from which on what earlier processes have written is not shown
 
     def open(self, step: int) -> int:
@@ -38,9 +42,12 @@ class _EventFile(Sink):
                 )
             for file in earlier:
                 file.unlink()
-        # The name has seconds only, and two files of one second must neither be one nor change places.
-        self._file = self._writer_class(str(self._folder / "events"), f".{time.time_ns()}")
+        # TensorBoard wants seconds in the name, and two files of one second must neither be one nor change places.
+        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{time.time_ns()}"
+        # Without a buffer: what does not fit on the disk is told once, and not again when the file is forgotten.
+        self._file = io.FileIO(self._folder / name, "x")
         self._hidden_from = 0
+        self._add([self._proto.Event(wall_time=time.time(), file_version="brain.Event:2")])
         if earlier and step:
             self._hide_from(step + 1)
         return 0
@@ -48,20 +55,32 @@ class _EventFile(Sink):
     def _hide_from(self, step: int) -> None:
         self._hidden_from = step
         restart = self._proto.SessionLog(status=self._proto.SessionLog.START)
-        self._file.write_event(self._proto.Event(wall_time=time.time(), step=step, session_log=restart))
+        self._add([self._proto.Event(wall_time=time.time(), step=step, session_log=restart)])
 
     def write(self, rows: list[Row]) -> None:
         if rows[0].step < self._hidden_from:
             # What an earlier process had not written when it was saved; it may have come to it before it was killed.
             self._hide_from(rows[0].step)
         value_class, summary_class, event_class = self._summary.Summary.Value, self._summary.Summary, self._proto.Event
+        events = []
         for row in rows:
             values = [value_class(tag=name, simple_value=value) for name, value in row.values.items()]
-            self._file.write_event(event_class(wall_time=row.date, step=row.step, summary=summary_class(value=values)))
-        self._file.flush()
+            events.append(event_class(wall_time=row.date, step=row.step, summary=summary_class(value=values)))
+        self._add(events)
+
+    def _add(self, events: list[Any]) -> None:
+        """Write events as records: the length, the data, and a checksum behind each."""
+        parts = []
+        for event in events:
+            data = event.SerializeToString()
+            length = struct.pack("<Q", len(data))
+            parts += [length, struct.pack("<I", self._crc(length)), data, struct.pack("<I", self._crc(data))]
+        assert self._file is not None
+        write_whole(self._file, b"".join(parts))
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 def tensorboard(log_dir: str | os.PathLike[str], *, every: Any = None, overwrite: bool = False) -> Writer:
