@@ -9,6 +9,7 @@ import argparse
 import collections
 import itertools
 import json
+import math
 import os
 import random
 import selectors
@@ -21,7 +22,7 @@ from typing import Any
 import chaos
 import resume_trials
 import soak_lanes
-from soak_cases import EXECUTORS, FAULTS, FIRST, case_of
+from soak_cases import EXECUTORS, FAULTS, case_of
 
 SPELL = 240.0  # seconds of random cases between two rounds of trials
 PROGRESS = 15.0  # seconds between two lines of progress
@@ -91,9 +92,9 @@ class Tally:
         return "\n".join([*lines, f"executors: {executors}", f"total: {self.summary}"])
 
 
-def spell(tally: Tally, lanes: Sequence[Iterator[int]], deadline: float, least: int = 0) -> None:
-    """Run random cases in several lanes until a time, and so many of the first whatever the time."""
-    started = [soak_lanes.start_lane(numbers, deadline, least) for numbers in lanes]
+def spell(tally: Tally, lanes: Sequence[Iterator[int]], deadline: float = math.inf) -> None:
+    """Run cases in several lanes, until a time or to the last one."""
+    started = [soak_lanes.start_lane(numbers, deadline) for numbers in lanes]
     readers = [os.fdopen(reader) for _, reader in started]
     begun, shown = [0] * len(lanes), time.monotonic()
     with selectors.DefaultSelector() as selector:
@@ -147,7 +148,7 @@ def soak(minutes: float, seed: int, lanes: int, trials: bool) -> bool:
     while time.monotonic() < deadline:
         end = min(deadline, time.monotonic() + SPELL) if trials else deadline
         numbers = [itertools.count(1000 * (seed + rounds) + lane, lanes) for lane in range(lanes)]
-        spell(tally, numbers, end, len(FIRST) if rounds == 0 else 0)
+        spell(tally, numbers, end)
         if trials and time.monotonic() < deadline:
             for outcome in one_round(seed + rounds, SHARE):
                 outcomes.setdefault(outcome.fault, chaos.Outcome(outcome.fault)).merge(outcome)
@@ -163,9 +164,7 @@ def soak(minutes: float, seed: int, lanes: int, trials: bool) -> bool:
 def replay(numbers: Iterable[int]) -> bool:
     """Run some cases again; whether nothing was found."""
     tally = Tally(time.monotonic())
-    for number in numbers:
-        print(case_of(number), flush=True)
-        spell(tally, [iter([number])], time.monotonic() + 600)
+    spell(tally, [iter(numbers)])
     print(tally.table(), flush=True)
     return not tally.findings
 

@@ -11,6 +11,7 @@ import secrets
 import shutil
 import signal
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -87,7 +88,9 @@ class Program:
         self._folder, self._tag = folder, secrets.token_hex(8)
         self._pid = os.fork()
         if self._pid == 0:
-            os._exit(_live(case, folder, files, disk, aside, self._tag))
+            code = _live(case, folder, files, disk, aside, self._tag)
+            threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue] # threads are waited for, as at any end
+            os._exit(code)
 
     def wait_until(self, chance: random.Random) -> None:
         """Wait for a random moment: after some batches, or any time from the beginning on."""

@@ -181,4 +181,9 @@ _WAYS = {"next_batch": stepped, "jit": stepped, "scan": scanned, "train": traine
 
 def use_up(run: Run) -> None:
     """Use a run up in the way of its case."""
+    if run.case.cached and run.position >= run.steps:
+        # The program before was ended behind its last batch. Whoever opens the cache next removes what that left there.
+        loader = run.loader()
+        with contextlib.suppress(Exception), loader.iterate(loader.init_state(run.words, 0), steps=1) as batches:
+            next(batches)
     _WAYS.get(run.case.way, drawn)(run)

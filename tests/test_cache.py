@@ -8,9 +8,13 @@ import pathlib
 import pickle
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
+import traceback
 import types
 import warnings
 from typing import Any
@@ -385,6 +389,44 @@ def test_what_goes_wrong_with_storing_in_the_background_reaches_the_loop(tmp_pat
             seen += 1
             shutil.rmtree(tmp_path / "cache", ignore_errors=True)
     assert 0 < seen < 32
+
+
+def test_an_interrupt_while_batches_are_stored_ends_the_reading_all_the_same(
+    tmp_path, key, monkeypatch, assert_nothing_is_left
+):
+    """The disk is slow, the stream is at its end, and Ctrl-C comes while the last batches are being stored."""
+    replace, reached, free = os.replace, threading.Event(), threading.Event()
+
+    def slow(*names):
+        if str(names[1]).endswith("e0-b00001.msb"):
+            reached.set()
+            assert free.wait(60)
+        replace(*names)
+
+    monkeypatch.setattr(os, "replace", slow)
+    source = ms.DiskSampleSource(8, lambda index: {"x": np.int32(index)})
+    loader = ms.DataLoader([source, ms.BatchTransform(4)], executor=ms.Threads(1), cache=BatchCache(tmp_path / "cache"))
+    stream = loader.iterate(loader.init_state(key), steps=3)
+    for _ in range(2):
+        next(stream)
+    main = threading.get_ident()
+
+    def interrupt():
+        assert reached.wait(60)
+        while "shutdown" not in {frame.name for frame in traceback.extract_stack(sys._current_frames()[main])}:
+            time.sleep(0.001)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            stream.close()
+            interrupting.join()
+    finally:
+        free.set()
+        interrupting.join()
+    assert_nothing_is_left()
 
 
 def test_a_cache_in_a_folder_that_cannot_be_written_is_read(tmp_path, monkeypatch):

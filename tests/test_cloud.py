@@ -1,17 +1,21 @@
 """Files from servers and stores: the same stream as from the disk, or an error that says what to do."""
 
+import errno
 import gzip
 import io
 import json
 import os
 import pathlib
 import pickle
+import resource
+import shutil
 import subprocess
 import sys
 import threading
 import time
 import zlib
 
+import format_pipelines
 import fsspec
 import jax
 import numpy as np
@@ -27,6 +31,9 @@ from millstream._core.file_cache import FileCache
 from millstream._core.files import LocalFile, buffered, open_file
 from millstream._core.remote_file import BLOCK
 from millstream.integrations import cloud
+from millstream.integrations.arrow import ArrowSource
+from millstream.integrations.parquet import ParquetSource
+from millstream.integrations.webdataset import WebDatasetSource
 
 ROWS = np.random.default_rng(0).integers(0, 1 << 30, (5000, 60), dtype=np.int32)  # 1.2 MB, five blocks
 ROWS[:, 0] = np.arange(5000)
@@ -429,6 +436,36 @@ def test_local_files_that_change_are_noticed(folder, key):
     path.unlink()
     with refuses(cloud.FileChanged, str(path), "NpySource"):
         source.read(SOME)
+
+
+@pytest.mark.parametrize("kind", ["tar", "npy", "parquet", "arrow"])
+def test_a_file_that_is_gone_when_a_worker_starts_has_changed(folder, kind):
+    files = {"tar": format_pipelines.tar_file, "parquet": format_pipelines.parquet_file}
+    path = folder / f"gone.{kind}"
+    if kind == "npy":
+        np.save(path, ROWS)
+    else:
+        shutil.copy({**files, "arrow": format_pipelines.arrow_file}[kind](), path)
+    makers = {"tar": WebDatasetSource, "npy": ms.NpySource, "parquet": ParquetSource, "arrow": ArrowSource}
+    packed = pickle.dumps(makers[kind](path))
+    path.unlink()
+    with refuses(cloud.FileChanged, str(path), "build the source again"):
+        pickle.loads(packed).read(np.array([0]))
+
+
+def test_too_many_open_files_are_not_taken_for_a_file_that_has_changed(folder):
+    np.save(folder / "x.npy", ROWS)
+    shutil.copy(format_pipelines.parquet_file(), folder / "x.parquet")
+    file, table = open_file("Test", folder / "x.npy"), ParquetSource(folder / "x.parquet")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        for read in (lambda: file.read_at(0, 8), lambda: table.read(np.array([0]))):
+            with pytest.raises(OSError, match="Too many open files") as caught:
+                read()
+            assert caught.value.errno == errno.EMFILE
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_a_file_as_a_stream(server, folder):

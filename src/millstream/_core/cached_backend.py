@@ -131,10 +131,12 @@ class CachedBackend:
     def close(self) -> None:
         """Store what is left to be stored, and end the reading; closing twice does no harm."""
         self.closed = True
-        if self._writer is not None:
-            self._writer.shutdown()
-        if self._inner is not None:
-            self._inner.close()
+        try:
+            if self._writer is not None:
+                self._writer.shutdown()
+        finally:  # also if Ctrl-C ends the waiting
+            if self._inner is not None:
+                self._inner.close()
         while self._storing:
             self._storing.popleft().result()
 

@@ -12,6 +12,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from millstream._core.faults import FileChanged
 
+_GONE = (FileNotFoundError, NotADirectoryError)  # other failures, such as too many open files, say what they are
+
 
 @runtime_checkable
 class File(Protocol):
@@ -51,9 +53,14 @@ class LocalFile:
 
     def __init__(self, who: str, path: str | os.PathLike[str], version: str | None = None) -> None:
         self.name = os.fspath(path)
-        self.path = require_file(who, path).absolute()
-        self._text = os.fspath(self.path)
         self._who = who
+        try:
+            self.path = require_file(who, path).absolute()
+        except FileNotFoundError:
+            if version is None:
+                raise
+            raise self._changed() from None  # it was there when its version was taken
+        self._text = os.fspath(self.path)
         self._stamp = _stamp(os.stat(self._text))
         self.size, self.version = self._stamp[0], f"{self._stamp[0]} bytes of {self._stamp[1]} ns"
         if version is not None and self.version != version:
@@ -68,7 +75,7 @@ class LocalFile:
     def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> Iterator[bytes]:
         try:
             handle = os.open(self._text, os.O_RDONLY)
-        except OSError:
+        except _GONE:
             raise self._changed() from None
         try:
             self._require(os.fstat(handle))
@@ -87,7 +94,7 @@ class LocalFile:
         """Refuse to go on if the file has changed; for those who read it by other means."""
         try:
             found = os.stat(self._text)
-        except OSError:
+        except _GONE:
             raise self._changed() from None
         self._require(found)
 

@@ -64,8 +64,8 @@ def readable(kind: str, file: DataFile) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, UnicodeError, OSError) as error:
-        if isinstance(error, OSError) and type(error) is not OSError:
-            raise  # somebody knows better: a file that has changed, a server that does not answer
+        if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
+            raise  # it says more: a file that has changed, a server that does not answer, too many open files
         raise ValueError(
             f"{file.name} is damaged, cut short, or no {kind} file: {error}. Get it again, or write it again."
         ) from None
