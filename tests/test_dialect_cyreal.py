@@ -433,7 +433,7 @@ def test_cereal_scan_reads_from_disk_and_raises_what_a_sample_raises():
         loader.scan_epoch((jnp.float32(0), loader.init_state(jax.random.PRNGKey(0))), None, body_fn)
     ours = [thread for thread in reader_threads() if thread not in before]
     for thread in ours:
-        thread.join(timeout=10)
+        thread.join(timeout=120)
     assert not any(thread.is_alive() for thread in ours)
 
 

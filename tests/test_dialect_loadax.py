@@ -59,7 +59,7 @@ def wrong(value: Any) -> Any:
 
 
 def wait_until(condition):
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while not condition() and time.monotonic() < end:
         time.sleep(0.005)
     return condition()
@@ -201,7 +201,7 @@ def test_all_workers_read_at_once(pairs, workers, prefetch):
 
     def slow(item):
         if item % 2 == 0:
-            together.wait(timeout=20)
+            together.wait(timeout=120)
         return item
 
     loader = pairs.workers(workers).prefetch(prefetch).build(MappedDataset(range(8 * workers), slow))

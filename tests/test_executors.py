@@ -151,7 +151,7 @@ def test_a_position_that_is_not_exact_is_not_given(key):
 
 
 def test_several_threads_share_a_slow_batch(key):
-    together = threading.Barrier(4, timeout=20)
+    together = threading.Barrier(4, timeout=120)
 
     def meet(index):
         together.wait()  # goes on when four samples of the batch are being read at once

@@ -19,6 +19,7 @@ from millstream.cli._launch import make_environment
 from millstream.cli._tagged_output import TaggedOutput
 
 COMMAND = [sys.executable, "-m", "millstream", "launch"]
+PATIENCE = 240  # seconds; only what hangs takes that long
 NUMBER = "import os, sys, time, signal; number = int(os.environ['SLURM_PROCID']); "
 
 ADD_UP = """
@@ -47,7 +48,7 @@ def launch(tmp_path, monkeypatch):
     def launching(text, *options, arguments=()):
         pathlib.Path("script.py").write_text(text)
         command = [*COMMAND, *options, "script.py", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
 
     return launching
 
@@ -80,7 +81,7 @@ def is_running(pid):
         return False
 
 
-def wait_until(condition, limit=5.0):
+def wait_until(condition, limit=120.0):
     end = time.monotonic() + limit
     while not condition() and time.monotonic() < end:
         time.sleep(0.02)
@@ -103,7 +104,7 @@ def test_a_process_of_jax_that_fails_ends_the_others_at_once(launch):
 
 
 def test_the_code_of_the_first_that_failed_is_returned(launch):
-    text = NUMBER + "time.sleep(0 if number == 1 else 60); sys.exit(40 + number)"
+    text = NUMBER + "time.sleep(0 if number == 1 else 600); sys.exit(40 + number)"
     done = launch(text, "-n", "3")
     assert done.returncode == 41
     assert "process 1 failed first, with exit code 41" in done.stderr
@@ -111,44 +112,40 @@ def test_the_code_of_the_first_that_failed_is_returned(launch):
 
 
 def test_a_process_killed_by_a_signal_counts_128_more(launch):
-    done = launch(NUMBER + "os.kill(os.getpid(), signal.SIGSEGV if number == 0 else 0); time.sleep(60)", "-n", "2")
+    done = launch(NUMBER + "os.kill(os.getpid(), signal.SIGSEGV if number == 0 else 0); time.sleep(600)", "-n", "2")
     assert done.returncode == 128 + signal.SIGSEGV
     assert "exit code 139 (SIGSEGV)" in done.stderr
 
 
 def test_who_does_not_hear_sigterm_is_killed_after_the_grace_period(launch):
-    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf'); time.sleep(60)"
-    text = NUMBER + f"\nif number: time.sleep(0.5); sys.exit(7)\n{deaf}"
-    begun = time.monotonic()
-    done = launch(text, "-n", "2", "--grace", "0.3")
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf'); open('is deaf', 'w'); time.sleep(600)"
+    wait = "\nwhile number and not os.path.exists('is deaf'): time.sleep(0.01)"
+    done = launch(f"{NUMBER}{wait}\nif number: sys.exit(7)\n{deaf}", "-n", "2", "--grace", "0.3")
     assert (done.returncode, done.stdout) == (7, "[0] deaf\n")
-    assert time.monotonic() - begun < 10
 
 
 def test_a_failure_is_known_before_the_exit_handlers_have_run(launch):
     """In JAX such a handler waits for the other processes, for minutes."""
-    text = NUMBER + "import atexit; atexit.register(time.sleep, 60)\nif number: sys.exit('over')\ntime.sleep(60)"
-    begun = time.monotonic()
+    text = NUMBER + "import atexit; atexit.register(time.sleep, 600)\nif number: sys.exit('over')\ntime.sleep(600)"
     done = launch(text, "-n", "2", "--grace", "0.3")
     assert (done.returncode, "[1] over\n" in done.stderr) == (1, True)
-    assert time.monotonic() - begun < 10
 
 
 def test_ctrl_c_reaches_every_process_and_is_waited_for(start):
     text = NUMBER + (
-        "\ntry: print('up'); time.sleep(60)\nexcept KeyboardInterrupt: time.sleep(0.3 + number); print('saved')"
+        "\ntry: print('up'); time.sleep(600)\nexcept KeyboardInterrupt: time.sleep(0.3 + number); print('saved')"
     )
     launcher, _ = start(text, 2)
     os.kill(launcher.pid, signal.SIGINT)
-    out, err = launcher.communicate(timeout=20)
+    out, err = launcher.communicate(timeout=PATIENCE)
     assert (launcher.returncode, err) == (0, b"millstream launch: stopped by SIGINT.\n")
     assert sorted(out.splitlines()) == [b"[0] saved", b"[1] saved"]
 
 
 def test_ctrl_c_without_a_handler_returns_130(start):
-    launcher, _ = start(NUMBER + "print('up', flush=True); time.sleep(60)", 2)
+    launcher, _ = start(NUMBER + "print('up', flush=True); time.sleep(600)", 2)
     os.kill(launcher.pid, signal.SIGINT)
-    _, err = launcher.communicate(timeout=20)
+    _, err = launcher.communicate(timeout=PATIENCE)
     assert launcher.returncode == 130
     assert b"[0] KeyboardInterrupt\n" in err and b"failed first" not in err
 
@@ -159,7 +156,7 @@ def test_sigterm_is_passed_on_and_a_second_one_kills(start):
     os.kill(launcher.pid, signal.SIGTERM)
     assert sorted(launcher.stdout.readline() for _ in range(2)) == [b"[0] no\n", b"[1] no\n"]
     os.kill(launcher.pid, signal.SIGTERM)
-    launcher.communicate(timeout=20)
+    launcher.communicate(timeout=PATIENCE)
     assert launcher.returncode == 128 + signal.SIGTERM
 
 
@@ -167,8 +164,8 @@ def test_sigterm_is_passed_on_and_a_second_one_kills(start):
 @pytest.mark.parametrize("how", ["killed", "ended"])
 def test_nothing_is_left_behind(start, how):
     text = NUMBER + (
-        "import subprocess; helper = subprocess.Popen(['sleep', '60']); print(os.getpid(), helper.pid, flush=True); "
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+        "import subprocess; helper = subprocess.Popen(['sleep', '600']); print(os.getpid(), helper.pid, flush=True); "
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     )
     launcher, lines = start(text, 2, "--grace", "0.2")
     pids = [int(pid) for line in lines for pid in line.split()[1:]]
@@ -178,7 +175,7 @@ def test_nothing_is_left_behind(start, how):
     else:
         os.kill(pids[0], signal.SIGKILL)
     wait_until(lambda: not any(map(is_running, pids)))
-    launcher.communicate(timeout=20)
+    launcher.communicate(timeout=PATIENCE)
     assert launcher.returncode == (-signal.SIGKILL if how == "killed" else 137)
 
 
@@ -188,7 +185,7 @@ def test_who_was_told_to_ignore_the_end_of_the_terminal_goes_on(tmp_path):
     launcher = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert launcher.stdout is not None and launcher.stdout.readline() == b"[0] up\n"
     os.kill(launcher.pid, signal.SIGHUP)
-    out, err = launcher.communicate(timeout=20)
+    out, err = launcher.communicate(timeout=PATIENCE)
     assert (launcher.returncode, out, b"SIGHUP" in err) == (0, b"[0] done\n", False)
 
 
@@ -199,7 +196,7 @@ def test_what_a_script_has_forked_may_fail_by_itself(launch):
 
 
 def test_a_timeout_ends_the_run(launch):
-    done = launch("import time; time.sleep(60)", "-n", "2", "--timeout", "0.5")
+    done = launch("import time; time.sleep(600)", "-n", "2", "--timeout", "0.5")
     assert (done.returncode, done.stderr) == (124, "millstream launch: ended after 0.5 s (--timeout).\n")
 
 
@@ -209,7 +206,7 @@ def test_output_comes_in_whole_lines_with_tags_and_streams_apart(launch):
         "out.write(b'o\\n\\xff\\x00 end'); out.flush(); print('to stderr', file=sys.stderr)"
     )
     pathlib.Path("script.py").write_text(text)
-    done = subprocess.run([*COMMAND, "-n", "2", "script.py"], capture_output=True, timeout=60)
+    done = subprocess.run([*COMMAND, "-n", "2", "script.py"], capture_output=True, timeout=PATIENCE)
     expected = [b"[%d] %s" % (i, line) for i in range(2) for line in (b"one", b"two", b"\xff\x00 end")]
     assert sorted(done.stdout.split(b"\n")) == sorted([*expected, b""])
     assert sorted(done.stderr.split(b"\n")) == [b"", b"[0] to stderr", b"[1] to stderr"]
@@ -227,7 +224,7 @@ def test_a_module_runs_as_python_would_run_it(tmp_path):
     (package / "__init__.py").touch()
     (package / "train.py").write_text("import sys; from package import __name__ as n; print(n, __name__, sys.argv[1:])")
     command = [*COMMAND, "-n", "1", "-m", "package.train", "-n", "5"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
     assert (done.stdout, done.stderr) == ("[0] package __main__ ['-n', '5']\n", "")
 
 
@@ -253,7 +250,7 @@ def test_a_reader_that_goes_away_ends_the_run(tmp_path):
     assert launcher.stdout is not None and launcher.stderr is not None
     launcher.stdout.readline()
     launcher.stdout.close()
-    assert launcher.wait(20) == 128 + signal.SIGPIPE
+    assert launcher.wait(PATIENCE) == 128 + signal.SIGPIPE
     assert b"launch" not in launcher.stderr.read()
     launcher.stderr.close()
 
@@ -261,10 +258,10 @@ def test_a_reader_that_goes_away_ends_the_run(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_reader_that_goes_away_in_the_middle_of_lines_leaves_nobody_behind(start):
     text = NUMBER + "print(os.getpid()); sys.stdout.write('half a line'); sys.stdout.flush(); "
-    launcher, lines = start(text + "time.sleep(0.5 if number == 0 else 60); print(); time.sleep(60)", 3)
+    launcher, lines = start(text + "time.sleep(0.5 if number == 0 else 600); print(); time.sleep(600)", 3)
     pids = [int(line.split()[1]) for line in lines]
     launcher.stdout.close()
-    assert launcher.wait(20) == 128 + signal.SIGPIPE
+    assert launcher.wait(PATIENCE) == 128 + signal.SIGPIPE
     wait_until(lambda: not any(map(is_running, pids)))
 
 
@@ -273,7 +270,7 @@ def test_tags_are_coloured_on_a_terminal_only(tmp_path):
     ours, theirs = pty.openpty()
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
     command = [*COMMAND, "-n", "1", "script.py"]
-    subprocess.run(command, cwd=tmp_path, stdout=theirs, env=environment, timeout=60, check=True)
+    subprocess.run(command, cwd=tmp_path, stdout=theirs, env=environment, timeout=PATIENCE, check=True)
     os.close(theirs)
     shown = b""
     with contextlib.suppress(OSError):  # a terminal without the other side

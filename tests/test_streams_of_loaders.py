@@ -419,7 +419,7 @@ def test_executors_give_the_same_stream_and_leave_nothing_behind(key, executor):
             break
     del items
     gc.collect()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 120
     while (len(reader_threads()) > threads or children() != before) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert len(reader_threads()) <= threads  # those of an earlier test may have ended meanwhile
@@ -437,7 +437,7 @@ def test_an_abandoned_stream_ends_without_the_garbage_collector(key):
         next(items)
         assert len(reader_threads()) > threads
         del items
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 120
         while len(reader_threads()) > threads and time.monotonic() < deadline:
             time.sleep(0.01)
         assert len(reader_threads()) <= threads  # those of an earlier test may have ended meanwhile
