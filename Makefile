@@ -28,7 +28,7 @@ tests: $(DEV)/ready  ## the test suite
 	$(DEV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10
 
 lowest: $(LOW)/ready  ## the test suite against the oldest dependencies pyproject.toml allows
-	$(LOW)/bin/python -m pytest
+	$(LOW)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 bench: $(BENCH)/ready $(GRAIN)/ready  ## benchmarks beside their peers, and their report; CASES="--resume", "--quick", names of cases
 	$(BENCH)/bin/python benchmarks/run.py --also grain-0.2.17=$(GRAIN)/bin/python $(CASES)
@@ -52,7 +52,7 @@ $(DEV)/ready: pyproject.toml
 $(LOW)/ready: pyproject.toml
 	$(PYTHON) -m venv $(LOW)
 	$(LOW)/bin/python $(PIP) uv
-	$(LOW)/bin/uv pip install --quiet --resolution lowest-direct --python $(LOW)/bin/python -e '.[train,equinox,haiku,rl,images,pandas,progress,plot,tensorboard]' hypothesis==6.170.15 pytest==9.2.0 'scipy>=1.15'
+	$(LOW)/bin/uv pip install --quiet --resolution lowest-direct --python $(LOW)/bin/python -e '.[all,test]' 'pyparsing==3.2.5' # the oldest matplotlib uses names that later ones deprecate
 	touch $@
 
 $(BENCH)/ready: pyproject.toml
