@@ -148,6 +148,48 @@ def death(outcome, runs, chance):
             outcome.add([f"{kind}: {failure}" for failure in failures], seconds)
 
 
+def strike(chance, waves, pause):
+    """Kill all workers of this process, or some of them, so often; those that are there, whatever they are doing."""
+    for _ in range(waves):
+        time.sleep(pause())
+        workers = chaos.children()
+        some = workers if chance.random() < 0.7 else chance.sample(workers, chance.randint(0, len(workers)))
+        number = chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+        for pid in some:
+            chaos.kill(pid, number)
+
+
+@trial
+def kills(outcome, runs, chance):
+    """One to eight workers are killed together, idle, busy or starting, once or in waves; no run ends."""
+    expected = epoch(loader_of(sample, ms.Threads(2)))
+    for number in range(runs):
+        workers, doing = (4, 8, 3, 1, 6, 2, 7, 5)[number % 8], ("idle", "busy", "starting")[number % 3]
+        loader, waves = loader_of(sample, ms.Processes(workers)), chance.randint(1, 4)
+        stops = [] if doing == "starting" else chance.sample(range(1, len(expected)), waves)
+        found, failures = [], []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            batches = loader.iterate(loader.init_state(KEY))
+            other = threading.Thread(target=strike, args=(chance, waves, lambda: chance.uniform(0, 0.2)))
+            if doing == "starting":
+                other.start()
+            try:
+                while len(found) < len(expected):
+                    if len(found) in stops:
+                        stops.remove(len(found))
+                        strike(chance, 1, lambda doing=doing: 0.2 if doing == "idle" else 0.0)
+                    found.append(jax.device_get(next(batches)))
+                failures = differences(outcome, found, expected)
+            except RuntimeError as error:
+                failures = [f"it ended: {error}"]
+            finally:
+                batches.close()
+                if doing == "starting":
+                    other.join()
+        outcome.add([f"{workers} workers, {doing}, {waves} waves: {failure}" for failure in failures])
+
+
 class Local(Exception):
     pass
 

@@ -29,6 +29,7 @@ PROGRESS = 15.0  # seconds between two lines of progress
 SHARE = 10  # a round of trials is a tenth of these
 TRIALS = {
     "death": (100, "s until noticed"),
+    "kills": (200, ""),
     "exceptions": (150, "s until raised"),
     "epochs": (1000, "KiB per epoch"),
     "held": (12, "s"),

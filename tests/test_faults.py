@@ -6,6 +6,7 @@ Every row counts its runs, and says with which seed it ran. What hangs shows all
 import gc
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -29,6 +30,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes and w
 SEED = int.from_bytes(os.urandom(2))
 ROWS = {
     "death": 10,
+    "kills": 6,
     "exceptions": 15,
     "epochs": 60,
     "held": 1,
@@ -108,13 +110,48 @@ def test_next_batch_goes_on_after_its_workers_have_ended(tmp_path, key):
     executor = ms.Processes(1, startup=lambda: well.exists() or os._exit(1))
     loader = ms.DataLoader([ms.DiskSampleSource(8, quick, sample_spec=SPEC), ms.BatchTransform(4)], executor=executor)
     state = loader.init_state(key)
-    with pytest.raises(ms.WorkerCrashed, match="3 workers in a row"), warnings.catch_warnings():
+    with (
+        pytest.raises(ms.WorkerCrashed, match="ended 3 times in a row before it could read a batch"),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
         loader.next_batch(state)
     well.touch()
     _, state, mask = loader.next_batch(state)
     loader.close()
     assert (int(state.step), int(mask.sum())) == (1, 4)
+
+
+@pytest.mark.parametrize(("how", "times"), [("exit code 7", 3), ("SIGKILL", 10)])
+def test_a_worker_that_can_never_start_ends_the_stream_with_a_name(how, times, tmp_path, key):
+    def startup():
+        (tmp_path / str(os.getpid())).touch()
+        os._exit(7) if how == "exit code 7" else os.kill(os.getpid(), signal.SIGKILL)
+
+    source = ms.DiskSampleSource(8, lambda index: {"x": np.float32(index)}, sample_spec=SPEC)
+    loader = ms.DataLoader([source, ms.BatchTransform(4)], executor=ms.Processes(1, startup=startup))
+    text = f"{how} while it started. It has now ended {times} times in a row before it could read a batch."
+    with pytest.raises(ms.WorkerCrashed, match=text), pytest.warns(UserWarning, match="read again"):
+        next(loader.iterate(loader.init_state(key)))
+    assert len(list(tmp_path.iterdir())) == times
+
+
+@pytest.mark.parametrize(("number", "times"), [(signal.SIGSEGV, 3), (signal.SIGKILL, 10)])
+def test_a_sample_that_ends_every_worker_is_named(number, times, tmp_path, key):
+    def read(index):
+        if index == 5:
+            (tmp_path / str(os.getpid())).touch()
+            os.kill(os.getpid(), number)
+        return {"x": np.float32(index)}  # not `quick`: a worker that imports this module loads JAX
+
+    source = ms.DiskSampleSource(8, read, sample_spec=SPEC, ordering="sequential")
+    loader = ms.DataLoader([source, ms.BatchTransform(4)], executor=ms.Processes(1))
+    text = f"reading sample 5. This sample has now ended {times} workers."
+    batches = loader.iterate(loader.init_state(key))
+    with pytest.raises(ms.WorkerCrashed, match=text), pytest.warns(UserWarning, match="read again"):
+        for _ in range(2):
+            next(batches)
+    assert len(list(tmp_path.iterdir())) == times
 
 
 def test_workers_that_cannot_be_started_leave_no_file_open(key, assert_nothing_is_left):

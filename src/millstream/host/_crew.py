@@ -16,7 +16,11 @@ from millstream.host._messages import DONE, FAILED, READ, READY, ReadMessage, Sl
 from millstream.host._process import WorkerProcess, end_all
 from millstream.host._shared_memory import SharedFile
 
-_DEATHS = 3  # a sample, or starting up, that ends so many workers will end the next one too
+_CRASHES = 3  # a sample, or starting up, that has ended this many workers will end the next one too
+_KILLS = (
+    10  # the same by signals from outside: the kernel may be out of memory, or an operator busy with something else
+)
+_REST, _LONGEST_REST = 0.05, 0.5  # seconds before a worker is started again that keeps ending, doubled every time
 _QUEUED = 2  # batches a worker has: one it reads, and one so that it never waits
 _ADVICE = "Out of memory? The kernel's log (dmesg) says so; try fewer workers. Or does a decoder crash on its file?"
 
@@ -36,7 +40,7 @@ class Job:
         report: What came of its rows.
         objects: The samples, if they are Python objects.
         seconds: How long it took.
-        deaths: How many workers have died at each row.
+        deaths: How many workers have died at each row, and whether a signal from outside has killed them.
     """
 
     number: int
@@ -49,7 +53,7 @@ class Job:
     report: Report = dataclasses.field(default_factory=Report)
     objects: list[Any] = dataclasses.field(default_factory=list)
     seconds: float = 0.0
-    deaths: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
+    deaths: collections.Counter[tuple[int, bool]] = dataclasses.field(default_factory=collections.Counter)
 
 
 class Crew:
@@ -75,7 +79,6 @@ class Crew:
         self._tolerant = tolerant
         self._whole_batches = whole_batches
         self._waiting: collections.deque[Job] = collections.deque()
-        self._idle_deaths = 0
         self._warned_of_death = False
         self.process_id = os.getpid()
         self.files: list[SharedFile] = []
@@ -128,20 +131,22 @@ class Crew:
         """Take in what the workers have to say, waiting for it at most so long; whether there was anything."""
         if self.ended:
             return False
-        by_fd = {worker.channel.fileno(): worker for worker in self.workers}
+        running = [worker for worker in self.workers if not worker.rests]
+        by_fd = {worker.channel.fileno(): worker for worker in running}
         watch = select.poll()
         for fd in by_fd:
             watch.register(fd, select.POLLIN)
         speaking = [by_fd[fd] for fd, _ in watch.poll(1000 * seconds)]
         gone = [worker for worker in speaking if not self.ended and not self._listen(worker)]
         if not speaking and seconds:
-            gone = [worker for worker in self.workers if worker.has_ended()]
+            gone = [worker for worker in running if worker.has_ended()]
         for worker in gone:
             if not self.ended:
                 self._bury(worker)
+        started = not self.ended and self._start_rested()
         if not self.ended:
             self._hand_out_work()
-        return bool(speaking or gone)
+        return bool(speaking or gone or started)
 
     def _listen(self, worker: WorkerProcess) -> bool:
         """Take in what a worker has to say; whether it is still there and makes sense."""
@@ -156,6 +161,8 @@ class Crew:
     def _hear(self, worker: WorkerProcess, kind: int, data: bytes) -> None:
         if kind == READY:
             worker.ready = True
+            if not worker.jobs:
+                worker.fruitless.clear()
             return
         message = decode(data)
         if kind == FAILED and message["job"] < 0:
@@ -170,7 +177,7 @@ class Crew:
             if message["sample"] >= 0:
                 job.error.add_note(f"It happened at sample {message['sample']}, in worker {worker.number}.")
         worker.jobs.popleft()
-        self._idle_deaths = 0
+        worker.fruitless.clear()
         self._finish(job)
 
     def _finish(self, job: Job) -> None:
@@ -186,7 +193,10 @@ class Crew:
 
     def _hand_out_work(self) -> None:
         while self._waiting:
-            worker = min(self.workers, key=lambda worker: len(worker.jobs) + (not worker.ready))
+            running = [worker for worker in self.workers if not worker.rests]
+            if not running:
+                return
+            worker = min(running, key=lambda worker: len(worker.jobs) + (not worker.ready))
             if len(worker.jobs) >= _QUEUED:
                 return
             job = self._waiting.popleft()
@@ -204,21 +214,32 @@ class Crew:
             where = f"while reading sample {at.sample}"
         text = f"Worker {worker.number} (pid {worker.pid}) {how} {where}."
         self.restarts += 1
+        wanted = not worker.ready or bool(worker.jobs)  # a worker without work may die as often as it likes
         current = self._take_back(worker)
         if current is not None:
-            self._blame(current, at.row, text, stack)
-        elif at.row < 0:
-            self._idle_deaths += 1
-            if self._idle_deaths >= _DEATHS:
-                text = f"{text} {_DEATHS} workers in a row have ended before they had read anything. {_ADVICE}"
+            self._blame(current, at.row, worker.was_killed, text, stack)
+        elif at.row < 0 and wanted:
+            worker.fruitless[worker.was_killed] += 1
+            times = worker.fruitless[worker.was_killed]
+            if times >= _limit(worker.was_killed):
+                text = f"{text} It has now ended {times} times in a row before it could read a batch. {_ADVICE}"
                 return self.end(WorkerCrashed(_with_stack(text, stack)))
         if not self._warned_of_death:
             self._warned_of_death = True
             self.news.append(_with_stack(f"{text} Its batch is read again, so nothing is lost.", stack))
-        try:
-            worker.start()
-        except OSError as error:
-            self.end(error)
+        again = worker.fruitless.total() - 1
+        worker.rest(min(_REST * 2 ** (again - 1), _LONGEST_REST) if again > 0 else 0.0)
+
+    def _start_rested(self) -> bool:
+        """Start the workers again that have rested; whether there were any."""
+        rested = [worker for worker in self.workers if worker.has_rested()]
+        for worker in rested:
+            try:
+                worker.start()
+            except OSError as error:
+                self.end(error)
+                break
+        return bool(rested)
 
     def _take_back(self, worker: WorkerProcess) -> Job | None:
         """Let others read the batches of a worker; the one that it was reading a sample of."""
@@ -233,13 +254,14 @@ class Crew:
                 current = job
         return current
 
-    def _blame(self, job: Job, row: int, text: str, stack: str) -> None:
+    def _blame(self, job: Job, row: int, killed: bool, text: str, stack: str) -> None:
         """Count the workers a sample has cost, and give it up when it is too many."""
-        job.deaths[row] += 1
-        if job.deaths[row] < _DEATHS:
+        job.deaths[row, killed] += 1
+        deaths = job.deaths[row, killed]
+        if deaths < _limit(killed):
             return
         what = "The batch of this sample" if self._whole_batches else "This sample"
-        error = WorkerCrashed(_with_stack(f"{text} {what} has now ended {_DEATHS} workers. {_ADVICE}", stack))
+        error = WorkerCrashed(_with_stack(f"{text} {what} has now ended {deaths} workers. {_ADVICE}", stack))
         if not self._tolerant:
             self._waiting.remove(job)
             job.error = error
@@ -247,6 +269,10 @@ class Crew:
         rows = job.request.real.nonzero()[0].tolist() if self._whole_batches else [row]
         job.report.failed.update(dict.fromkeys(rows, error))
         self._write(job)
+
+
+def _limit(killed: bool) -> int:
+    return _KILLS if killed else _CRASHES
 
 
 def _with_stack(text: str, stack: str) -> str:

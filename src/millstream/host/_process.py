@@ -20,6 +20,16 @@ from millstream.host._whereabouts import Whereabouts
 _GRACE = 0.2  # seconds that a worker with nothing to do has to leave
 _KILL = 1.0  # seconds that a killed process may take; one that a disk does not let go of takes longer, without us
 _ANSWER = 0.5  # seconds that workers have to tell where they are
+# Signals that a process brings about itself; what others end it with may hit any process.
+_OWN_SIGNALS = (
+    signal.SIGSEGV,
+    signal.SIGBUS,
+    signal.SIGABRT,
+    signal.SIGFPE,
+    signal.SIGILL,
+    signal.SIGSYS,
+    signal.SIGTRAP,
+)
 _BOOT = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
     "from millstream.host._worker import main; main(*map(int, sys.argv[2:]))"
@@ -44,6 +54,12 @@ class WorkerProcess:
         whereabouts: Where it tells what it is at.
         fds: The shared memory it inherits: ring, data and control.
         setup: The first frame it is sent.
+
+    Attributes:
+        jobs: What it has been asked to read.
+        ready: Whether it has started.
+        was_killed: Whether a signal from outside has ended the last process.
+        fruitless: Processes in a row that have ended before they could read a batch, by whether they were killed.
     """
 
     def __init__(
@@ -53,7 +69,10 @@ class WorkerProcess:
         self.whereabouts = whereabouts
         self.jobs: collections.deque[Any] = collections.deque()
         self.ready = False
+        self.was_killed = False
+        self.fruitless: collections.Counter[bool] = collections.Counter()
         self.channel: Channel
+        self._rested_at: float | None = None
         self._fds = fds
         self._setup = setup
         self._process: subprocess.Popen[bytes] | None = None
@@ -67,6 +86,7 @@ class WorkerProcess:
     def start(self) -> None:
         """Start the process. Nothing of this one is copied: it is a new interpreter."""
         self.ready = False
+        self._rested_at = None
         self.whereabouts.begin(Whereabouts.NOTHING)
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
@@ -97,6 +117,19 @@ class WorkerProcess:
         with contextlib.suppress(ConnectionError):
             self.channel.send(kind, payload)
 
+    @property
+    def rests(self) -> bool:
+        """Whether it has no process until it has rested."""
+        return self._rested_at is not None
+
+    def rest(self, seconds: float) -> None:
+        """Wait this long before the next process is started."""
+        self._rested_at = time.monotonic() + seconds
+
+    def has_rested(self) -> bool:
+        """Whether it has waited long enough for its next process."""
+        return self._rested_at is not None and time.monotonic() >= self._rested_at
+
     def has_ended(self) -> bool:
         """Whether the process is no more, also if a process it has forked still has its socket."""
         return self._process is not None and self._process.poll() is not None
@@ -108,6 +141,7 @@ class WorkerProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_GRACE)
         code = self._kill()
+        self.was_killed = code is not None and code < 0 and -code not in _OWN_SIGNALS
         if code is None:
             return "does not answer"
         return f"ended with exit code {code}" if code >= 0 else f"was killed by {_signal_name(-code)}"
