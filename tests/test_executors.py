@@ -246,6 +246,41 @@ def test_random_numbers_of_a_host_map_are_the_same_everywhere(executor, key):
     assert len(np.unique(noise)) == noise.size  # another epoch, other numbers
 
 
+def breaks_at(*broken):
+    def read(index):
+        if index in broken:
+            raise OSError(f"broken {index}")
+        return {"x": np.float32(index)}
+
+    return read
+
+
+@pytest.mark.parametrize("way", ["function", "dataset", "map", "collate"])
+def test_a_first_sample_that_fails_is_skipped_like_any_other(way, key):
+    class Dataset:
+        __len__, __getitem__ = (lambda self: 8), (lambda self, index: breaks_at(0, 1)(index))
+
+    broken = ms.DiskSampleSource(8, breaks_at(0, 1))
+    numbers = ms.DiskSampleSource(8, lambda index: index)
+    stages = {
+        "function": [broken, ms.BatchTransform(4)],
+        "dataset": [ms.DatasetSource(Dataset()), ms.BatchTransform(4)],
+        "map": [numbers, ms.HostMapTransform(lambda index: breaks_at(0, 1)(int(index))), ms.BatchTransform(4)],
+        "collate": [broken, ms.BatchTransform(4, collate=lambda samples: {"x": np.array([s["x"] for s in samples])})],
+    }[way]
+    loader = ms.DataLoader(stages, on_error="skip item")
+    found = [x for batch, mask in loader.iterate(loader.init_state(key)) for x in batch["x"][mask].tolist()]
+    assert set(found) <= set(range(2, 8))
+    assert way == "collate" or sorted(found) == list(range(2, 8))
+    with refuses(OSError, "broken 0"):
+        ms.DataLoader(stages)
+
+
+def test_a_source_of_which_no_sample_can_be_read_says_why():
+    with refuses(OSError, "broken 0"):
+        ms.DiskSampleSource(100, breaks_at(*range(100)))
+
+
 @pytest.mark.parametrize("executor", [None, ms.Threads(2), ms.Processes(1)])
 def test_a_sample_that_fails_is_masked_and_counted(executor, key):
     def bad(index):

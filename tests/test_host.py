@@ -11,6 +11,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+import PIL.Image
 import pytest
 from conftest import assert_trees_equal
 from pipelines import BATCH, SAMPLES, data, sample, source
@@ -271,6 +272,58 @@ def test_tensors_of_other_libraries_are_samples(key):
     )
     batch, _ = next(loader.iterate(loader.init_state(key)))
     np.testing.assert_array_equal(np.sort(batch[:, 0]), np.arange(6))
+
+
+@pytest.mark.parametrize("executor", [ms.InGraph(), ms.Processes(1)], ids=["in graph", "processes"])
+@pytest.mark.parametrize("way", ["dataset", "together", "function", "twice", "random", "collate"])
+def test_what_merely_can_be_an_array_reaches_host_functions_as_it_is(way, executor, key):
+    class Together(list):
+        """A dataset that reads several items at once."""
+
+        def __getitems__(self, numbers):
+            return [self[number] for number in numbers]
+
+    def read(index):
+        return {"image": PIL.Image.new("L", (3, 2), index), "label": index}
+
+    def pixels(value, rng=None):
+        return {"pixel": np.int32(value["image"].getpixel((0, 0))), "label": value["label"]}
+
+    def smaller(value):
+        return {**value, "image": value["image"].resize((2, 2))}
+
+    def collate(values):
+        return {name: np.array([pixels(value)[name] for value in values]) for name in ("pixel", "label")}
+
+    batch, images = ms.BatchTransform(3), [read(index) for index in range(6)]
+    stages = {
+        "dataset": [ms.DatasetSource(images), ms.HostMapTransform(pixels), batch],
+        "together": [ms.DatasetSource(Together(images)), ms.HostMapTransform(pixels), batch],
+        "function": [ms.DiskSampleSource(6, read), ms.HostMapTransform(pixels), batch],
+        "twice": [ms.DiskSampleSource(6, read), ms.HostMapTransform(smaller), ms.HostMapTransform(pixels), batch],
+        "random": [ms.DiskSampleSource(6, read), ms.RandomHostMapTransform(pixels), batch],
+        "collate": [ms.DiskSampleSource(6, read), ms.BatchTransform(3, collate=collate)],
+    }[way]
+    loader = ms.DataLoader(stages, executor=executor)
+    batches = [batch for batch, _ in loader.iterate(loader.init_state(key))]
+    assert sorted(int(label) for batch in batches for label in batch["label"]) == list(range(6))
+    for found in batches:
+        np.testing.assert_array_equal(found["pixel"], found["label"])
+
+
+def test_an_image_without_a_host_function_becomes_an_array_of_the_batch(key):
+    images = [PIL.Image.new("RGB", (3, 2), (index, 0, 0)) for index in range(4)]
+    loader = ms.DataLoader([ms.DatasetSource(images, ordering="sequential"), ms.BatchTransform(4)])
+    batch, _ = next(loader.iterate(loader.init_state(key)))
+    assert (batch.shape, batch.dtype) == ((4, 2, 3, 3), np.uint8)
+    np.testing.assert_array_equal(batch[:, 0, 0, 0], np.arange(4))
+
+
+def test_arrays_and_numbers_reach_host_functions_in_the_dtypes_of_the_batch(key):
+    seen = []
+    source = ms.DatasetSource([{"a": np.arange(2), "b": 1.5, "c": np.int64(3)}] * 4, readers=1)
+    ms.DataLoader([source, ms.HostMapTransform(lambda value: seen.append(value) or value), ms.BatchTransform(4)])
+    assert [leaf.dtype for leaf in seen[0].values()] == [np.int32, np.float32, np.int32]
 
 
 def test_datasets_that_read_many_items_at_once_are_asked_for_many(key):

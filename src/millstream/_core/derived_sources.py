@@ -9,7 +9,7 @@ from millstream._core.contracts import IndexedSource, PyTree
 from millstream._core.errors import describe_value, function_name, noted
 from millstream._core.host_source import HostSource, SampleReader, as_host_source
 from millstream._core.keys import name_words
-from millstream._core.samples import ObjectSpec, SampleSpec, spec_of, spec_or_objects
+from millstream._core.samples import ObjectSpec, SampleSpec, first_sample, spec_of, spec_or_objects
 from millstream._core.stage_times import timed
 
 
@@ -61,7 +61,9 @@ class MappedSource(SampleReader):
         self.ordering = inner.ordering
         self.prefetch_size = self._inner.prefetch_size
         self.readers = readers
-        self.sample_spec = spec_or_objects(name, self._mapped(0, np.zeros(2, np.uint32) if self.keyed else None)[0])
+        key = np.zeros(2, np.uint32) if self.keyed else None
+        self.first_sample, (sample, _) = first_sample(lambda index: self._mapped(index, key), len(self))
+        self.sample_spec = spec_or_objects(name, sample)
 
     def __len__(self) -> int:
         return len(self._inner)
@@ -106,8 +108,10 @@ class CollatedSource(HostSource):
         self.ordering = inner.ordering
         self.prefetch_size = self._inner.prefetch_size
         self.readers = self._inner.readers
-        first = self._collated(np.zeros(size, np.int64), np.zeros((size, 2), np.uint32) if self.keyed else None)
-        self.sample_spec = self._spec_of_rows(first, size)
+        keys = np.zeros((size, 2), np.uint32) if self.keyed else None
+        same = lambda index: self._collated(np.full(size, index, np.int64), keys)  # noqa: E731
+        self.first_sample, batch = first_sample(same, len(self))
+        self.sample_spec = self._spec_of_rows(batch, size)
 
     def __len__(self) -> int:
         return len(self._inner)
@@ -126,15 +130,11 @@ class CollatedSource(HostSource):
         return item_of(self._inner, index)
 
     def _collated(self, indices: np.ndarray, keys: np.ndarray | None) -> PyTree:
-        inner = self._inner
         with timed("reading"):
-            rows, spec = inner.read_keyed(indices, keys), inner.sample_spec
-            if isinstance(spec, SampleSpec):
-                leaves = spec.flatten("", rows)
-                rows = [spec.unflatten([leaf[row] for leaf in leaves]) for row in range(len(indices))]
+            samples = self._inner.read_samples(indices, keys)
         try:
             with timed(self._name):
-                return self._collate(rows)
+                return self._collate(samples)
         except Exception as error:
             shown = describe_value(indices.tolist())
             raise noted(error, f"This came from the {self._name}, which was given samples {shown}.")  # noqa: B904

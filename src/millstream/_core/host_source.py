@@ -30,6 +30,7 @@ class HostSource:
         prefetch_size: How many samples are read before they are needed.
         readers: How many threads share the reading of a batch.
         sample_spec: The structure of a sample, or that it is a Python object.
+        first_sample: The sample that the spec was found by: the first that can be read.
         keyed: Whether reading wants a key for every sample.
         whole_batches: Whether a batch must be read by one call.
         reads_together: Whether rows are best read by one call, by one thread.
@@ -41,6 +42,7 @@ class HostSource:
     prefetch_size: int = 64
     readers: int = 1
     sample_spec: SampleSpec | ObjectSpec
+    first_sample: int = 0
     keyed: bool = False
     whole_batches: bool = False
     reads_together: bool = False
@@ -74,17 +76,29 @@ class HostSource:
         """As `read`, with a key for every sample."""
         spec = self.sample_spec
         if isinstance(spec, ObjectSpec):
-            (objects,) = spec.empty(len(indices))
-            self.read_rows(indices, [objects], keys)
-            return objects.tolist()
+            return self._read_objects(indices, keys)
         if out is None:
             out = spec.unflatten(spec.empty(len(indices)))
         self.read_rows(indices, spec.flatten("out", out), keys)
         return out
 
+    def read_samples(self, indices: np.ndarray, keys: np.ndarray | None) -> list[PyTree]:
+        """Samples one by one, as functions on the host get them."""
+        spec = self.sample_spec.on_host
+        if isinstance(spec, ObjectSpec):
+            return self._read_objects(indices, keys)
+        leaves = spec.empty(len(indices))
+        self.read_rows(indices, leaves, keys)
+        return [spec.unflatten([leaf[row] for leaf in leaves]) for row in range(len(indices))]
+
+    def _read_objects(self, indices: np.ndarray, keys: np.ndarray | None) -> list[Any]:
+        objects = np.empty(len(indices), object)
+        self.read_rows(indices, [objects], keys)
+        return objects.tolist()
+
     def read_sample(self, index: int, key: np.ndarray | None) -> tuple[PyTree, Any]:
-        """One sample, and what its reading returned beside it."""
-        spec, keys = self.sample_spec, None if key is None else key[None]
+        """One sample as functions on the host get it, and what its reading returned beside it."""
+        spec, keys = self.sample_spec.on_host, None if key is None else key[None]
         out = spec.empty(1)
         extra = self._read_one(index, out, keys)
         leaves = [leaf[0] for leaf in out]

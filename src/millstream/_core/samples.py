@@ -3,9 +3,10 @@
 Only `spec_of` needs JAX, in the process that builds the source; writing needs NumPy alone.
 """
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,6 +16,8 @@ from millstream._core.dtypes import can_become, dtype_of_array, holds_numbers, k
 from millstream._core.errors import describe_leaf, describe_value
 from millstream._core.trees import OtherStructure, flatten_like, outline, unflatten_like
 
+_TRIED = 8  # samples that are tried before it is said that none can be read
+_PLAIN = (np.ndarray, np.generic, bool, int, float, complex)  # what is an array of numbers, or a number, already
 _SAME = "Return the same shape and dtype every time."
 
 
@@ -28,6 +31,8 @@ class SampleSpec:
         names: The path of each leaf.
         shapes: The shape of each leaf.
         dtypes: The dtype of each leaf.
+        lenient: Whether a leaf of the sample was neither an array nor a number, but can become an array: an image, a
+            table's column, a tensor. It becomes one in a batch, and reaches functions on the host as it is.
     """
 
     template: Any
@@ -35,9 +40,15 @@ class SampleSpec:
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[np.dtype, ...]
+    lenient: bool = dataclasses.field(default=False, compare=False)
 
     def __hash__(self) -> int:
         return hash((self.names, self.shapes, self.dtypes))
+
+    @property
+    def on_host(self) -> "SampleSpec | ObjectSpec":
+        """The spec of samples as functions on the host get them."""
+        return ObjectSpec("samples as they are read") if self.lenient else self
 
     def tree(self) -> PyTree:
         """As a pytree of `jax.ShapeDtypeStruct`."""
@@ -77,11 +88,14 @@ class SampleSpec:
 
         Args:
             who: Who speaks in errors.
-            out: One array per leaf.
+            out: One array per leaf; or one array of objects, which gets the sample as it is.
             row: Which of their rows to fill.
             index: The sample's number; None if it is no sample but what a function returned.
             sample: What to write.
         """
+        if self.lenient and out[0].dtype.hasobject:
+            out[0][row] = sample
+            return
         if type(sample) is dict and len(sample) == len(self._keys):  # the usual case, and the fastest
             try:
                 leaves = [sample[key] for key in self._keys]
@@ -153,6 +167,11 @@ class ObjectSpec:
     shapes: ClassVar[tuple[tuple[int, ...], ...]] = ((),)
     dtypes: ClassVar[tuple[np.dtype, ...]] = (np.dtype(object),)
 
+    @property
+    def on_host(self) -> "ObjectSpec":
+        """The spec of samples as functions on the host get them."""
+        return self
+
     def tree(self) -> None:
         """There is none."""
 
@@ -177,6 +196,20 @@ class NotAnArray(TypeError):
 
     def __str__(self) -> str:
         return self.args[0]
+
+
+def first_sample(read: Callable[[int], Any], count: int) -> tuple[int, Any]:
+    """The first sample that can be read, of the first few, and its number; if none can be, what the first one raised.
+
+    One broken file need not keep all others from being used, with `on_error="skip item"`.
+    """
+    try:
+        return 0, read(0)
+    except Exception:
+        for index in range(1, min(count, _TRIED)):
+            with contextlib.suppress(Exception):
+                return index, read(index)
+        raise
 
 
 def spec_or_objects(who: str, sample: Any) -> SampleSpec | ObjectSpec:
@@ -205,6 +238,7 @@ def spec_of(who: str, sample: PyTree) -> SampleSpec:
     if not paths:
         raise ValueError(f"{who} needs samples with at least one array. Got {describe_value(sample)}.")
     names, shapes, dtypes = [], [], []
+    lenient = not all(isinstance(leaf, (*_PLAIN, jax.Array, jax.ShapeDtypeStruct)) for _, leaf in paths)
     for path, leaf in paths:
         names.append(jax.tree_util.keystr(path))
         leaf = np.asarray(leaf) if dtype_of_array(leaf) is None else leaf
@@ -214,7 +248,7 @@ def spec_of(who: str, sample: PyTree) -> SampleSpec:
         shapes.append(tuple(leaf.shape))
         dtypes.append(kept_dtype(np.dtype(leaf.dtype)))
     template = structure.unflatten(range(len(paths)))
-    return SampleSpec(template, _is_plain(template, len(paths)), tuple(names), tuple(shapes), tuple(dtypes))
+    return SampleSpec(template, _is_plain(template, len(paths)), tuple(names), tuple(shapes), tuple(dtypes), lenient)
 
 
 def _is_plain(template: PyTree, leaves: int) -> bool:

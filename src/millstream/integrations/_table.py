@@ -11,7 +11,7 @@ from millstream._core.dtypes import narrowed
 from millstream._core.errors import describe_leaf, describe_value, require_callable, require_int
 from millstream._core.host_source import HostSource
 from millstream._core.ordering import Ordering
-from millstream._core.samples import NotAnArray, SampleSpec, spec_of, spec_or_objects
+from millstream._core.samples import NotAnArray, SampleSpec, first_sample, spec_of, spec_or_objects
 from millstream._core.stage_times import spent
 from millstream.integrations._made_samples import made_samples
 from millstream.sources._array import check_ordering
@@ -67,7 +67,8 @@ class TableSource(HostSource):
         self._require_rows()
         first = np.zeros(1, np.int64)
         if self._row_fn is not None:
-            self.sample_spec = spec_or_objects(self._who, self._samples(first)[0])
+            self.first_sample, samples = first_sample(lambda index: self._samples(np.array([index])), len(self))
+            self.sample_spec = spec_or_objects(self._who, samples[0])
             return
         columns = self.take(first)
         if not columns:

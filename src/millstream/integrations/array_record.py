@@ -12,7 +12,7 @@ from millstream._core.faults import FileChanged
 from millstream._core.files import LocalFile
 from millstream._core.host_source import HostSource
 from millstream._core.ordering import Ordering
-from millstream._core.samples import spec_or_objects
+from millstream._core.samples import first_sample, spec_or_objects
 from millstream._core.stage_times import timed
 from millstream.integrations._made_samples import made_samples
 from millstream.integrations._paths import Paths, listed_paths, local_path
@@ -73,7 +73,8 @@ class ArrayRecordSource(HostSource):
         self._ends = np.cumsum([self._count(number) for number in range(len(self._paths))], dtype=np.int64)
         if len(self) == 0:
             raise ValueError(f"{self._who} needs at least one record. There is none in {describe_value(listed)}.")
-        self.sample_spec = spec_or_objects(self._who, self._samples(np.zeros(1, np.int64))[0])
+        self.first_sample, samples = first_sample(lambda index: self._samples(np.array([index])), len(self))
+        self.sample_spec = spec_or_objects(self._who, samples[0])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_opened": {}}

@@ -13,7 +13,7 @@ from millstream._core.errors import describe_value, function_name, noted, requir
 from millstream._core.files import is_remote, open_file
 from millstream._core.host_source import SampleReader
 from millstream._core.ordering import Ordering
-from millstream._core.samples import spec_or_objects
+from millstream._core.samples import first_sample, spec_or_objects
 from millstream._core.stage_times import spent
 from millstream.integrations._paths import Path, Paths, listed_paths
 from millstream.integrations._tar_decoders import decoders
@@ -87,7 +87,8 @@ class WebDatasetSource(SampleReader):
         self.ordering: Ordering = ordering
         self.prefetch_size = prefetch_size
         self.readers = readers
-        self.sample_spec = spec_or_objects(_WHO, self._sample(0))
+        self.first_sample, sample = first_sample(self._sample, len(self))
+        self.sample_spec = spec_or_objects(_WHO, sample)
 
     def __len__(self) -> int:
         return len(self._index.shards)

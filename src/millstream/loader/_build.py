@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import numpy as np
 
 from millstream._core.cached_backend import CacheOf
 from millstream._core.contracts import IndexedSource, Stream
@@ -41,6 +42,15 @@ def read_on_host(source: Any, executor: Any, prefetch: int, on_error: OnError, c
         )
     kept = None if cache is None else CacheOf(cache.folder, cache.mode, source.origin)
     return source.read_by(executor=executor, prefetch=prefetch, on_error=on_error, cache=kept)
+
+
+def check_first_sample(source: Any) -> None:
+    """Read the samples again that could not be read when the spec was found, unless such samples are skipped."""
+    host = source.host if isinstance(source, Pipeline) else None
+    if host is None or host.tolerant or host.source.first_sample == 0:
+        return
+    rows = host.layout(source.plan).rows if host.source.whole_batches else 1
+    host.source.read_keyed(np.zeros(rows, np.int64), np.zeros((rows, 2), np.uint32) if host.source.keyed else None)
 
 
 def sharded(source: Any, sharding: jax.sharding.NamedSharding, placements: list[Any]) -> Pipeline:

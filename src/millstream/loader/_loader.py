@@ -26,7 +26,7 @@ from millstream._core.reading import OnError, Report
 from millstream._core.state import check_origin, is_traced
 from millstream._core.stats import LoaderStats
 from millstream.host import BatchCache, InGraph, Processes, Threads, is_worker
-from millstream.loader._build import build, read_on_host, sharded, stages
+from millstream.loader._build import build, check_first_sample, read_on_host, sharded, stages
 from millstream.loader._delivery import Delivery, placed
 from millstream.loader._host_reading import HostReading
 from millstream.loader._hosts import require_agreement
@@ -102,6 +102,7 @@ class DataLoader:
         executor = None if isinstance(executor, InGraph) else executor
         if executor is not None or on_error != "raise" or cache is not None:
             source = read_on_host(source, executor, prefetch, on_error, cache)
+        check_first_sample(source)
         placements = [stage.placement for stage in stages(source) if isinstance(stage, DevicePutTransform)]
         if sharding is not None:
             source = sharded(source, as_batch_sharding(sharding), placements)

@@ -12,7 +12,7 @@ from millstream._core.contracts import PyTree
 from millstream._core.errors import describe_value, function_name, noted, require_callable, require_int
 from millstream._core.host_source import SampleReader
 from millstream._core.ordering import Ordering
-from millstream._core.samples import ObjectSpec, SampleSpec, spec_of, spec_or_objects
+from millstream._core.samples import ObjectSpec, SampleSpec, first_sample, spec_of, spec_or_objects
 from millstream._core.stage_times import spent
 from millstream.sources._array import check_ordering
 
@@ -32,7 +32,7 @@ class DiskSampleSource(SampleReader):
         length: Number of samples.
         sample_fn: `sample_fn(index) -> sample`. It is called from several threads.
         sample_spec: The shapes and dtypes of a sample, as a pytree of `jax.ShapeDtypeStruct`; by default those of
-            sample 0, which is then read once.
+            sample 0, which is then read once, or of the first one that can be read.
         ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
         prefetch_size: How many samples are read before they are needed.
         readers: How many threads read, if the loader has no executor.
@@ -51,9 +51,12 @@ class DiskSampleSource(SampleReader):
         check_ordering(who, self.ordering)
         for name in ("length", "prefetch_size", "readers"):
             require_int(who, name, getattr(self, name), least=1)
-        given = self.sample_spec is not None
-        spec = _given_spec(who, self.sample_spec) if given else spec_or_objects(who, self._sample(0))
-        object.__setattr__(self, "sample_spec", spec)
+        if self.sample_spec is not None:
+            object.__setattr__(self, "sample_spec", _given_spec(who, self.sample_spec))
+            return
+        first, sample = first_sample(self._sample, self.length)
+        object.__setattr__(self, "sample_spec", spec_or_objects(who, sample))
+        object.__setattr__(self, "first_sample", first)
 
     def __len__(self) -> int:
         return self.length
@@ -109,10 +112,20 @@ class DatasetSource(SampleReader):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    @functools.cached_property
+    @property
     def sample_spec(self) -> SampleSpec | ObjectSpec:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The structure of a sample: that of item 0."""
-        return spec_or_objects(self._name, self._item(0))
+        """The structure of a sample: that of item 0, or of the first one that can be read."""
+        return self._found[1]
+
+    @property
+    def first_sample(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The item that the spec was found by."""
+        return self._found[0]
+
+    @functools.cached_property
+    def _found(self) -> tuple[int, SampleSpec | ObjectSpec]:
+        number, item = first_sample(self._item, len(self))
+        return number, spec_or_objects(self._name, item)
 
     @property
     def reads_samples(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
