@@ -1,7 +1,9 @@
 """Words for error messages: how a leaf, a tree or a stage is named to the user."""
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import os
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
 
 
@@ -57,9 +59,29 @@ def require_bool(who: str, name: str, value: Any) -> None:
 def require_choice(who: str, name: str, value: object, choices: Iterable[str]) -> None:
     """Refuse anything but one of a few words, and say which there are."""
     words = list(choices)
-    if value not in words:
+    if not isinstance(value, str) or value not in words:
         listed = ", ".join(map(repr, words[:-1])) + f" or {words[-1]!r}"
         raise ValueError(f"{who} needs {name} {listed}. Got {describe_value(value)}.")
+
+
+def require_path(who: str, rule: str, value: Any) -> pathlib.Path:
+    """A path that names something; refuse anything else. `rule` says what is needed: "cache_dir to be a path"."""
+    if not isinstance(value, str | os.PathLike) or not isinstance(text := os.fspath(value), str):
+        raise TypeError(f"{who} needs {rule}. Got {describe_value(value)}.")
+    if not text:
+        raise ValueError(f"{who} needs {rule}. Got an empty one; the current folder is '.'.")
+    if "\0" in text:
+        raise ValueError(f"{who} needs {rule}. Got {describe_value(value)}, which has a zero byte in it.")
+    return pathlib.Path(text)
+
+
+def require_names(who: str, name: str, value: Any) -> list[str]:
+    """A list of names; refuse anything else, a single name above all, which would pass for a list of letters."""
+    names = None if isinstance(value, str | Mapping | Set) or not isinstance(value, Iterable) else list(value)
+    if names is None or not all(isinstance(item, str) for item in names):
+        hint = f"; write [{value!r}]" if isinstance(value, str) else ""
+        raise TypeError(f"{who} needs {name} to be a list of names. Got {describe_value(value)}{hint}.")
+    return names
 
 
 def ends_silently(kind: type[BaseException]) -> bool:

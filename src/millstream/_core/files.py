@@ -10,6 +10,7 @@ import urllib.parse
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from millstream._core.errors import require_path
 from millstream._core.faults import FileChanged
 
 _GONE = (FileNotFoundError, NotADirectoryError)  # other failures, such as too many open files, say what they are
@@ -52,8 +53,7 @@ class LocalFile:
     """
 
     def __init__(self, who: str, path: str | os.PathLike[str], version: str | None = None) -> None:
-        self.name = os.fspath(path)
-        self._who = who
+        self.name, self._who = str(path), who
         try:
             self.path = require_file(who, path).absolute()
         except FileNotFoundError:
@@ -114,7 +114,7 @@ class LocalFile:
 
 def require_file(who: str, path: str | os.PathLike[str]) -> pathlib.Path:
     """The path, if a plain file is there: a pipe or a device would block or never end."""
-    found = pathlib.Path(path)
+    found = require_path(who, "a path", path)
     if not found.exists():
         raise FileNotFoundError(f"{who} needs a file that is there. {found} does not exist.")
     if not found.is_file():
@@ -174,7 +174,7 @@ def buffered(file: File, size: int = 1 << 20) -> io.BufferedReader:
 
 def is_remote(path: object) -> bool:
     """Whether a path is the address of something on another machine."""
-    return isinstance(path, str) and "://" in path and urllib.parse.urlsplit(path).scheme != "file"
+    return isinstance(path, str) and "://" in path and not path.startswith("file://")
 
 
 @dataclasses.dataclass
@@ -223,7 +223,6 @@ def _open(who: str, path: str | os.PathLike[str]) -> File:
         from millstream._core.remote_file import open_remote
 
         return open_remote(who, str(path))
-    text = os.fspath(path)
-    return LocalFile(
-        who, urllib.parse.unquote(urllib.parse.urlsplit(text).path) if text.startswith("file://") else path
-    )
+    if isinstance(path, str) and path.startswith("file://"):
+        path = urllib.parse.unquote(urllib.parse.urlsplit(path).path)
+    return LocalFile(who, path)

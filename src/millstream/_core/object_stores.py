@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 
 from millstream._core.errors import needs
 from millstream._core.remote_options import CloudOptions
-from millstream._core.urls import is_loopback
+from millstream._core.urls import is_loopback, shown
 
 _OBSTORE = {"s3", "gs", "http", "https"}
 _PLAIN_PATH = re.compile(r"(/[\w.~-]+)+", re.ASCII)
@@ -56,17 +56,40 @@ class Store(Protocol):
 
 def open_store(who: str, url: str, options: CloudOptions) -> Store:
     """Where to ask for an address. Nothing is asked yet."""
-    scheme = urllib.parse.urlsplit(url).scheme
+    scheme = _require_place(who, url)
     if scheme == "http":
         _require_plain_http(who, url, options)
     backend = ("obstore" if scheme in _OBSTORE else "fsspec") if options.backend is None else options.backend
     if backend == "obstore":
         with needs(f"{who} with {scheme}://", "obstore", "cloud"):
             import obstore  # noqa: F401
-        return _Obstore(*_object_store(scheme, url, _Hashed(options)), options)
+        from obstore.exceptions import BaseError
+
+        try:
+            return _Obstore(*_object_store(scheme, url, _Hashed(options)), options)
+        except (BaseError, TypeError, ValueError) as error:
+            has_secrets = "@" in url or "?" in url  # and the text may have all of the address in it
+            text = type(error).__name__ if has_secrets else f"{type(error).__name__}: {error}"
+            raise ValueError(f"{who} cannot open {shown(url)} with obstore and these options: {text}") from None
     with needs(f"{who} with {scheme}://", "fsspec", "cloud"):
         import fsspec  # noqa: F401
     return _Fsspec(who, url, options)
+
+
+def _require_place(who: str, url: str) -> str:
+    """The scheme of an address that names a host, a bucket or, in memory, a file. Secrets in it are not shown."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        is_place = bool(parts.hostname or (parts.path and not parts.netloc and parts.scheme not in _OBSTORE))
+    except ValueError:
+        is_place = False
+    scheme = url.partition("://")[0]
+    if not is_place or not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme):
+        raise ValueError(
+            f"{who} needs the address of a file, such as s3://bucket/name or https://host/name, or a path. "
+            f"Got one that begins with {scheme[:20]}:// and names no host or bucket."
+        )
+    return scheme.lower()
 
 
 def _require_plain_http(who: str, url: str, options: CloudOptions) -> None:

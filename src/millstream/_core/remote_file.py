@@ -55,11 +55,11 @@ class RemoteFile:
     """
 
     def __init__(self, who: str, url: str, options: CloudOptions, known: tuple[int, str] | None = None) -> None:
+        self._store: Store = open_store(who, url, options)
         self.name = shown(url)
         self._who = who
         self._url = url
         self._options = options
-        self._store: Store = open_store(who, url, options)
         self._cache: FileCache | None = None
         self._prefix = ""
         self._head = b""
