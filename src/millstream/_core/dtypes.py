@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from millstream._core.errors import describe_value
+
 _PAIRS = (("int64", "int32"), ("uint64", "uint32"), ("float64", "float32"), ("complex128", "complex64"))
 _NARROW = {np.dtype(wide): np.dtype(narrow) for wide, narrow in _PAIRS}
 
@@ -18,8 +20,16 @@ def dtype_of_array(value: Any) -> np.dtype | None:
     """The dtype of an array of any library; None for other values, and for a dtype that NumPy does not know."""
     try:
         return np.dtype(value.dtype) if hasattr(value, "shape") else None
-    except (AttributeError, TypeError):
+    except (AttributeError, TypeError, ValueError):
         return None
+
+
+def require_dtype(who: str, name: str, value: Any) -> np.dtype:
+    """The dtype that is meant by a value such as np.float32 or "int8"; refuse what means none."""
+    try:
+        return np.dtype(value)
+    except Exception:
+        raise TypeError(f"{who} needs {name} to be a dtype. Got {describe_value(value)}.") from None
 
 
 def kept_dtype(dtype: np.dtype) -> np.dtype:

@@ -75,9 +75,43 @@ def require_path(who: str, rule: str, value: Any) -> pathlib.Path:
     return pathlib.Path(text)
 
 
+def require_text(who: str, name: str, value: Any) -> None:
+    """Refuse anything but a str."""
+    if not isinstance(value, str):
+        raise TypeError(f"{who} needs {name} to be a str. Got {describe_value(value)}.")
+
+
+def require_mapping(who: str, name: str, value: Any, what: str = "a dict") -> None:
+    """Refuse anything but a dict or its like; `what` says of what."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{who} needs {name} to be {what}. Got {describe_value(value)}.")
+
+
+def require_items(who: str, what: str, value: Any) -> None:
+    """Refuse anything but what has a length, which is not 0, and `[index]`."""
+    try:
+        length = len(value) if hasattr(value, "__getitem__") else None
+    except Exception:
+        length = None
+    if length is None:
+        raise TypeError(f"{who} needs {what} with a length and [index]. Got {describe_value(value)}.")
+    if length == 0:
+        raise ValueError(f"{who} needs at least one item. Got {type(value).__name__} of length 0.")
+
+
+def listed(value: Any) -> list[Any] | None:
+    """The items of anything with an order; None for text, mappings, sets, and what cannot be gone through."""
+    if isinstance(value, str | bytes | Mapping | Set):
+        return None
+    try:
+        return list(value)
+    except Exception:
+        return None
+
+
 def require_names(who: str, name: str, value: Any) -> list[str]:
     """A list of names; refuse anything else, a single name above all, which would pass for a list of letters."""
-    names = None if isinstance(value, str | Mapping | Set) or not isinstance(value, Iterable) else list(value)
+    names = listed(value)
     if names is None or not all(isinstance(item, str) for item in names):
         hint = f"; write [{value!r}]" if isinstance(value, str) else ""
         raise TypeError(f"{who} needs {name} to be a list of names. Got {describe_value(value)}{hint}.")

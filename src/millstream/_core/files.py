@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from millstream._core.errors import require_path
 from millstream._core.faults import FileChanged
+from millstream._core.urls import shown
 
 _GONE = (FileNotFoundError, NotADirectoryError)  # other failures, such as too many open files, say what they are
 
@@ -175,6 +176,22 @@ def buffered(file: File, size: int = 1 << 20) -> io.BufferedReader:
 def is_remote(path: object) -> bool:
     """Whether a path is the address of something on another machine."""
     return isinstance(path, str) and "://" in path and not path.startswith("file://")
+
+
+def local_path(who: str, path: str | os.PathLike[str]) -> pathlib.Path:
+    """A path, for those who read from this machine alone: an address is refused as one, and not as a missing file.
+
+    Args:
+        who: Who speaks in errors.
+        path: What the user gave.
+    """
+    found = require_path(who, "a path", path)
+    if is_remote(path):
+        raise ValueError(
+            f"{who} reads from this machine alone. Got the address {shown(str(path))}. Copy what is there, and give "
+            "the path of the copy."
+        )
+    return found
 
 
 @dataclasses.dataclass

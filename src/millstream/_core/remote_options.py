@@ -6,7 +6,14 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from millstream._core.errors import describe_value, require_bool, require_choice, require_int, require_positive
+from millstream._core.errors import (
+    describe_value,
+    require_bool,
+    require_choice,
+    require_int,
+    require_path,
+    require_positive,
+)
 from millstream._core.user_cache import user_cache
 
 
@@ -55,6 +62,8 @@ class CloudOptions:
         if self.backend is not None:
             require_choice(who, "backend", self.backend, ["obstore", "fsspec"])
         require_bool(who, "allow_http", self.allow_http)
+        if self.cache_folder is not None:
+            require_path(who, "cache_folder to be a path", self.cache_folder)
         if not isinstance(self.store, Mapping):
             raise TypeError(f"{who} needs store to be a dict of options. Got {type(self.store).__name__}.")
 

@@ -241,7 +241,7 @@ def spec_of(who: str, sample: PyTree) -> SampleSpec:
     lenient = not all(isinstance(leaf, (*_PLAIN, jax.Array, jax.ShapeDtypeStruct)) for _, leaf in paths)
     for path, leaf in paths:
         names.append(jax.tree_util.keystr(path))
-        leaf = np.asarray(leaf) if dtype_of_array(leaf) is None else leaf
+        leaf = _as_array(leaf) if dtype_of_array(leaf) is None else leaf
         if not holds_numbers(np.dtype(leaf.dtype)):
             found = f"sample{names[-1]}: {describe_value(leaf.tolist() if isinstance(leaf, np.ndarray) else leaf)}"
             raise NotAnArray(f"{who} needs arrays of numbers or bools. Got {found}.", found)
@@ -249,6 +249,16 @@ def spec_of(who: str, sample: PyTree) -> SampleSpec:
         dtypes.append(kept_dtype(np.dtype(leaf.dtype)))
     template = structure.unflatten(range(len(paths)))
     return SampleSpec(template, _is_plain(template, len(paths)), tuple(names), tuple(shapes), tuple(dtypes), lenient)
+
+
+def _as_array(leaf: Any) -> np.ndarray:
+    """A leaf as an array; one of objects if it is no number."""
+    try:
+        return np.asarray(leaf)
+    except Exception:  # a key of JAX, or a list of lists of different lengths
+        found = np.empty((), object)
+        found[()] = leaf
+        return found
 
 
 def _is_plain(template: PyTree, leaves: int) -> bool:

@@ -1,12 +1,10 @@
 """A text file of rows, one line each, that grows at its end and can be cut behind a step."""
 
 import io
-import os
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from millstream._core.errors import describe_value
+from millstream._core.errors import describe_value, require_path
 
 UNITS = ("steps", "samples", "epochs", "time", "date")  # what every line begins with
 
@@ -22,9 +20,7 @@ class LogFile:
     """
 
     def __init__(self, who: str, path: Any, overwrite: bool, step_of: Callable[[bytes], int]) -> None:
-        if not isinstance(path, str | os.PathLike):
-            raise TypeError(f"{who} needs the path of a file. Got {describe_value(path)}.")
-        self.path = pathlib.Path(path).resolve()
+        self.path = require_path(who, "the path of a file", path).resolve()
         if self.path.is_dir():
             raise IsADirectoryError(f"{who} needs the path of a file. {self.path} is a folder.")
         self._who = who

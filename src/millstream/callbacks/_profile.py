@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from millstream._core.errors import describe_value, require_int
+from millstream._core.errors import require_int, require_path
 from millstream.loops._callback import Observer
 from millstream.loops._loop_state import LoopState
 
@@ -19,8 +19,7 @@ class Profile(Observer):
     only_real_runs = True
 
     def __init__(self, log_dir: str | os.PathLike[str], first: int, steps: int) -> None:
-        if not isinstance(log_dir, str | os.PathLike):
-            raise TypeError(f"{_WHO} needs log_dir to be a folder. Got {describe_value(log_dir)}.")
+        require_path(_WHO, "log_dir to be a folder", log_dir)
         require_int(_WHO, "first", first, least=1)
         require_int(_WHO, "steps", steps, least=1)
         self._log_dir = os.fspath(log_dir)

@@ -3,11 +3,10 @@
 import collections
 import json
 import os
-import pathlib
 import warnings
 from typing import Any
 
-from millstream._core.errors import describe_value
+from millstream._core.errors import require_path
 from millstream.callbacks._background import Row, Sink
 from millstream.callbacks._log_file import LogFile
 
@@ -37,9 +36,7 @@ class RecordFile(Sink):
     separator = "."
 
     def __init__(self, directory: Any, overwrite: bool) -> None:
-        if not isinstance(directory, str | os.PathLike):
-            raise TypeError(f"{_WHO} needs the path of a folder. Got {describe_value(directory)}.")
-        folder = pathlib.Path(directory).expanduser()
+        folder = require_path(_WHO, "the path of a folder", directory).expanduser()
         if folder.exists() and not folder.is_dir():
             raise NotADirectoryError(f"{_WHO} needs the path of a folder. {folder} is a file.")
         self._file = LogFile(_WHO, folder / RECORD, True, lambda line: int(json.loads(line)["steps"]))

@@ -2,13 +2,12 @@
 
 import io
 import os
-import pathlib
 import socket
 import struct
 import time
 from typing import Any
 
-from millstream._core.errors import describe_value, needs
+from millstream._core.errors import needs, require_path
 from millstream.callbacks._background import Row, Sink
 from millstream.callbacks._log_file import write_whole
 from millstream.callbacks._writer import Writer
@@ -20,12 +19,11 @@ class _EventFile(Sink):
     who = "tensorboard"
 
     def __init__(self, log_dir: Any, overwrite: bool) -> None:
-        if not isinstance(log_dir, str | os.PathLike):
-            raise TypeError(f"{self.who} needs a folder. Got {describe_value(log_dir)}.")
+        folder = require_path(self.who, "log_dir to be a folder", log_dir)
         with needs(self.who, "tensorboardX", "tensorboard"):
             from tensorboardX import record_writer
             from tensorboardX.proto import event_pb2, summary_pb2
-        self._folder = pathlib.Path(log_dir).resolve()
+        self._folder = folder.resolve()
         self._overwrite = overwrite
         self._crc, self._proto, self._summary = record_writer.masked_crc32c, event_pb2, summary_pb2
         self._file: io.FileIO | None = None

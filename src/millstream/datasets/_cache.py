@@ -2,12 +2,27 @@
 
 import os
 import pathlib
+from typing import Any
 
+from millstream._core.errors import require_int, require_path
 from millstream._core.safe_path import require_trust
 from millstream._core.user_cache import user_cache
 from millstream.datasets._download import RemoteFile, fetch
+from millstream.sources._array import check_ordering
 
 CacheDir = str | os.PathLike[str] | None
+
+
+def require_place(who: str, name: str, place: CacheDir) -> None:
+    """Refuse a folder or file that is neither a path nor None."""
+    if place is not None:
+        require_path(who, f"{name} to be a path", place)
+
+
+def require_reading(who: str, ordering: Any, prefetch_size: Any) -> None:
+    """Refuse what a source of the data set would refuse, before a download."""
+    check_ordering(who, ordering)
+    require_int(who, "prefetch_size", prefetch_size, least=1)
 
 
 def cache_folder(cache_dir: CacheDir, name: str) -> pathlib.Path:

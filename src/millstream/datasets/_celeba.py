@@ -12,7 +12,7 @@ import numpy as np
 from millstream._core.errors import require_bool, require_choice
 from millstream._core.ordering import Ordering
 from millstream._core.safe_path import safe_path
-from millstream.datasets._cache import CacheDir, find_file, find_or_fetch
+from millstream.datasets._cache import CacheDir, find_file, find_or_fetch, require_place, require_reading
 from millstream.datasets._download import RemoteFile
 from millstream.sources import DiskSampleSource
 from millstream.sources._image_folder import decode_image, require_pillow
@@ -79,6 +79,8 @@ class CelebADataset:
         require_pillow("CelebADataset")
         require_choice("CelebADataset", "split", split, _SPLITS)
         require_bool("CelebADataset", "include_attributes", include_attributes)
+        require_place("CelebADataset", "cache_dir", cache_dir)
+        require_place("CelebADataset", "data_dir", data_dir)
         names = _read_partition(_find("list_eval_partition.txt", cache_dir, data_dir), _SPLITS[split])
         self.attribute_names: tuple[str, ...] = ()
         self._attributes = None
@@ -114,6 +116,7 @@ class CelebADataset:
         include_attributes: bool = True,
     ) -> DiskSampleSource:
         """A source that decodes the pictures of a batch when it is due."""
+        require_reading("CelebADataset", ordering, prefetch_size)
         dataset = cls(split, cache_dir, data_dir, include_attributes)
         return DiskSampleSource(len(dataset), dataset.__getitem__, None, ordering, prefetch_size)
 

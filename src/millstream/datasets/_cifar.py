@@ -10,7 +10,7 @@ from millstream._core.ordering import Ordering
 from millstream.datasets._archive import extract
 from millstream.datasets._array_cache import cache_arrays
 from millstream.datasets._array_dataset import ArrayDataset
-from millstream.datasets._cache import CacheDir, cache_folder, find_file, find_or_fetch
+from millstream.datasets._cache import CacheDir, cache_folder, find_file, find_or_fetch, require_place, require_reading
 from millstream.datasets._download import RemoteFile
 from millstream.datasets._pickle import read_plain_pickle
 from millstream.sources._npy import NpySource
@@ -31,6 +31,7 @@ class _CifarDataset(ArrayDataset):
     def _paths(cls, split: str, cache_dir: CacheDir) -> list[pathlib.Path]:
         """The batches: as they are if somebody has unpacked them there, from the archive if not."""
         require_choice(cls.__name__, "split", split, cls.batches)
+        require_place(cls.__name__, "cache_dir", cache_dir)
         paths = [find_file(cache_dir, cls.folder, (batch,)) for batch in cls.batches[split]]
         found = [path for path in paths if path is not None]
         if len(found) == len(paths):
@@ -56,6 +57,7 @@ class _CifarDataset(ArrayDataset):
         cache_dir: CacheDir = None,
     ) -> NpySource:
         """A source whose pictures stay on disk: they are put in order once, then memory-mapped."""
+        require_reading(cls.__name__, ordering, prefetch_size)
         paths = cls._paths(split, cache_dir)
         folder = cache_folder(cache_dir, cls.folder)
         cached = cache_arrays(folder, f"{cls.folder}-{split}", paths, lambda: cls._read(paths))

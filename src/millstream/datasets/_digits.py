@@ -8,6 +8,7 @@ import numpy as np
 from millstream._core.errors import require_choice
 from millstream._core.ordering import Ordering
 from millstream.datasets._array_dataset import ArrayDataset
+from millstream.datasets._cache import require_reading
 from millstream.sources import HostArraySource
 
 
@@ -36,6 +37,7 @@ class DigitsDataset(ArrayDataset):
         cls, *, split: str = "train", ordering: Ordering = "shuffle", prefetch_size: int = 64
     ) -> HostArraySource:
         """A source whose images stay on the host."""
+        require_reading("DigitsDataset", ordering, prefetch_size)
         return HostArraySource(cls(split).as_array_dict(), ordering, prefetch_size)
 
 

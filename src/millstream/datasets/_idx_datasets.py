@@ -10,7 +10,7 @@ from millstream._core.ordering import Ordering
 from millstream.datasets._archive import extract
 from millstream.datasets._array_cache import cache_arrays
 from millstream.datasets._array_dataset import ArrayDataset
-from millstream.datasets._cache import CacheDir, cache_folder, find_file, find_or_fetch
+from millstream.datasets._cache import CacheDir, cache_folder, find_file, find_or_fetch, require_place, require_reading
 from millstream.datasets._download import RemoteFile
 from millstream.sources._file_source import FileSource
 from millstream.sources._idx import map_idx
@@ -40,6 +40,7 @@ class _IdxDataset(ArrayDataset):
     def _paths(cls, split: str, cache_dir: CacheDir) -> list[pathlib.Path]:
         """The two files, plain or packed: as they are if somebody has put them there, downloaded if not."""
         require_choice(cls.__name__, "split", split, _SPLITS)
+        require_place(cls.__name__, "cache_dir", cache_dir)
         names = [f"{_SPLITS[split]}-{kind}" for kind in _KINDS]
         return [
             find_or_fetch(cls.__name__, cls.files[name], cache_dir, cls.folder, (name, f"{name}.gz")) for name in names
@@ -55,6 +56,7 @@ class _IdxDataset(ArrayDataset):
         cache_dir: CacheDir = None,
     ) -> FileSource:
         """A source whose images stay on disk: packed files are unpacked once, then memory-mapped."""
+        require_reading(cls.__name__, ordering, prefetch_size)
         paths = cls._paths(split, cache_dir)
         return _disk_source(cls.__name__, paths, cache_folder(cache_dir, cls.folder), ordering, prefetch_size)
 
@@ -163,6 +165,7 @@ class EMNISTDataset(ArrayDataset):
     @classmethod
     def _paths(cls, split: str, cache_dir: CacheDir, subset: str) -> list[pathlib.Path]:
         require_choice("EMNISTDataset", "split", split, _SPLITS)
+        require_place("EMNISTDataset", "cache_dir", cache_dir)
         require_choice("EMNISTDataset", "subset", subset, ("balanced", "byclass", "bymerge", "digits", "letters"))
         names = [f"emnist-{subset}-{split}-{kind}" for kind in _KINDS]
         places = [(name, f"{name}.gz", f"gzip/{name}", f"gzip/{name}.gz") for name in names]
@@ -184,6 +187,7 @@ class EMNISTDataset(ArrayDataset):
         subset: str = "balanced",
     ) -> FileSource:
         """A source whose images stay on disk: packed files are unpacked once, then memory-mapped."""
+        require_reading("EMNISTDataset", ordering, prefetch_size)
         paths = cls._paths(split, cache_dir, subset)
         return _disk_source("EMNISTDataset", paths, cache_folder(cache_dir, cls.folder), ordering, prefetch_size)
 

@@ -1,14 +1,14 @@
 """Series of measurements, cut into windows."""
 
 import os
-import pathlib
 from typing import ClassVar
 
 import numpy as np
 
+from millstream._core.files import require_file
 from millstream._core.ordering import Ordering
 from millstream.datasets._array_dataset import ArrayDataset
-from millstream.datasets._cache import CacheDir, find_or_fetch
+from millstream.datasets._cache import CacheDir, find_or_fetch, require_place, require_reading
 from millstream.datasets._download import RemoteFile
 from millstream.datasets._time_split import require_split, split_by_time
 from millstream.datasets._windows import require_windows, time_series_windows
@@ -42,12 +42,17 @@ class _TimeSeriesDataset(ArrayDataset):
         # Before the file is asked for, which may take a download.
         require_windows(who, context, prediction_length, overlapping, stride)
         require_split(who, split, train_fraction, val_fraction)
+        require_place(who, "cache_dir", cache_dir)
+        require_place(who, "data_path", data_path)
         series = self._series(who, cache_dir, data_path)
         part = split_by_time(who, series, split, train_fraction, val_fraction, context)
         super().__init__(time_series_windows(part, context, prediction_length, overlapping=overlapping, stride=stride))
 
     def _series(self, who: str, cache_dir: CacheDir, data_path: str | os.PathLike[str] | None) -> np.ndarray:
-        path = find_or_fetch(who, self.file, cache_dir, self.folder) if data_path is None else pathlib.Path(data_path)
+        if data_path is None:
+            path = find_or_fetch(who, self.file, cache_dir, self.folder)
+        else:
+            path = require_file(who, data_path)
         series = read_csv(path, [self.column])[self.column]
         if not np.isfinite(series).all():
             row = int(np.flatnonzero(~np.isfinite(series))[0])
@@ -71,6 +76,7 @@ class _TimeSeriesDataset(ArrayDataset):
         data_path: str | os.PathLike[str] | None = None,
     ) -> HostArraySource:
         """A source whose windows stay on the host. The series are small and are read whole."""
+        require_reading(cls.__name__, ordering, prefetch_size)
         dataset = cls(
             split,
             cache_dir,

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core.errors import describe_leaf, require_bool, require_int
+from millstream._core.errors import describe_leaf, describe_value, require_bool, require_int
 
 
 def time_series_windows(
@@ -30,8 +30,11 @@ def time_series_windows(
         stride: Steps from one window to the next: 1 by default, or the length of a window if they must not overlap.
     """
     who = "time_series_windows"
-    values = np.asarray(series)
     require_windows(who, context_length, prediction_length, overlapping, stride)
+    try:
+        values = np.asarray(series)
+    except Exception:
+        raise TypeError(f"{who} needs series to be an array of numbers. Got {describe_value(series)}.") from None
     length = context_length + prediction_length
     step = (1 if overlapping else length) if stride is None else stride
     if values.ndim not in (1, 2) or values.dtype.kind not in "iuf":

@@ -13,7 +13,7 @@ import numpy as np
 from millstream._core.batch_cache import Mode, OpenCache, open_cache
 from millstream._core.cache_contents import CacheContents, contents_of, read_manifest, require_manifest
 from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value, require_choice, require_int
+from millstream._core.errors import describe_value, require_choice, require_int, require_path
 from millstream._core.json_trees import flatten, names_in, unflatten
 
 _MODES = ("read-write", "read-only", "cache-only")
@@ -137,9 +137,7 @@ class ArrayCache:
 
 
 def _folder(who: str, path: Any) -> pathlib.Path:
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"{who} needs path to be the path of a folder. Got {describe_value(path)}.")
-    folder = pathlib.Path(path).expanduser()
+    folder = require_path(who, "path to be the path of a folder", path).expanduser()
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{who} needs path to be a folder of its own. {folder} is a file.")
     return folder

@@ -3,11 +3,10 @@
 import glob
 import os
 import pathlib
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Sequence
 
-from millstream._core.errors import describe_value
+from millstream._core.errors import describe_value, listed, require_path
 from millstream._core.files import is_remote
-from millstream._core.urls import shown
 
 Path = str | os.PathLike[str]
 Paths = Path | Sequence[Path]
@@ -21,28 +20,13 @@ def listed_paths(who: str, paths: Paths) -> list[Path]:
         paths: What the user gave. A set is refused: it has no order, and samples are numbered by that of the files.
     """
     if isinstance(paths, str | os.PathLike):
-        return [paths]
-    listed = list(paths) if isinstance(paths, Iterable) and not isinstance(paths, Set) else [paths]
-    if not all(isinstance(path, str | os.PathLike) for path in listed):
+        paths = [paths]
+    found = listed(paths)
+    if found is None or not all(isinstance(path, str | os.PathLike) for path in found):
         raise TypeError(f"{who} needs a path, or a list of paths. Got {describe_value(paths)}.")
-    return listed  # pyright: ignore[reportReturnType]
-
-
-def local_path(who: str, path: Path) -> pathlib.Path:
-    """A path, for those who read from this machine alone: an address is refused as one, and not as a missing file.
-
-    Args:
-        who: Who speaks in errors.
-        path: What the user gave.
-    """
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"{who} needs a path. Got {describe_value(path)}.")
-    if is_remote(path):
-        raise ValueError(
-            f"{who} reads from this machine alone. Got the address {shown(str(path))}. Copy what is there, and give "
-            "the path of the copy."
-        )
-    return pathlib.Path(path)
+    for path in found:
+        require_path(who, "a path, or a list of paths", path)
+    return found
 
 
 def find_files(who: str, paths: Paths, suffixes: Sequence[str]) -> list[Path]:

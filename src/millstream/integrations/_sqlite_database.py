@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from millstream._core.faults import FileChanged
-from millstream._core.files import LocalFile
-from millstream.integrations._paths import local_path
+from millstream._core.files import LocalFile, local_path
 
 Parameters = Sequence[Any] | Mapping[str, Any]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core.errors import describe_value
+from millstream._core.errors import describe_value, require_names
 from millstream._core.faults import FileChanged
 from millstream.integrations._sqlite_database import Database, Parameters
 
@@ -112,7 +112,7 @@ class KeyedRows:
             )
 
     def _known(self, argument: str, chosen: Iterable[str], known: list[str]) -> list[str]:
-        names = list(chosen) if isinstance(chosen, Iterable) and not isinstance(chosen, str) else []
+        names = require_names(self._who, argument, chosen)
         if not names or len(set(names)) < len(names) or not set(names) <= set(known):
             raise ValueError(
                 f"{self._who} needs {argument} that are there, each once. Got {describe_value(chosen)}; there are "

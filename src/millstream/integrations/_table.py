@@ -1,14 +1,14 @@
 """What all tables have in common: rows by number, columns as arrays."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from millstream._core.contracts import PyTree
 from millstream._core.dtypes import narrowed
-from millstream._core.errors import describe_leaf, describe_value, require_callable, require_int
+from millstream._core.errors import describe_leaf, describe_value, listed, require_callable, require_int
 from millstream._core.host_source import HostSource
 from millstream._core.ordering import Ordering
 from millstream._core.samples import NotAnArray, SampleSpec, first_sample, spec_of, spec_or_objects
@@ -175,9 +175,10 @@ class FrameSource(TableSource):
 
 def chosen_columns(who: str, available: Sequence[Any], columns: Sequence[str] | None) -> list[str]:
     """The names of the columns to read: all, or those that are asked for, each of which must be there once."""
-    if isinstance(columns, str) or not isinstance(columns, Iterable | None):
-        raise TypeError(f"{who} needs a list of columns. Got {describe_value(columns)}; write [{columns!r}].")
-    chosen = list(available if columns is None else columns)
+    chosen = list(available) if columns is None else listed(columns)
+    if chosen is None:
+        hint = f"; write [{columns!r}]" if isinstance(columns, str) else ""
+        raise TypeError(f"{who} needs a list of columns. Got {describe_value(columns)}{hint}.")
     if not chosen:
         raise ValueError(f"{who} needs at least one column. There is none.")
     for name in chosen:

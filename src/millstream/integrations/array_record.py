@@ -9,13 +9,13 @@ import numpy as np
 from millstream._core.contracts import PyTree
 from millstream._core.errors import describe_value, needs, require_callable, require_int
 from millstream._core.faults import FileChanged
-from millstream._core.files import LocalFile
+from millstream._core.files import LocalFile, local_path
 from millstream._core.host_source import HostSource
 from millstream._core.ordering import Ordering
 from millstream._core.samples import first_sample, spec_or_objects
 from millstream._core.stage_times import timed
 from millstream.integrations._made_samples import made_samples
-from millstream.integrations._paths import Paths, listed_paths, local_path
+from millstream.integrations._paths import Paths, listed_paths
 from millstream.integrations._watched_files import WatchedFiles, described
 from millstream.sources._array import check_ordering
 

@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from millstream._core.errors import describe_value, table
+from millstream._core.errors import describe_value, require_names, table
 from millstream._core.files import File, open_file
 from millstream._core.ordering import Ordering
 from millstream.integrations._paths import Path, Paths, listed_paths
@@ -73,9 +73,7 @@ class SafetensorsSource(FileSource):
         given = listed_paths(_WHO, paths)
         if not given:
             raise TypeError(f"{_WHO} needs a path, or a list of at least one. Got {describe_value(paths)}.")
-        if isinstance(tensors, str):
-            raise TypeError(f"{_WHO} needs a list of tensors. Got {tensors!r}; write [{tensors!r}].")
-        names = None if tensors is None else list(tensors)
+        names = None if tensors is None else require_names(_WHO, "tensors", tensors)
         if names == []:
             raise ValueError(f"{_WHO} needs at least one tensor. Got an empty list of tensors.")
         super().__init__(_open_all, (given, names), ordering, prefetch_size)

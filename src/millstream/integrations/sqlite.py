@@ -2,13 +2,13 @@
 
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value
+from millstream._core.errors import describe_value, listed, require_mapping, require_text
 from millstream._core.ordering import Ordering
 from millstream.integrations._sqlite_columns import blob_column, first_column, number_column
 from millstream.integrations._sqlite_database import Database, Parameters
@@ -73,6 +73,11 @@ class SqliteSource(TableSource):
             raise ValueError(f"SqliteSource needs timeout to be seconds, from 0 on. Got {describe_value(timeout)}.")
         if arrays is not None and row_fn is not None:
             raise ValueError("SqliteSource needs arrays= or row_fn=, not both: row_fn makes arrays of its own.")
+        for name, text in {"table": table, "query": query, "key": key}.items():
+            if text is not None:
+                require_text(self._who, name, text)
+        if arrays is not None:
+            require_mapping(self._who, "arrays", arrays, "a dict of (shape, dtype) by column")
         bound = _bound(table, parameters)
         database = Database(self._who, path, timeout)
         try:
@@ -141,11 +146,12 @@ class SqliteSource(TableSource):
 
 def _bound(table: str | None, parameters: Any) -> Parameters:
     """The parameters of a query, which has placeholders for them."""
-    if isinstance(parameters, str) or not isinstance(parameters, Collection):
+    found = dict(parameters) if isinstance(parameters, Mapping) else listed(parameters)
+    if found is None:
         raise TypeError(
             "SqliteSource needs parameters to be a sequence, for ?, or a mapping, for :name. "
             f"Got {describe_value(parameters)}."
         )
-    if table is not None and len(parameters) > 0:
+    if table is not None and found:
         raise ValueError("SqliteSource binds parameters to the placeholders of a query. A table has none.")
-    return dict(parameters) if isinstance(parameters, Mapping) else tuple(parameters)
+    return found if isinstance(found, dict) else tuple(found)

@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 
 from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value, function_name, noted, require_callable, require_int
+from millstream._core.errors import (
+    describe_value,
+    function_name,
+    noted,
+    require_callable,
+    require_int,
+    require_mapping,
+    require_names,
+)
 from millstream._core.files import is_remote, open_file
 from millstream._core.host_source import SampleReader
 from millstream._core.ordering import Ordering
@@ -74,10 +82,12 @@ class WebDatasetSource(SampleReader):
         readers = (16 if any(map(is_remote, paths)) else 4) if readers is None else readers
         for name, number in {"prefetch_size": prefetch_size, "readers": readers}.items():
             require_int(_WHO, name, number, least=1)
-        if isinstance(extensions, str):
-            raise TypeError(f"{_WHO} needs a list of extensions. Got {extensions!r}; write [{extensions!r}].")
+        if extensions is not None and not (extensions := require_names(_WHO, "extensions", extensions)):
+            raise ValueError(f"{_WHO} needs at least one of extensions. Got an empty list.")
         if sample_fn is not None:
             require_callable(_WHO, "sample_fn", sample_fn)
+        if decode is not None:
+            require_mapping(_WHO, "decode", decode, "a dict of functions by extension")
         own = _own_decoders({} if decode is None else decode, sample_fn)
         self._shards = [open_file(_WHO, path) for path in paths]
         names = None if extensions is None else [_extension(name) for name in extensions]

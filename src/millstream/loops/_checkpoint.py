@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from millstream._core.contracts import PyTree
+from millstream._core.errors import require_bool, require_path
 from millstream.checkpoints import CheckpointStore, Retention
 from millstream.loops._callback import Observer
 from millstream.loops._elapsed import Elapsed
@@ -193,6 +194,8 @@ def checkpoint(
         overwrite: Whether a new run replaces what an earlier one has left; otherwise that is set apart, in a folder of
             its own.
     """
+    require_path("checkpoint", "directory to be a path", directory)
+    require_bool("checkpoint", "overwrite", overwrite)
     retention = Retention(latest=keep, best=best, monitor=monitor, mode=mode, every=keep_every)
     return CheckpointCallback(directory, retention, overwrite)
 
@@ -218,6 +221,7 @@ def restore(
         key: The key of the run, to be compared with the one that was saved.
         step: The step of a checkpoint; None takes the newest that is whole.
     """
+    require_path("restore", "directory to be a path", directory)
     saved = load_run("restore", directory, state, loader, key, step)
     if saved is None:
         raise FileNotFoundError(f"restore found no checkpoint in {os.path.abspath(os.path.expanduser(directory))}.")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value
+from millstream._core.errors import describe_value, require_path
 from millstream._core.interrupts import Interrupts
 from millstream.loops._clock import Clock
 from millstream.loops._dataset import Batches, Loader, LoaderBatches, as_dataset, open_batches
@@ -108,7 +108,8 @@ class RunParts:
             )
         if isinstance(resume, bool) and not self._savers:
             raise ValueError(f"{self._who} with resume=True needs an ms.checkpoint whose directory it can look in.")
-        directory = self._savers[0].directory if isinstance(resume, bool) else resume
+        is_path = not isinstance(resume, bool)
+        directory = require_path(self._who, "resume to be a path", resume) if is_path else self._savers[0].directory
         for saver in self._savers:
             saver.tidy(directory)
         loader = self._dataset if isinstance(self._dataset, Loader) else None

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 import millstream
-from millstream._core.errors import describe_value
+from millstream._core.errors import describe_value, require_path
 from millstream.loops._history_table import whole_file
 from millstream.report._chart_html import chart_html
 from millstream.report._curve_charts import curve_charts
@@ -49,7 +49,7 @@ def write_report(runs: _Path | Iterable[_Path], output: _Path | None = None) -> 
     paths = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
     if not paths:
         raise ValueError(f"write_report needs at least one run. Got {describe_value(runs)}.")
-    target = None if output is None else pathlib.Path(output).expanduser()
+    target = None if output is None else require_path("write_report", "output to be a path", output).expanduser()
     if target is not None and target.is_dir():
         raise IsADirectoryError(
             f"write_report needs the path of a file to write. {target} is a folder; {target / 'report.html'} would do."

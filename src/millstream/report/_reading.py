@@ -5,7 +5,7 @@ import os
 import pathlib
 from collections.abc import Sequence
 
-from millstream._core.errors import describe_value
+from millstream._core.errors import require_path
 from millstream.callbacks._record_file import RECORD
 from millstream.checkpoints._folders import steps_in
 from millstream.report._read_checkpoint import read_checkpoint
@@ -35,9 +35,7 @@ def read_runs(paths: Sequence[str | os.PathLike[str]]) -> list[RunData]:
 
 def read_run(path: str | os.PathLike[str]) -> RunData:
     """The run that was written to a folder or a file."""
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"{_WHO} needs the path of a run. Got {describe_value(path)}.")
-    found = pathlib.Path(path).expanduser().resolve()
+    found = require_path(_WHO, "the path of a run", path).expanduser().resolve()
     if not found.exists():
         raise FileNotFoundError(f"{_WHO} found nothing at {found}.\n{_LOOKS_FOR}")
     if found.is_file():

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core.errors import describe_value
+from millstream._core.dtypes import require_dtype
+from millstream._core.errors import require_names
 from millstream._core.files import buffered, open_file
 from millstream._core.ordering import Ordering
 from millstream.sources._file_source import FileSource
@@ -51,8 +52,8 @@ def read_csv(
     path: str | os.PathLike[str], columns: Sequence[str] | None = None, dtype: Any = np.float32
 ) -> dict[str, np.ndarray]:
     """The chosen columns of a CSV file as read-only arrays."""
-    if isinstance(columns, str):
-        raise TypeError(f"CsvSource needs a list of columns. Got {describe_value(columns)}; write [{columns!r}].")
+    if columns is not None:
+        columns = require_names("CsvSource", "columns", columns)
     file = open_file("CsvSource", path)
     try:
         with io.TextIOWrapper(buffered(file, _AT_ONCE), encoding="utf-8-sig", newline="") as text:
@@ -86,7 +87,7 @@ def _read(name: str, reader: Any, columns: Sequence[str] | None, dtype: Any) -> 
 def _dtype_of(dtype: Any, column: str) -> np.dtype:
     if isinstance(dtype, Mapping) and column not in dtype:
         raise ValueError(f"CsvSource needs a dtype for every column. dtype has none for {column!r}: {dtype}.")
-    found = np.dtype(dtype[column] if isinstance(dtype, Mapping) else dtype)
+    found = require_dtype("CsvSource", "dtype", dtype[column] if isinstance(dtype, Mapping) else dtype)
     if found.kind not in "iuf":
         raise TypeError(f"CsvSource needs whole or floating numbers. The dtype of column {column!r} is {found}.")
     return found

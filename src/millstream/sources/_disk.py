@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value, function_name, noted, require_callable, require_int
+from millstream._core.errors import describe_value, function_name, noted, require_callable, require_int, require_items
 from millstream._core.host_source import SampleReader
 from millstream._core.ordering import Ordering
 from millstream._core.samples import ObjectSpec, SampleSpec, first_sample, spec_of, spec_or_objects
@@ -46,7 +46,7 @@ class DiskSampleSource(SampleReader):
     readers: int = 4
 
     def __post_init__(self) -> None:
-        who = "DiskSampleSource"
+        who = type(self).__name__
         require_callable(who, "sample_fn", self.sample_fn)
         check_ordering(who, self.ordering)
         for name in ("length", "prefetch_size", "readers"):
@@ -99,15 +99,11 @@ class DatasetSource(SampleReader):
     readers: int = 4
 
     def __post_init__(self) -> None:
-        if not hasattr(self.dataset, "__len__") or not hasattr(self.dataset, "__getitem__"):
-            raise TypeError(
-                f"DatasetSource needs an object with a length and [index]. Got {describe_value(self.dataset)}."
-            )
-        check_ordering("DatasetSource", self.ordering)
+        who = type(self).__name__
+        require_items(who, "an object", self.dataset)
+        check_ordering(who, self.ordering)
         for name in ("prefetch_size", "readers"):
-            require_int("DatasetSource", name, getattr(self, name), least=1)
-        if len(self.dataset) == 0:
-            raise ValueError(f"DatasetSource needs at least one item. Got {type(self.dataset).__name__} of length 0.")
+            require_int(who, name, getattr(self, name), least=1)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -159,7 +155,7 @@ class DatasetSource(SampleReader):
             spent("dataset", begun)
             return item
         except Exception as error:
-            raise noted(error, f"This came from {type(self.dataset).__name__}[{number}].")  # noqa: B904
+            raise noted(error, f"This came from {type(self.dataset).__name__}[{number}] in {type(self).__name__}.")  # noqa: B904
 
     def _items(self, numbers: list[int]) -> Sequence[PyTree]:
         try:
@@ -168,8 +164,8 @@ class DatasetSource(SampleReader):
             spent("dataset", begun)
             return items
         except Exception as error:
-            name = type(self.dataset).__name__
-            raise noted(error, f"This came from {name}.__getitems__({describe_value(numbers)}).")  # noqa: B904
+            name, who = type(self.dataset).__name__, type(self).__name__
+            raise noted(error, f"This came from {name}.__getitems__({describe_value(numbers)}) in {who}.")  # noqa: B904
 
 
 def _given_spec(who: str, spec: PyTree) -> SampleSpec:

@@ -19,6 +19,7 @@ from millstream._core.errors import (
     require_bool,
     require_callable,
     require_int,
+    require_items,
 )
 from millstream._core.host_source import SampleReader
 from millstream._core.ordering import Ordering
@@ -73,10 +74,7 @@ class FillSource(SampleReader):
         debug: bool = False,
     ) -> None:
         who = "FillSource"
-        if not hasattr(items, "__len__") or not hasattr(items, "__getitem__"):
-            raise TypeError(f"{who} needs items with a length and [index]. Got {describe_value(items)}.")
-        if len(items) == 0:
-            raise ValueError(f"{who} needs at least one item. Got {type(items).__name__} of length 0.")
+        require_items(who, "items", items)
         require_callable(who, "fill", fill)
         check_ordering(who, ordering)
         for name, number in {"prefetch_size": prefetch_size, "readers": readers}.items():
@@ -210,7 +208,7 @@ def _given_spec(who: str, spec: PyTree) -> SampleSpec:
         try:
             shape, dtype = leaf if _is_pair(leaf) else (leaf.shape, leaf.dtype)
             return jax.ShapeDtypeStruct(tuple(map(int, shape)), np.dtype(dtype))
-        except (TypeError, ValueError, AttributeError):
+        except Exception:
             raise TypeError(
                 f"{who} needs spec to be a tree of jax.ShapeDtypeStruct or of (shape, dtype) pairs. "
                 f"Got spec{jax.tree_util.keystr(path)}: {describe_value(leaf)}."

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from millstream._core.errors import describe_value
+from millstream._core.files import local_path
 from millstream._core.ordering import Ordering
 from millstream.sources._disk import DiskSampleSource
 from millstream.sources._image_file import Opening, require_pillow
@@ -44,9 +45,10 @@ class ImageFolderSource(DiskSampleSource):
         prefetch_size: int = 64,
     ) -> None:
         require_pillow("ImageFolderSource")
-        if size is not None and (len(size) != 2 or not all(isinstance(side, int) and side > 0 for side in size)):
+        is_pair = isinstance(size, tuple | list) and len(size) == 2
+        if size is not None and not (is_pair and all(type(side) is int and side > 0 for side in size)):
             raise ValueError(f"ImageFolderSource needs size (height, width). Got {describe_value(size)}.")
-        classes, pictures = _list_pictures(pathlib.Path(root))
+        classes, pictures = _list_pictures(local_path("ImageFolderSource", root))
         object.__setattr__(self, "classes", classes)
         super().__init__(len(pictures), _ReadPicture(pictures, size), None, ordering, prefetch_size)
 
