@@ -260,14 +260,95 @@ def test_entries_of_different_rates_are_collected_together():
     assert made.collect("elapsed.samples", "epochs") == ([8 * step for step in range(1, 8)], [0] * 7)
 
 
-def test_names_that_are_missing_give_empty_lists_and_ambiguous_ones_are_refused():
+def test_a_name_in_several_collections_is_refused():
     made = history()
     made.commit(elapsed_at(1), {"metrics": {"loss": 1.0}, "stateful_metrics": {"loss": 2.0}})
-    assert made.collect("accuracy") == made.collect("metrics.accuracy") == []
-    assert made.collect("steps", "metrics.accuracy") == ([], [])
     assert made.collect("metrics.loss") == [1.0]
     with pytest.raises(ValueError, match=r"metrics\.loss, stateful_metrics\.loss"):
         made.collect("loss")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("los", r" Did you mean 'loss'\?"),
+        ("metric.loss", r" Did you mean 'metrics\.loss'\?"),
+        ("losses.loss", r" Did you mean 'metrics\.loss'\?"),
+        ("step", r" Did you mean 'steps'\?"),
+        ("zzz", ""),
+    ],
+)
+def test_a_name_that_was_never_logged_is_an_error_that_lists_what_was(name, hint):
+    made = committed([1.0, 2.0])
+    for call, word in ((made.collect, "collect"), (made.mean, "mean")):
+        if name == "step" and word == "mean":
+            continue
+        with pytest.raises(
+            ValueError, match=rf"^History\.{word}: '{name}' was never logged\.{hint} Logged: metrics\.loss\."
+        ):
+            call(name)
+    with pytest.raises(ValueError, match=f"'{name}' was never logged"):
+        made.collect("steps", name)
+
+
+def test_a_name_that_may_be_logged_later_has_a_value_to_stand_for_it():
+    for made in (history(), committed([1.0, 2.0])):
+        steps = list(range(1, len(made) + 1))
+        assert made.collect("loss_test", missing=math.nan) == []
+        assert made.collect("steps", "loss_test", missing=0) == ([], [])
+        assert made.mean("loss_test", missing=-1.0) == -1.0 and math.isnan(made.mean("loss_test", missing=math.nan))
+        assert made.collect("steps") == steps
+    assert made.collect("loss", "loss_test", missing=0) == ([1.0, 2.0], [0, 0])
+
+
+def test_of_very_many_names_an_error_lists_some():
+    made = history()
+    made.commit(elapsed_at(1), {f"metric_{number}": 1.0 for number in range(1000)})
+    with pytest.raises(ValueError, match=r"metrics\.metric_0, .* and 980 more\.") as caught:
+        made.collect("loss")
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("name", [1.0, None, ["loss", "accuracy"], b"loss"], ids=str)
+def test_what_is_not_a_name_is_refused(name):
+    made = committed([1.0])
+    with pytest.raises(TypeError, match=r'History\.collect needs names as "name" or "collection.name"\. Got '):
+        made.collect(name)
+    with pytest.raises(TypeError, match=r"History\.mean needs names as"):
+        made.mean(name)
+    with pytest.raises(TypeError, match=r"History\.plot needs names as"):
+        made.plot(names=[name])
+
+
+def test_names_of_what_is_logged_are_texts():
+    with pytest.raises(TypeError, match=r"Names of what is logged are strings\. Got 1 \(int\) in 'metrics'"):
+        history().commit(elapsed_at(1), {1: 0.5})  # pyright: ignore[reportArgumentType]
+
+
+def test_a_row_that_is_not_there_is_named():
+    with pytest.raises(ValueError, match=r"History\.elapsed needs a row\. The history is empty"):
+        history().elapsed()
+    with pytest.raises(ValueError, match=r"History\.elapsed needs a row from -2 to 1\. Got 2\."):
+        committed([1.0, 2.0]).elapsed(2)
+    with pytest.raises(TypeError, match=r"History\.elapsed needs a row as an int\. Got 'x' \(str\)"):
+        committed([1.0]).elapsed("x")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(IndexError, match=r"History has 2 rows\. Got index 2\."):
+        committed([1.0, 2.0])[2]
+    with pytest.raises(
+        TypeError, match=r"History is indexed by row numbers and slices\. Got 'loss' \(str\).*collect\('loss'\)"
+    ):
+        committed([1.0])["loss"]  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+@pytest.mark.parametrize("path", [5, None, b"run", 1.5], ids=str)
+def test_what_is_not_a_path_is_refused(path):
+    made = committed([1.0])
+    for call, word in ((made.to_csv, "to_csv"), (made.to_jsonl, "to_jsonl"), (History.from_jsonl, "from_jsonl")):
+        with pytest.raises(TypeError, match=rf"History\.{word} needs the path of a file\. Got "):
+            call(path)  # pyright: ignore[reportArgumentType]
+    if path is not None:
+        with pytest.raises(TypeError, match=r"History\.plot needs the path of a file\. Got "):
+            made.plot(path)  # pyright: ignore[reportArgumentType]
 
 
 def test_rows_can_be_indexed_sliced_and_iterated():
@@ -290,7 +371,7 @@ def test_means_are_weighted_by_samples():
         made.commit(Elapsed(step, before + samples, samples_before=before), {"loss": jnp.float32(loss)})
     assert made.mean("loss") == pytest.approx(2.0)
     assert made.mean("loss", start=1) == pytest.approx(14 / 5)
-    assert math.isnan(made.mean("unknown")) and math.isnan(made.mean("loss", start=3))
+    assert math.isnan(made.mean("loss", start=3))
 
 
 def test_rows_without_samples_do_not_count_in_a_mean():
@@ -462,7 +543,9 @@ def test_a_part_that_does_not_fit_behind_the_others_is_refused():
 
 def test_an_empty_history_has_tables_and_a_state(tmp_path):
     empty = History.from_state(history().to_state())
-    assert len(empty) == 0 and empty.collect("loss") == [] and empty.collect("steps", "loss") == ([], [])
+    assert len(empty) == 0 and empty.collect("steps") == []
+    with pytest.raises(ValueError, match=r"'loss' was never logged\. Nothing has been logged yet"):
+        empty.collect("loss")
     assert empty.to_dict() == {"steps": [], "samples": [], "epochs": [], "time": [], "date": []}
     assert len(empty.to_pandas()) == 0 and len(History.from_jsonl(empty.to_jsonl(tmp_path / "h"))) == 0
     assert len(History.from_state()) == 0
@@ -542,7 +625,10 @@ def test_a_picture_of_what_was_asked_for():
     assert list(panels_of(made.plot(names=["accuracy", "metrics.loss_test"]))) == ["accuracy", "loss_test"]
     assert panels_of(made.plot(log=False))["loss"].get_yscale() == "linear"
     assert len(panels_of(made.plot(names=["rate"], smooth=0))["rate"].lines) == 1
-    with pytest.raises(ValueError, match=r"'lost' is not one\. There are: metrics\.loss, metrics\.rate"):
+    with pytest.raises(
+        ValueError,
+        match=r"History\.plot: 'lost' was never logged\. Did you mean 'loss'\? Logged: metrics\.loss, metrics\.rate",
+    ):
         made.plot(names=["lost"])
     with pytest.raises(TypeError, match=r"write \['loss'\]"):
         made.plot(names="loss")

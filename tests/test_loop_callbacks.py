@@ -234,21 +234,49 @@ def test_a_new_run_forgets_and_a_continued_one_remembers():
 
 def test_an_unknown_name_is_refused_when_an_epoch_is_complete():
     values = [1.0] * 12
-    message = r"early_stopping watches 'los', .* Logged are: metrics\.loss\. .*start_from"
+    message = r"early_stopping watches 'los', .* Did you mean 'loss'\? Logged: metrics\.loss\. .*start_from"
     with pytest.raises(ValueError, match=message) as raised:
         run(values, early_stopping("los", 3), epoch_duration=4)
     assert raised.value.loop_output.elapsed.steps == 5  # type: ignore[attr-defined]
     assert not any("Ending the loop failed" in note for note in raised.value.__notes__)
-    with pytest.warns(UserWarning, match="never logged"):
+    with pytest.raises(ValueError, match="never logged"):
         run(values, early_stopping("los", 3), epoch_duration=4, stop=4)
     with pytest.raises(ValueError, match=message) as raised:
         train_loop(0, [0] * 12, {"train_step": logged(values)}, callbacks=[early_stopping("los", 3)], epoch_duration=4)
     assert raised.value.loop_output.elapsed.steps == 4  # type: ignore[attr-defined]
 
 
-def test_an_unknown_name_is_told_at_the_end_where_there_are_no_epochs():
-    with pytest.warns(UserWarning, match=r"watched 'los', which was never logged.*metrics\.loss"):
-        run([1.0] * 3, early_stopping("los", 3))
+@pytest.mark.parametrize("watcher", [lambda: early_stopping("los", 3), lambda: terminate_on_nan(["los", "loss"])])
+def test_an_unknown_name_is_refused_at_the_end_where_there_are_no_epochs(watcher):
+    message = r" watched 'los', which was never logged.* Did you mean 'loss'\? Logged: metrics\.loss\."
+    with pytest.raises(ValueError, match=message) as raised:
+        run([1.0] * 3, watcher())
+    assert raised.value.loop_output.elapsed.steps == 3  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("watcher", [lambda: early_stopping("later", 3), lambda: terminate_on_nan("later")])
+def test_a_name_that_had_no_time_to_be_logged_is_not_an_error(watcher):
+    def interrupt(state, batch, elapsed):
+        if elapsed.steps == 2:
+            raise KeyboardInterrupt
+
+    def stop(state, batch, elapsed, loop_state):
+        loop_state.stop("enough")
+
+    def fail(state):
+        raise RuntimeError("no")
+
+    train = logged([1.0] * 3)
+    assert loop(0, range(3), {every(1): [train, watcher(), interrupt]}).interrupted
+    assert loop(0, range(3), {every(1): [train, watcher(), stop]}).reason == "enough"
+    with pytest.raises(RuntimeError) as raised:
+        loop(0, range(3), {every(1): [train, watcher(), fail]})
+    assert not any("Ending the loop failed" in note for note in raised.value.__notes__)
+    assert loop(0, range(3), {every(1): [train, watcher()]}, stop=0).elapsed.steps == 0
+
+
+def test_a_name_is_not_expected_before_it_counts():
+    assert run([1.0] * 8, early_stopping("later", 3, start_from=at(epochs=5)), epoch_duration=2).elapsed.steps == 8
 
 
 def test_what_is_logged_at_the_end_of_an_epoch_behind_it_is_waited_for():
@@ -347,8 +375,6 @@ def test_the_entry_that_was_first_is_reported():
 def test_only_what_is_watched_counts():
     values = [math.nan] * 3
     assert run(values, terminate_on_nan("losses.other"), on_start=other_loss).elapsed.steps == 3
-    with pytest.warns(UserWarning, match=r"terminate_on_nan watched 'los', which was never logged.*metrics\.loss"):
-        run(values, terminate_on_nan(["los"]))
     output = loop(0, range(3), {every(1): [lambda: loops.logs().add_output("y", np.nan), terminate_on_nan()]})
     assert output.elapsed.steps == 3
 

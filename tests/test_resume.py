@@ -557,6 +557,88 @@ def test_a_metric_of_an_earlier_step_says_nothing_of_this_state(folder):
     assert [dict(ms.restore(folder, jnp.int32(0), step=step).metrics) for step in (1, 2)] == [{"loss": 0.5}, {}]
 
 
+def monitored(folder, monitor, tasks=None, **options):
+    """A run of 12 steps in epochs of 4 that logs loss at every step, and loss_test at the end of an epoch."""
+    tested = {ms.every(epochs=1): lambda: ms.logs().add_metric("loss_test", 0.5)}
+    tasks = {ms.every(1): lambda state: (ms.logs().add_metric("loss", 1.0), state + 1), **(tested | (tasks or {}))}
+    saving = ms.checkpoint(folder, best=1, monitor=monitor, **options)
+    return ms.loop(jnp.int32(0), range(12), [*tasks.items(), (ms.every(2), saving)], epoch_duration=4)
+
+
+@pytest.mark.parametrize(
+    ("monitor", "step", "hint"),
+    [
+        ("accuracy_test", 4, ""),
+        ("los_test", 4, r" Did you mean 'loss_test'\?"),
+        ("los", 4, r" Did you mean 'loss'\?"),
+        ("metric.loss", 4, r" Did you mean 'metrics\.loss'\?"),
+    ],
+)
+def test_a_monitor_that_was_not_logged_in_a_whole_epoch_is_refused(folder, monitor, step, hint):
+    logged = r"Logged: metrics\.loss, metrics\.loss_test\. .*monitor_from="
+    message = rf"^checkpoint monitors '{monitor}', which was not logged in a whole epoch\.{hint} {logged}"
+    with pytest.raises(ValueError, match=message) as raised:
+        monitored(folder, monitor)
+    assert raised.value.loop_output.elapsed.steps == step  # type: ignore[attr-defined]
+    assert ms.restore(folder, jnp.int32(0)).elapsed.steps == step  # what there was to save is saved
+
+
+def test_a_monitor_beside_other_results_of_the_test_is_refused_at_once(folder):
+    with pytest.raises(ValueError, match="which was not logged with other results of the test") as raised:
+        monitored(folder, "accuracy_test", {ms.at(2): lambda: ms.logs().add_metric("loss_test", 0.5)})
+    assert raised.value.loop_output.elapsed.steps == 2  # type: ignore[attr-defined]
+
+
+def test_a_monitor_that_was_never_logged_is_refused_at_the_end_of_a_run_without_epochs(folder):
+    saving = ms.checkpoint(folder, best=1, monitor="los")
+    train = lambda state: (ms.logs().add_metric("loss", 1.0), state + 1)  # noqa: E731
+    with pytest.raises(ValueError, match=r"which was never logged\. Did you mean 'loss'\?") as raised:
+        ms.loop(jnp.int32(0), range(5), {ms.every(1): train, ms.every(2): saving})
+    assert raised.value.loop_output.elapsed.steps == 5  # type: ignore[attr-defined]
+    assert ms.restore(folder, jnp.int32(0)).elapsed.steps == 5
+    saving = ms.checkpoint(folder, best=1, monitor="loss")
+    with pytest.warns(UserWarning, match="5 batches are drawn"):
+        output = ms.loop(jnp.int32(0), range(7), {ms.every(1): train, ms.every(2): saving}, resume=folder)
+    assert output.elapsed.steps == 7 and ms.restore(folder, jnp.int32(0)).metrics == {"loss": 1.0}
+
+
+def test_a_monitor_may_be_logged_later(folder):
+    late = {ms.at(epochs=3): lambda: ms.logs().add_metric("late", 0.5)}
+    monitored(folder / "a", "late", late, monitor_from=ms.at(epochs=3))
+    assert ms.restore(folder / "a", jnp.int32(0)).metrics == {"late": 0.5}
+    assert monitored(folder / "b", "never", monitor_from=ms.at(epochs=4)).elapsed.steps == 12
+    with pytest.raises(ValueError, match=r"'never', which was not logged up to step 8") as raised:
+        monitored(folder / "c", "never", monitor_from=ms.at(epochs=2))
+    assert raised.value.loop_output.elapsed.steps == 8  # type: ignore[attr-defined]
+
+
+def test_an_interrupted_run_is_not_asked_for_its_monitor(folder):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    def fail():
+        raise RuntimeError("no")
+
+    assert monitored(folder, "accuracy_test", {ms.at(3): interrupt}).interrupted
+    with pytest.raises(RuntimeError) as raised:
+        monitored(folder / "b", "accuracy_test", {ms.at(3): fail})
+    assert not any("Ending the loop failed" in note for note in raised.value.__notes__)
+
+
+def test_by_hand_the_metrics_have_the_monitor(folder):
+    saving = ms.checkpoint(folder, best=1, monitor="los")
+    saving(ms.Elapsed(steps=1), jnp.int32(1))  # nothing was measured here
+    with pytest.raises(
+        ValueError, match=r"checkpoint monitors 'los', which is not in metrics\. Did you mean 'loss'\? Given: loss\."
+    ):
+        saving(ms.Elapsed(steps=2), jnp.int32(2), metrics={"loss": 0.5})
+    with pytest.warns(UserWarning, match=r"checkpoint monitors 'los', and no save has had it.*metrics="):
+        saving.close()
+    for wrong in (3, ""):
+        with pytest.raises(TypeError, match=r'checkpoint needs monitor as "name" or "collection.name"\. Got '):
+            ms.checkpoint(folder, monitor=wrong)  # pyright: ignore[reportArgumentType]
+
+
 def test_the_final_state_is_always_saved(folder):
     output = count_up(5, checkpoint=ms.checkpoint(folder))
     assert ms.restore(folder, jnp.int32(0)).elapsed.steps == output.elapsed.steps == 5

@@ -8,11 +8,10 @@ import numpy as np
 from millstream.loops._column import Column
 from millstream.loops._elapsed import Elapsed
 from millstream.loops._history import History
-from millstream.loops._logs import Name
+from millstream.loops._logs import EVALUATIONS, Name
 
 _SHOWN = ("metrics", "stateful_metrics", "losses")
 _NUMBERS = frozenset({bool, int, float})
-_EVALUATION = ("_test", "_valid", "_validation", "_val", "_eval")
 
 
 class BarValues:
@@ -54,7 +53,7 @@ class BarValues:
 
     def _is_newest(self, path: Name) -> bool:
         collection, name = path
-        return collection == "stateful_metrics" or name in self._stateful_metrics or name.endswith(_EVALUATION)
+        return collection == "stateful_metrics" or name in self._stateful_metrics or name.endswith(EVALUATIONS)
 
     def _find_epoch(self, epoch: int | None) -> None:
         """Let the rows of this epoch be those that count."""

@@ -1,7 +1,6 @@
 """Stopping when a value no longer gets better."""
 
 import math
-import warnings
 from typing import Any, Literal
 
 import jax
@@ -10,11 +9,11 @@ import numpy as np
 
 from millstream._core.contracts import PyTree
 from millstream._core.errors import describe_value, require_choice
-from millstream.callbacks._monitor import Monitor, listed
+from millstream.callbacks._monitor import Monitor, require_logged
 from millstream.loops._callback import Callback
 from millstream.loops._elapsed import Elapsed
 from millstream.loops._history import History
-from millstream.loops._logs import as_logs
+from millstream.loops._logs import as_logs, describe_logged
 from millstream.loops._loop_state import LoopState
 from millstream.loops._period import Period, as_period
 
@@ -107,14 +106,9 @@ class EarlyStopping(Callback):
             self._forget()
 
     def finish(self, loop_state: LoopState) -> None:
-        """Say so if there was nothing to judge."""
-        history = loop_state.history
-        if self._asked and self._monitor.seen < 0 and len(history) and history.column(self._monitor.name) is None:
-            warnings.warn(
-                f"{_WHO} watched {self._monitor.name!r}, which was never logged, so it could not stop the loop. "
-                f"Logged were: {listed(history)}.",
-                stacklevel=2,
-            )
+        """Refuse a name that was never logged, so that there was nothing to judge."""
+        if self._asked and self._monitor.seen < 0 and self._has_begun(loop_state.elapsed):
+            require_logged(_WHO, [self._monitor.name], loop_state)
 
     def get_state(self) -> dict[str, Any]:
         """What it remembers: numbers, moments as dicts, and the best state."""
@@ -195,9 +189,9 @@ class EarlyStopping(Callback):
         return f"its best was {self.best_value:g} at step {self.best_elapsed.steps}"
 
     def _unknown(self, loop_state: LoopState) -> ValueError:
-        names = listed(loop_state.history, [path for path, _ in loop_state.logs.entries()])
+        name, paths = self._monitor.name, [path for path, _ in loop_state.accumulated_logs.entries()]
         return ValueError(
-            f"{_WHO} watches {self._monitor.name!r}, which was not logged in a whole epoch. Logged are: {names}. "
+            f"{_WHO} watches {name!r}, which was not logged in a whole epoch. {describe_logged(name, paths)} "
             "Watch one of these, or say from when on it is there: start_from=ms.at(epochs=2)."
         )
 

@@ -4,10 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core.errors import describe_leaf, describe_value
+from millstream._core.errors import describe_leaf
 from millstream.loops._elapsed import Elapsed
-from millstream.loops._history import History
-from millstream.loops._logs import Name, find_entry
+from millstream.loops._logs import describe_logged, find_entry, require_name
 from millstream.loops._loop_state import LoopState
 
 
@@ -23,7 +22,7 @@ class Monitor:
     """
 
     def __init__(self, who: str, name: str) -> None:
-        require_entry(who, name)
+        require_name(who, name, "monitor")
         self.name = name
         self.seen = -1
         self._who = who
@@ -59,13 +58,14 @@ class Monitor:
             ) from None
 
 
-def require_entry(who: str, name: Any) -> None:
-    """Refuse anything that cannot be the name of an entry."""
-    if not isinstance(name, str) or not name:
-        raise TypeError(f'{who} needs monitor as "name" or "collection.name". Got {describe_value(name)}.')
-
-
-def listed(history: History, also: list[Name] | None = None) -> str:
-    """What has been logged, for errors."""
-    names = dict.fromkeys([*history.names(), *map(".".join, also or [])])
-    return ", ".join(names) or "nothing"
+def require_logged(who: str, names: list[str], loop_state: LoopState) -> None:
+    """Refuse names that a run has not logged up to its end, unless something else has ended it before."""
+    history = loop_state.history
+    if not loop_state.is_complete or not loop_state.elapsed.steps:
+        return
+    for name in names:
+        if history.column(name) is None:
+            raise ValueError(
+                f"{who} watched {name!r}, which was never logged. {describe_logged(name, history.columns())} "
+                "Watch one of these. The run itself is complete: its output is in the exception's loop_output."
+            )

@@ -1,7 +1,6 @@
 """Ending a run whose numbers are no longer numbers."""
 
 import math
-import warnings
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
@@ -9,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from millstream._core.errors import describe_value, require_choice
-from millstream.callbacks._monitor import listed, require_entry
+from millstream.callbacks._monitor import require_logged
 from millstream.loops._callback import Observer
 from millstream.loops._history import History
-from millstream.loops._logs import Name, find_entry
+from millstream.loops._logs import Name, find_entry, require_name
 from millstream.loops._loop_state import LoopState
 
 _WHO = "terminate_on_nan"
@@ -61,14 +60,7 @@ class TerminateOnNan(Observer):
         """
         loop_state = self._by_hand if loop_state is None else loop_state
         self._look(loop_state, ready=False)
-        history = loop_state.history
-        unknown = [name for name in self._names or [] if len(history) and history.column(name) is None]
-        if unknown:
-            warnings.warn(
-                f"{_WHO} watched {', '.join(map(repr, unknown))}, which was never logged. "
-                f"Logged were: {listed(history)}.",
-                stacklevel=2,
-            )
+        require_logged(_WHO, self._names or [], loop_state)
 
     def _look(self, loop_state: LoopState, *, ready: bool) -> None:
         """Look at what is new, and report the first value that is not finite.
@@ -143,7 +135,7 @@ def _names_in(monitor: Any) -> list[str]:
             f"{_WHO} needs a name in monitor, or None for all losses and metrics. Got {describe_value(monitor)}."
         )
     for name in names:
-        require_entry(_WHO, name)
+        require_name(_WHO, name, "monitor")
     return names
 
 

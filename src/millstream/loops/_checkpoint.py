@@ -11,7 +11,9 @@ from millstream.checkpoints import CheckpointStore, Retention
 from millstream.loops._callback import Observer
 from millstream.loops._elapsed import Elapsed
 from millstream.loops._history import History
+from millstream.loops._logs import EVALUATIONS, describe_logged, did_you_mean, require_name
 from millstream.loops._loop_state import LoopState
+from millstream.loops._period import Period, as_period
 from millstream.loops._position import save_position
 from millstream.loops._saved_run import SavedRun, load_run, reached, save_run
 
@@ -23,10 +25,15 @@ class CheckpointCallback(Observer):
     named_schedules = ("on_epoch_end",)
     saves = True
 
-    def __init__(self, directory: str | os.PathLike[str], keep: Retention, overwrite: bool) -> None:
+    def __init__(
+        self, directory: str | os.PathLike[str], keep: Retention, overwrite: bool, monitor_from: Period | None = None
+    ) -> None:
         self.directory = os.path.abspath(os.path.expanduser(directory))
         self._keep = keep
         self._overwrite = overwrite
+        self._monitor_from = monitor_from
+        self._first_epoch = 0
+        self._had_monitor = False  # by hand
         self._store: CheckpointStore | None = None
         self._saved: Any = None  # what the newest checkpoint of this run is of
 
@@ -41,11 +48,13 @@ class CheckpointCallback(Observer):
         goes_on = steps > 0 and reached.get(self.directory) == steps
         self._open(steps if goes_on else None)
         self._saved = _moment(loop_state) if goes_on else None
+        self._first_epoch = loop_state.elapsed.epochs or 0
 
     def observe(self, loop_state: LoopState, start: int, stop: int) -> None:
         """Save the run as it is after this step."""
         if self._store is not None:  # among what is called at the end it comes when all is saved
             self._save(loop_state)
+            self._require_monitor(loop_state, self._expects_monitor(loop_state))
 
     def check(self) -> None:
         """Raise what went wrong in the background; nearly free when nothing did."""
@@ -64,6 +73,8 @@ class CheckpointCallback(Observer):
         finally:
             self._store = None
             store.close()
+        if loop_state.is_complete and loop_state.elapsed.steps > 0:
+            self._require_monitor(loop_state, "never logged" if self._monitor_from is None else None)
 
     def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]  # by hand it saves a state, not logs
         self,
@@ -87,6 +98,13 @@ class CheckpointCallback(Observer):
             earlier = reached.get(self.directory)
             self._open(earlier if earlier is not None and earlier < elapsed.steps else None)
         assert self._store is not None
+        name, metrics = self._keep.monitor, {} if metrics is None else metrics
+        if name is not None and metrics and name not in metrics:
+            raise ValueError(
+                f"checkpoint monitors {name!r}, which is not in metrics. {did_you_mean(name, list(metrics))}"
+                f"Given: {', '.join(metrics)}."
+            )
+        self._had_monitor |= name in metrics
         position, data = save_position(data_state, None, None)
         save_run(
             self._store,
@@ -98,7 +116,7 @@ class CheckpointCallback(Observer):
             callbacks=[],
             unfinished=None,
             stopped=None,
-            metrics={} if metrics is None else metrics,
+            metrics=metrics,
         )
 
     def wait(self) -> None:
@@ -109,8 +127,15 @@ class CheckpointCallback(Observer):
     def close(self) -> None:
         """Wait, and let another run have the directory; for use by hand."""
         store, self._store = self._store, None
-        if store is not None:
-            store.close()
+        if store is None:
+            return
+        store.close()
+        name = self._keep.monitor
+        if name is not None and not self._had_monitor and store.steps() and store.best() is None:
+            warnings.warn(
+                f"checkpoint monitors {name!r}, and no save has had it. Give it: metrics={{{name!r}: ...}}.",
+                stacklevel=2,
+            )
 
     def _open(self, after: int | None) -> None:
         """Open the directory to go on after a step of the run that is there, or to begin another one."""
@@ -152,6 +177,28 @@ class CheckpointCallback(Observer):
             return {}
         return {name: column.newest()} if column.rows[-1] == len(history) - 1 else {}
 
+    def _expects_monitor(self, loop_state: LoopState) -> str | None:
+        """In what the monitored value would have been logged by now, were its name right; None if it may come later."""
+        name, elapsed = self._keep.monitor, loop_state.elapsed
+        if self._monitor_from is not None:
+            return f"not logged up to step {elapsed.steps}" if self._monitor_from.reached(elapsed) else None
+        if elapsed.epochs is not None and elapsed.epochs > self._first_epoch:
+            return "not logged in a whole epoch"
+        ending = next((ending for ending in EVALUATIONS if name is not None and name.endswith(ending)), None)
+        if ending is not None and any(entry.endswith(ending) for _, entry in loop_state.history.columns()):
+            return "not logged with other results of the test"
+        return None
+
+    def _require_monitor(self, loop_state: LoopState, expected: str | None) -> None:
+        """Refuse a monitor that would have been logged by now."""
+        name, history = self._keep.monitor, loop_state.history
+        if name is not None and expected is not None and history.column(name) is None:
+            raise ValueError(
+                f"checkpoint monitors {name!r}, which was {expected}. {describe_logged(name, history.columns())} "
+                "Monitor one of these, or say from when on it is there: monitor_from=ms.at(epochs=2). "
+                f"The run is saved in {self.directory}, and can be resumed from there."
+            )
+
 
 def _moment(loop_state: LoopState) -> tuple[Any, ...]:
     """What differs between two moments of a run that are worth a checkpoint each."""
@@ -165,6 +212,7 @@ def checkpoint(
     best: int = 0,
     monitor: str | None = None,
     mode: Any = "min",
+    monitor_from: Any = None,
     keep_every: int | None = None,
     overwrite: bool = False,
 ) -> CheckpointCallback:
@@ -190,14 +238,19 @@ def checkpoint(
         monitor: The entry of the logs that says which are best, such as "loss_test"; one that is not finite, or was not
             logged at the step that is saved, makes none the best.
         mode: Whether the best has the smallest ("min") or the largest ("max") value.
+        monitor_from: By when the monitor must have been logged (steps, or `at(...)`); a name that was not is an error.
+            None: by the end of the first epoch or of the first test with such results, or at the end of the run.
         keep_every: Checkpoints at multiples of so many steps are kept for good.
         overwrite: Whether a new run replaces what an earlier one has left; otherwise that is set apart, in a folder of
             its own.
     """
     require_path("checkpoint", "directory to be a path", directory)
     require_bool("checkpoint", "overwrite", overwrite)
+    if monitor is not None:
+        require_name("checkpoint", monitor, "monitor")
     retention = Retention(latest=keep, best=best, monitor=monitor, mode=mode, every=keep_every)
-    return CheckpointCallback(directory, retention, overwrite)
+    point = None if monitor_from is None else as_period("checkpoint", "monitor_from", monitor_from)
+    return CheckpointCallback(directory, retention, overwrite, point)
 
 
 def restore(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from millstream.loops._column import Column
-from millstream.loops._logs import Name
+from millstream.loops._logs import Name, describe_logged, require_name
 
 if TYPE_CHECKING:
     from millstream.loops._history import History
@@ -101,8 +101,11 @@ def _chosen(history: "History", names: list[str] | None) -> dict[Name, Column]:
     by_column = {id(column): path for path, column in columns.items()}
     chosen = {}
     for name in names:
+        require_name("History.plot", name)
         column = history.column(name)
-        if column is None or not _has_numbers(column):
+        if column is None:
+            raise ValueError(f"History.plot: {name!r} was never logged. {describe_logged(name, columns)}")
+        if not _has_numbers(column):
             raise ValueError(
                 f"History.plot needs names of entries that are numbers. {name!r} is not one. "
                 f"There are: {', '.join('.'.join(path) for path, each in columns.items() if _has_numbers(each))}."

@@ -1,6 +1,7 @@
 """The history of a run: what was logged at which step, by columns."""
 
 import math
+import operator
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,13 +9,14 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from millstream._core.errors import describe_value
 from millstream.loops import _history_table, _plot
 from millstream.loops._clock import Passed
 from millstream.loops._column import Column, require_readable
 from millstream.loops._column_values import unfold
 from millstream.loops._elapsed import Elapsed
 from millstream.loops._history_state import column_state, columns_before
-from millstream.loops._logs import Logs, Name, as_logs, find_entry
+from millstream.loops._logs import Logs, Name, as_logs, describe_logged, find_entry, require_name
 from millstream.loops._moments import Moments
 
 if TYPE_CHECKING:
@@ -109,6 +111,9 @@ class History(Sequence[Logs]):
         return all(column.plain for column in self._columns.values())
 
     def _new_column(self, path: Name, value: Any, *, plain: bool) -> Column:
+        for part in path:
+            if not isinstance(part, str):
+                raise TypeError(f"Names of what is logged are strings. Got {describe_value(part)} in {path[0]!r}.")
         require_readable(".".join(path), value)
         self._columns[path] = column = Column(".".join(path), plain)
         return column
@@ -129,6 +134,13 @@ class History(Sequence[Logs]):
             low, high = min(chosen[0], chosen[-1]), max(chosen[0], chosen[-1])
             made = list(self.rows(low, high + 1))
             return [made[row - low] for row in chosen]
+        if not hasattr(index, "__index__"):
+            raise TypeError(
+                f"History is indexed by row numbers and slices. Got {describe_value(index)}. "
+                f"For the values of an entry, write history.collect({index!r})."
+            )
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"History has {len(self)} rows. Got index {index}.")
         row = range(len(self))[index]
         return next(self.rows(row, row + 1))
 
@@ -149,11 +161,20 @@ class History(Sequence[Logs]):
         return [".".join(path) for path in self._columns]
 
     def elapsed(self, row: int = -1) -> Elapsed:
-        """How far the run was at a row."""
-        return self._moments.elapsed(range(len(self))[row])
+        """How far the run was at a row: the newest, or the one of this number."""
+        try:
+            return self._moments.elapsed(range(len(self))[operator.index(row)])
+        except TypeError:
+            raise TypeError(f"History.elapsed needs a row as an int. Got {describe_value(row)}.") from None
+        except IndexError:
+            found = f"needs a row from {-len(self)} to {len(self) - 1}. Got {row}."
+            nothing = "needs a row. The history is empty: nothing has been logged yet, and len(history) is 0."
+            raise ValueError(f"History.elapsed {found if len(self) else nothing}") from None
 
     def collect(self, *names: str, missing: Any = None) -> Any:
         """The values of some entries, a list for each, over those rows that have all of them.
+
+        A name that was never logged is an error that lists those that were; `missing` says that it may come later.
 
         Example:
             >>> history = ms.history()
@@ -166,12 +187,13 @@ class History(Sequence[Logs]):
 
         Args:
             names: "name" or "collection.name"; also steps, samples, epochs, time and date of a row.
-            missing: If given, rows that have any of them count too, and this stands for what they lack.
+            missing: If given, rows that have any of them count too, and this stands for what they lack. Names that
+                have not been logged yet are empty then.
 
         Returns:
             One list if there is one name, else a tuple of lists.
         """
-        found = [self._find(name) for name in names]
+        found = [self._find(name, is_required=missing is None) for name in names]
         columns = [source for source in found if isinstance(source, Column)]
         if not columns:
             rows: Sequence[int] = range(len(self))
@@ -184,12 +206,20 @@ class History(Sequence[Logs]):
         lists = [self._at_rows(source, rows, missing) for source in found]
         return lists[0] if len(lists) == 1 else tuple(lists)
 
-    def _find(self, name: str) -> Column | str:
-        """The column of a name, which may be empty, or the unit that it is."""
+    def _find(self, name: str, *, is_required: bool) -> Column | str:
+        """The column of a name, empty if there is none and it is not required, or the unit that it is."""
+        require_name("History.collect", name)
         column, unit = self.column(name), name.removeprefix("elapsed.")
-        if column is None and unit in _ELAPSED:
+        if column is not None:
+            return column
+        if unit in _ELAPSED:
             return unit
-        return Column(name, plain=True) if column is None else column
+        if is_required:
+            raise ValueError(
+                f"History.collect: {name!r} was never logged. {describe_logged(name, self._columns, _ELAPSED)} "
+                "If it may be logged later, give missing=, such as missing=np.nan."
+            )
+        return Column(name, plain=True)
 
     def _at_rows(self, source: Column | str, rows: Sequence[int], missing: Any) -> list[Any]:
         if isinstance(source, str):
@@ -231,8 +261,8 @@ class History(Sequence[Logs]):
         """How many samples the step of each row had, from a row on."""
         return self._moments.weights(start)
 
-    def mean(self, name: str, start: int = 0) -> float:
-        """The mean of an entry over the rows from `start` on, weighted by their samples; -5 means the last five rows.
+    def mean(self, name: str, start: int = 0, *, missing: float | None = None) -> float:
+        """The mean of an entry over the rows from `start` on, weighted by their samples; NaN if these have no value.
 
         Example:
             >>> history = ms.history()
@@ -240,10 +270,21 @@ class History(Sequence[Logs]):
             >>> history.commit(ms.Elapsed(steps=2, samples=5, samples_before=4), {"loss": 2.0})
             >>> history.mean("loss")
             1.2
+
+        Args:
+            name: "name" or "collection.name".
+            start: The first row; -5 means the last five rows.
+            missing: What to return if nothing has been logged under this name yet, which is an error otherwise.
         """
+        require_name("History.mean", name)
         column = self.column(name)
         if column is None:
-            return math.nan
+            if missing is not None:
+                return missing
+            raise ValueError(
+                f"History.mean: {name!r} was never logged. {describe_logged(name, self._columns)} "
+                "If it may be logged later, give missing=, such as missing=np.nan."
+            )
         first = column.position(start if start >= 0 else max(len(self) + start, 0))
         values = column.floats(first)
         weights = np.asarray(self._moments.weights(), np.float64)[column.row_numbers(first)]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any
 
 from millstream._core.atomic import written
-from millstream._core.errors import describe_value, needs
+from millstream._core.errors import describe_value, needs, require_path
 from millstream.loops._column import Column
 from millstream.loops._elapsed import Elapsed
 from millstream.loops._logs import Logs, Name, find_entry
@@ -44,8 +44,9 @@ def to_pandas(history: "History") -> "pandas.DataFrame":
 
 
 @contextlib.contextmanager
-def whole_file(path: str | os.PathLike[str]) -> Iterator[tuple[pathlib.Path, IO[bytes]]]:
+def whole_file(who: str, path: str | os.PathLike[str]) -> Iterator[tuple[pathlib.Path, IO[bytes]]]:
     """A file to write, which gets its name when it is whole; its folder is made if there is none."""
+    require_path(who, "the path of a file", path)
     final = pathlib.Path(path)
     final.parent.mkdir(parents=True, exist_ok=True)
     with written(final, alone=False) as file:
@@ -55,7 +56,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[tuple[pathlib.Path, IO[
 def to_csv(history: "History", path: str | os.PathLike[str]) -> pathlib.Path:
     """See `History.to_csv`."""
     table = to_dict(history)
-    with whole_file(path) as (final, file):
+    with whole_file("History.to_csv", path) as (final, file):
         text = io.TextIOWrapper(file, encoding="utf-8", newline="")
         writer = csv.writer(text)
         writer.writerow(table)
@@ -67,7 +68,7 @@ def to_csv(history: "History", path: str | os.PathLike[str]) -> pathlib.Path:
 def to_jsonl(history: "History", path: str | os.PathLike[str]) -> pathlib.Path:
     """See `History.to_jsonl`."""
     columns = _single_columns(history)
-    with whole_file(path) as (final, file):
+    with whole_file("History.to_jsonl", path) as (final, file):
         for start in range(0, len(history), _ROWS_AT_ONCE):
             for line in _lines(history, columns, start, min(start + _ROWS_AT_ONCE, len(history))):
                 file.write(_as_json(line))
@@ -76,6 +77,7 @@ def to_jsonl(history: "History", path: str | os.PathLike[str]) -> pathlib.Path:
 
 def read_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[Elapsed, Logs]]:
     """What each line of a file holds; see `History.from_jsonl`."""
+    require_path("History.from_jsonl", "the path of a file", path)
     samples = 0
     with pathlib.Path(path).open(encoding="utf-8") as file:
         for number, text in enumerate(file, start=1):

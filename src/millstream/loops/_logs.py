@@ -1,6 +1,7 @@
 """What a step has to say: named values, in collections."""
 
-from collections.abc import Iterator, Mapping
+import difflib
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Self
 
 import jax
@@ -8,6 +9,8 @@ import jax
 from millstream._core.errors import describe_value
 
 Name = tuple[str, str]  # collection and entry
+EVALUATIONS = ("_test", "_valid", "_validation", "_val", "_eval")  # how names of test results end
+_MOST_LISTED = 20  # names in an error
 
 
 class Entries(dict[str, Any]):
@@ -173,6 +176,34 @@ def find_entry(name: str, paths: list[Name]) -> Name | None:
             f"{name!r} is in several collections: {', '.join('.'.join(path) for path in found)}. Say which."
         )
     return found[0] if found else None
+
+
+def describe_logged(name: str, paths: Collection[Name], also: Iterable[str] = ()) -> str:
+    """What was logged instead of a name, for errors: the name that was probably meant, and a list.
+
+    Args:
+        name: What was asked for.
+        paths: All entries.
+        also: Other names that would have been understood.
+    """
+    short, full = dict.fromkeys(entry for _, entry in paths), [".".join(path) for path in paths]
+    hint = did_you_mean(name, [*full, *short, *also] if "." in name else [*short, *also, *full])
+    if not full:
+        return f"{hint}Nothing has been logged yet."
+    rest = len(full) - _MOST_LISTED
+    return f"{hint}Logged: {', '.join(full[:_MOST_LISTED])}{f' and {rest} more' if rest > 0 else ''}."
+
+
+def did_you_mean(name: str, names: list[str]) -> str:
+    """A question with the name that is most like one that is not there, and a space; nothing if none is."""
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"Did you mean {close[0]!r}? " if close else ""
+
+
+def require_name(who: str, name: Any, what: str = "names") -> None:
+    """Refuse anything that cannot be the name of an entry."""
+    if not isinstance(name, str) or not name:
+        raise TypeError(f'{who} needs {what} as "name" or "collection.name". Got {describe_value(name)}.')
 
 
 def _flatten(value: Logs) -> tuple[list[dict[str, Any]], tuple[str, ...]]:

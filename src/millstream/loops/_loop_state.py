@@ -129,6 +129,11 @@ class LoopState:
         return self.data_position()
 
     @property
+    def is_complete(self) -> bool:
+        """Whether the run has come to its stop or to the end of its data: no error, interrupt or callback ended it."""
+        return not self.failed and not self.stop_iteration and self.reason not in ("interrupted", "terminated")
+
+    @property
     def accumulated_logs(self) -> Logs:
         """The newest value of everything that was ever logged, this step included."""
         return self.history.latest().merge(self.logs)

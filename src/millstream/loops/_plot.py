@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from millstream._core.errors import needs
+from millstream._core.errors import needs, require_path
 from millstream.loops._curves import Curve, is_loss, panels
 from millstream.loops._history_table import whole_file
 
@@ -59,9 +59,10 @@ def draw(
 
 def save(figure: "Figure", path: str | os.PathLike[str], dpi: int) -> pathlib.Path:
     """Write a figure to a file, which gets its name when it is whole."""
+    require_path("History.plot", "the path of a file", path)
     picture = io.BytesIO()
     figure.savefig(picture, dpi=dpi, format=pathlib.Path(path).suffix[1:] or "png")
-    with whole_file(path) as (final, file):
+    with whole_file("History.plot", path) as (final, file):
         file.write(picture.getvalue())
     return final
 

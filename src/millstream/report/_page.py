@@ -55,7 +55,7 @@ def write_report(runs: _Path | Iterable[_Path], output: _Path | None = None) -> 
             f"write_report needs the path of a file to write. {target} is a folder; {target / 'report.html'} would do."
         )
     page = make_page(read_runs(paths)).encode()
-    with whole_file(_place(paths) if target is None else target) as (final, file):
+    with whole_file("write_report", _place(paths) if target is None else target) as (final, file):
         file.write(page)
     return final.resolve()
 
