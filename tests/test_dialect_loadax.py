@@ -26,11 +26,13 @@ from millstream.dialects.loadax import (
     Batcher,
     DataLoader,
     Dataloader,
+    DistributedDataLoader,
+    FixedBatchStrategy,
     InMemoryDataset,
+    JaxShardingStrategy,
     ListBatcher,
     MappedDataset,
     Progress,
-    RangeDataset,
     ShuffledDataset,
     StackBatcher,
 )
@@ -131,7 +133,7 @@ def test_the_last_blocks_leave_lazy_datasets_behind(told):
 def test_every_pass_has_every_item_once_and_in_order(items, size, workers, prefetch):
     expected = [list(range(items))[start : start + size] for start in range(0, items, size)]
     built = DataLoader(ListBatcher()).batch_size(size).workers(workers).prefetch(prefetch).build(range(items))
-    direct = Dataloader(RangeDataset(0, items), size, workers, prefetch)
+    direct = Dataloader(InMemoryDataset(range(items)), size, workers, prefetch)
     for loader in (built, direct):
         assert len(loader) == loader.num_batches() == len(expected) and loader.num_items() == items
         assert [list(loader) for _ in range(2)] == [expected] * 2  # nothing is left over for the next pass
@@ -304,7 +306,10 @@ def test_stacking_works_on_trees():
 @pytest.mark.parametrize(
     "attempt, words",
     [
-        (lambda: DataLoader(wrong(len)), r"DataLoader needs a Batcher. Got .* Write DataLoader\(Batcher\(function\)\)"),
+        (
+            lambda: DataLoader(wrong(len)),
+            r"DataLoader needs a Batcher, .* Got .* Write DataLoader\(Batcher\(function\)\)",
+        ),
         (lambda: Batcher(wrong(3)), "Batcher needs batch_fn to be a function. Got 3"),
         (lambda: Batcher(len, device="gpu"), r"Batcher needs device to be one of jax.devices\(\), or a sharding"),
         (lambda: DataLoader(ListBatcher()).batch_size(0), "needs batch_size to be an int of at least 1. Got 0"),
@@ -315,10 +320,9 @@ def test_stacking_works_on_trees():
             r"DataLoader needs a dataset with a length and \[index\]",
         ),
         (lambda: InMemoryDataset(wrong(iter([1]))), r"InMemoryDataset needs a dataset with a length and \[index\]"),
-        (
-            lambda: DataLoader(ListBatcher()).build(wrong(OldDataset())),
-            r"Name its method get\(index\) __getitem__\(index\)",
-        ),
+        (lambda: _distributed(strategy=wrong(2)), r"needs strategy to be a FixedBatchStrategy\(batch_size\). Got 2"),
+        (lambda: _distributed(shard_id=2, num_shards=2), "needs shard_id below num_shards, 2. Got 2"),
+        (lambda: FixedBatchStrategy(0), "needs batch_size to be an int of at least 1. Got 0"),
         (lambda: DataLoader(ListBatcher()).build([1]).sharding_strategy, r"has no mesh. Say .shard\(mesh"),
         (lambda: Broken()._read(), "Broken.__getitems__ was asked for 2 items and returned 1"),
     ],
@@ -328,14 +332,51 @@ def test_what_cannot_work_is_refused_at_once(attempt, words):
         attempt()
 
 
-class OldDataset:
-    """As datasets were written for the first versions."""
+class OwnDataset:
+    """As loadax's example of distributed loading writes one: a length and `get`."""
 
     def __len__(self):
-        return 3
+        return 10
 
     def get(self, index):
-        return index
+        return np.array([index])
+
+
+class OwnBatcher:
+    """As that example writes one."""
+
+    def batch(self, items):
+        return jnp.stack(items)
+
+
+def _distributed(**changes):
+    strategy = JaxShardingStrategy(jax.make_mesh((1,), ("data",)), "data")
+    options = {"num_workers": 2, "prefetch_factor": 2, "sharding_strategy": strategy, "strategy": FixedBatchStrategy(2)}
+    return DistributedDataLoader(dataset=OwnDataset(), batcher=wrong(OwnBatcher()), **options | changes)
+
+
+def test_a_distributed_loader_is_made_without_the_builder():
+    loader = _distributed()
+    batches = [loader.sharding_strategy.distribute_global_batch(batch) for batch in loader]
+    assert [batch[:, 0].tolist() for batch in batches] == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+    assert len(loader) == 5 and iter(loader).progress() == Progress(0, 10)
+    second = _distributed(shard_id=1, num_shards=2)
+    assert [batch[:, 0].tolist() for batch in second] == [[2, 3], [6, 7], [9]]
+    alone = _distributed(sharding_strategy=None)
+    assert [len(batch) for batch in alone] == [2] * 5
+
+
+def test_a_strategy_says_which_items_a_shard_of_a_dataset_has():
+    strategy = JaxShardingStrategy(jax.make_mesh((1,), ("data",)), "data")
+    assert [strategy.get_shard(10, shard, 3) for shard in range(3)] == [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9]]
+    assert strategy.get_shard(dataset_size=0, shard_id=1, num_shards=2) == []
+    with pytest.raises(ValueError, match=r"get_shard needs shard_id below num_shards, 2\. Got 2"):
+        strategy.get_shard(10, 2, 2)
+
+
+def test_an_empty_dataset_has_no_batches_with_a_mesh_either(pairs):
+    loader = pairs.shard(jax.make_mesh((1,), ("data",))).build([])
+    assert (len(loader), loader.num_items(), list(loader)) == (0, 0, [])
 
 
 class Broken(InMemoryDataset):

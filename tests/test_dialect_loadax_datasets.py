@@ -67,11 +67,131 @@ def test_a_dataset_is_a_sequence_of_its_items(dataset, items):
     assert len(dataset) == size and dataset.is_empty() == (size == 0)
     assert list(dataset) == items == [dataset[index] for index in range(size)]
     assert [dataset[index] for index in range(-size, 0)] == items
-    assert (dataset.get(size), dataset.get(-1)) == (None, None)
+    assert [dataset.get(index) for index in range(-size, size)] == items * 2
+    assert (dataset.get(size), dataset.get(-size - 1)) == (None, None)
     for index in (size, -size - 1):
         with pytest.raises(IndexError, match=f"{type(dataset).__name__} has {size} items. Got index {index}"):
             dataset[index]
     assert list(itertools.chain(*Dataloader(dataset, 3, num_workers=2))) == items  # many at a time
+
+
+class Twice(InMemoryDataset):
+    """As a dataset of one's own is written for loadax."""
+
+    def get(self, index):
+        return wrong(super().get(index)) * 2
+
+
+class AndOne(Twice):
+    """A second level, by `[index]`."""
+
+    def __getitem__(self, index):
+        return super().__getitem__(index) + 1
+
+
+class AndTen(AndOne):
+    """A third level, by `get` again."""
+
+    def get(self, index):
+        return wrong(super().get(index)) + 10
+
+
+class Tens:
+    """A class without a base, with a length and `get`."""
+
+    def __len__(self):
+        return 4
+
+    def get(self, index):
+        return index * 10 if index < 4 else None
+
+
+class TensOfTheBase(Tens, Dataset):
+    """The same with the base."""
+
+
+class Louder(MappedDataset):
+    """Overrides `get` of a dataset that reads many items at once."""
+
+    def get(self, index):
+        return f"{super().get(index)}!"
+
+
+@pytest.mark.parametrize(
+    "dataset, items",
+    [
+        (Twice([1, 2, 3, 4]), [2, 4, 6, 8]),
+        (AndOne([1, 2]), [3, 5]),
+        (AndTen([1, 2]), [13, 15]),
+        (TensOfTheBase(), [0, 10, 20, 30]),
+        (Louder("ab", str.upper), ["A!", "B!"]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_dataset_with_a_get_of_its_own_is_read_by_it(dataset, items):
+    size = len(items)
+    assert list(dataset) == items == [dataset[index] for index in range(size)]
+    assert [dataset.get(index) for index in range(size)] == items
+    assert list(Dataloader(dataset, 2)) == [items[start : start + 2] for start in range(0, size, 2)]
+    assert list(ShuffledDataset(dataset, 3)) == list(ShuffledDataset(items, 3))
+    assert list(MappedDataset(dataset, str)) == [str(item) for item in items]
+    assert dataset[-1] == items[-1]
+    with pytest.raises(IndexError, match=f"{type(dataset).__name__} has {size} items. Got index {size}"):
+        dataset[size]
+
+
+def test_a_class_without_a_base_is_read_by_its_get():
+    views = [
+        PartialDataset(Tens(), 1, 4),
+        MappedDataset(Tens(), lambda item: item),
+        FilteredDataset(Tens(), lambda item: item > 0),
+        CombinedDataset(Tens(), Tens()),
+        InMemoryDataset(Tens()),
+        MappedBatchDataset(Tens(), sum, 2),
+    ]
+    read = [[10, 20, 30], [0, 10, 20, 30], [10, 20, 30], [0, 10, 20, 30] * 2, [0, 10, 20, 30], [10, 50]]
+    assert [list(view) for view in views] == read
+    assert [list(itertools.chain(*Dataloader(view, 2))) for view in [*views, Tens()]] == [*read, [0, 10, 20, 30]]
+
+
+def test_an_overridden_item_is_what_many_at_once_give():
+    class Louder(MappedDataset):
+        def __getitem__(self, index):
+            return f"{super().__getitem__(index)}!"
+
+    assert list(Dataloader(Louder("ab", str.upper), 2)) == [["A!", "B!"]]
+    assert Louder("ab", str.upper).get(-1) == "B!"
+
+
+def test_a_dataset_without_a_way_to_read_an_item_says_what_it_needs():
+    class Empty(Dataset):
+        def __len__(self):
+            return 1
+
+    for attempt in (lambda: Empty()[0], lambda: Empty().get(0)):
+        with pytest.raises(TypeError, match=r"Empty needs a method get\(index\) or __getitem__\(index\)"):
+            attempt()
+
+
+def test_parts_end_where_the_dataset_ends():
+    assert list(PartialDataset("abcde", 1, 10)) == list("bcde")
+    assert list(PartialDataset("abcde", 7, 9)) == [] == list(PartialDataset([], 0, 3))
+    assert list(PartialDataset("abcde", 3, 2)) == []
+    assert [list(part) for part in PartialDataset.split("abc", 5)] == [["a"], ["b"], ["c"], [], []]
+    assert list(Dataloader(PartialDataset([], 0, 3), 2)) == []
+
+
+def test_a_dataset_shows_what_it_is_made_of():
+    shown = "InMemoryDataset(items=[1, 2]...)"
+    assert repr(InMemoryDataset([1, 2, 3])) == shown
+    assert repr(RangeDataset(0, 10)) == "RangeDataset(start=0, end=10, step=1)"
+    assert repr(MappedDataset(InMemoryDataset([1, 2, 3]), abs)) == f"MappedDataset(dataset={shown}, map_fn=abs)"
+    assert repr(ShuffledDataset(InMemoryDataset([1, 2, 3]), 1)) == f"ShuffledDataset(dataset={shown})"
+    assert repr(CombinedDataset([InMemoryDataset([1, 2, 3])])) == f"CombinedDataset(datasets=[{shown}])"
+    assert repr(PartialDataset(RangeDataset(0, 9), 1, 4)) == (
+        "PartialDataset(dataset=RangeDataset(start=0, end=9, step=1), start_index=1, end_index=4)"
+    )
+    assert repr(MappedBatchDataset(Tens(), sum, 2)).startswith("MappedBatchDataset(dataset=<")
 
 
 def test_a_dataset_that_reads_many_items_at_once_is_asked_for_many_at_once():
@@ -181,9 +301,9 @@ def test_datasets_load_no_jax():
         (lambda: RangeDataset(0, 5, 0), "RangeDataset needs step to be an int other than 0. Got 0"),
         (lambda: RangeDataset(0, wrong(5.0)), "RangeDataset needs end to be an int. Got 5.0"),
         (lambda: CombinedDataset("abc"), "needs several datasets, or one list of them. Got 'abc'"),
-        (lambda: PartialDataset("abc", 2, 2), "needs 0 <= start < end <= 3, the length.* Got start 2 and end 2"),
-        (lambda: PartialDataset("abc", 0, 4), "needs 0 <= start < end <= 3"),
-        (lambda: PartialDataset.split_dataset("abc", 4), "cannot make 4 parts of 3 items"),
+        (lambda: RangeDataset(10, 0), "at least one number from start to before end. Got start 10, end 0 and step 1"),
+        (lambda: RangeDataset(0, 0), "RangeDataset needs at least one number"),
+        (lambda: PartialDataset("abc", -1, 2), "PartialDataset needs start_index to be an int of at least 0. Got -1"),
         (lambda: PartialDataset.split_dataset("abc", 0), "needs num_partitions to be an int of at least 1"),
         (lambda: SampledDataset("abc", 4), "cannot take 4 of 3 items without taking some twice"),
         (lambda: SampledDatasetWithReplacement("", 4), "needs a dataset with items"),
@@ -192,7 +312,7 @@ def test_datasets_load_no_jax():
         (lambda: ShuffledDataset("abc", "x"), r"ShuffledDataset needs a key such as jax.random.key\(0\). Got 'x'"),
         (lambda: ShardedDataset("abc", 4, 0), "at least one item per shard"),
         (lambda: ShardedDataset("abc", 3, 3), "needs shard_id below num_shards, 3. Got 3"),
-        (lambda: MappedDataset("abc", wrong(3)), "MappedDataset needs fn to be a function"),
+        (lambda: MappedDataset("abc", wrong(3)), "MappedDataset needs map_fn to be a function"),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(attempt, words):

@@ -12,12 +12,15 @@ if TYPE_CHECKING:
     from millstream.dialects.loadax._batcher import ListBatcher as ListBatcher
     from millstream.dialects.loadax._batcher import StackBatcher as StackBatcher
     from millstream.dialects.loadax._builder import DataLoader as DataLoader
+    from millstream.dialects.loadax._builder import DataloaderBuilder as DataloaderBuilder
     from millstream.dialects.loadax._dataset import Dataset as Dataset
     from millstream.dialects.loadax._dataset import FilteredDataset as FilteredDataset
     from millstream.dialects.loadax._dataset import MappedBatchDataset as MappedBatchDataset
     from millstream.dialects.loadax._dataset import MappedDataset as MappedDataset
     from millstream.dialects.loadax._items import Indexable as Indexable
     from millstream.dialects.loadax._loader import Dataloader as Dataloader
+    from millstream.dialects.loadax._loader import DistributedDataLoader as DistributedDataLoader
+    from millstream.dialects.loadax._loader import FixedBatchStrategy as FixedBatchStrategy
     from millstream.dialects.loadax._loader import Loader as Loader
     from millstream.dialects.loadax._loader import LoaderIterator as LoaderIterator
     from millstream.dialects.loadax._loader import Progress as Progress
@@ -38,10 +41,17 @@ if TYPE_CHECKING:
 
 _CONTENTS = {
     "_batcher": ["Batcher", "ListBatcher", "StackBatcher"],
-    "_builder": ["DataLoader"],
+    "_builder": ["DataLoader", "DataloaderBuilder"],
     "_dataset": ["Dataset", "FilteredDataset", "MappedBatchDataset", "MappedDataset"],
     "_items": ["Indexable"],
-    "_loader": ["Dataloader", "Loader", "LoaderIterator", "Progress"],
+    "_loader": [
+        "Dataloader",
+        "DistributedDataLoader",
+        "FixedBatchStrategy",
+        "Loader",
+        "LoaderIterator",
+        "Progress",
+    ],
     "_memory": ["InMemoryDataset", "RangeDataset", "SimpleDataset"],
     "_parts": ["CombinedDataset", "PartialDataset", "Shardable", "ShardedDataset", "compute_shard_boundaries"],
     "_random": [

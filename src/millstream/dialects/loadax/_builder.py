@@ -7,7 +7,7 @@ from jax.sharding import Mesh
 
 from millstream._core.errors import describe_value
 from millstream.dialects.loadax._batcher import Batcher
-from millstream.dialects.loadax._items import Indexable
+from millstream.dialects.loadax._items import Items
 from millstream.dialects.loadax._loader import Loader, Options
 from millstream.dialects.loadax._sharding import JaxShardingStrategy
 
@@ -34,9 +34,10 @@ class DataLoader(Generic[T, B]):
     options: Options = dataclasses.field(default_factory=Options)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.batcher, Batcher):
+        if not callable(getattr(self.batcher, "batch", None)):
             raise TypeError(
-                f"DataLoader needs a Batcher. Got {describe_value(self.batcher)}. "
+                f"DataLoader needs a Batcher, or an object with a method batch(items). "
+                f"Got {describe_value(self.batcher)}. "
                 "Write DataLoader(Batcher(function)).build(dataset), or Dataloader(dataset, batch_size) for lists."
             )
 
@@ -49,7 +50,7 @@ class DataLoader(Generic[T, B]):
         return self._with(workers=num_workers)
 
     def prefetch(self, factor: int) -> Self:
-        """Batches that are read ahead; at least so many that every worker has one. 2 by default."""
+        """Batches that are read ahead, at least one for each worker. 2 by default."""
         return self._with(prefetch=factor)
 
     def shard(
@@ -69,9 +70,12 @@ class DataLoader(Generic[T, B]):
         """
         return self._with(sharding=JaxShardingStrategy(mesh, data_axis_name, num_shards, shard_id))
 
-    def build(self, dataset: Indexable[T]) -> Loader[B]:
-        """The loader for a dataset: anything with a length and `[index]`."""
+    def build(self, dataset: Items[T]) -> Loader[B]:
+        """The loader for a dataset: anything with a length and `[index]` or `get(index)`."""
         return Loader(dataset, self.batcher, self.options)
 
     def _with(self, **options: Any) -> Self:
         return dataclasses.replace(self, options=dataclasses.replace(self.options, **options))
+
+
+DataloaderBuilder = DataLoader

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from millstream._core.errors import function_name, noted, require_callable, require_int
-from millstream.dialects.loadax._items import Indexable, items_of, require_indexable
+from millstream.dialects.loadax._items import Items, item_of, items_of, require_items
 from millstream.dialects.loadax._order import key_words, shuffled
 from millstream.sharding import shard_bounds
 
@@ -19,55 +19,59 @@ U = TypeVar("U")
 
 
 class Dataset(abc.ABC, Generic[T_co]):
-    """Items that are read by index: a base for datasets of your own. Write `__len__` and `__getitem__`.
+    """Items that are read by index: a base for datasets of your own. Write `__len__`, and `get` or `__getitem__`.
 
-    A loader takes anything with these two; the base adds what can be done with a dataset. Nothing is read before it
-    is asked for.
+    The one of the two that a class does not write follows the one that it does. A loader takes anything with a length
+    and one of them; the base adds what can be done with a dataset. Nothing is read before it is asked for.
 
     Example:
         >>> class Squares(Dataset[int]):
         ...     def __len__(self):
         ...         return 4
-        ...     def __getitem__(self, index):
+        ...     def get(self, index):
         ...         return index**2
-        >>> list(Squares().map(str))
-        ['0', '1', '4', '9']
+        >>> list(Squares().map(str)), Squares()[-1]
+        (['0', '1', '4', '9'], 9)
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        _complete(cls)
 
     @abc.abstractmethod
     def __len__(self) -> int:
         """Number of items."""
 
-    @abc.abstractmethod
     def __getitem__(self, index: int, /) -> T_co:
-        """The item at an index."""
+        """The item at an index; -1 is the last one."""
+        raise _unreadable(self)
+
+    def get(self, index: int) -> T_co | None:
+        """The item at an index; None if there is none. -1 is the last one."""
+        raise _unreadable(self)
 
     def __iter__(self) -> Iterator[T_co]:
         return (self[index] for index in range(len(self)))
-
-    def get(self, index: int) -> T_co | None:
-        """The item at an index from 0 on; None if there is none."""
-        return self[index] if 0 <= index < len(self) else None
 
     def is_empty(self) -> bool:
         """Whether there are no items."""
         return len(self) == 0
 
-    def map(self, fn: Callable[[T_co], U]) -> "MappedDataset[U]":
+    def map(self, transform: Callable[[T_co], U]) -> "MappedDataset[U]":
         """Every item through a function; see `MappedDataset`."""
-        return MappedDataset(self, fn)
+        return MappedDataset(self, transform)
 
     def filter(self, predicate: Callable[[T_co], Any]) -> "FilteredDataset[T_co]":
         """The items for which a function is true; see `FilteredDataset`."""
         return FilteredDataset(self, predicate)
 
-    def map_batch(self, fn: Callable[[list[T_co]], U], batch_size: int = 32) -> "MappedBatchDataset[U]":
-        """A function of so many items at a time; see `MappedBatchDataset`."""
-        return MappedBatchDataset(self, fn, batch_size)
+    def map_batch(self, transform: Callable[[list[T_co]], U], batch_size: int = 32) -> "MappedBatchDataset[U]":
+        """A function of `batch_size` items at a time; see `MappedBatchDataset`."""
+        return MappedBatchDataset(self, transform, batch_size)
 
-    def shuffle(self, key: Any) -> "View[T_co]":
+    def shuffle(self, seed: Any) -> "View[T_co]":
         """The items in the order of a key or seed; see `ShuffledDataset`."""
-        words = key_words(f"{type(self).__name__}.shuffle", key)
+        words = key_words(f"{type(self).__name__}.shuffle", seed)
         return View(self, lambda: shuffled(len(self), words))
 
     def split_dataset_by_node(self, world_size: int, rank: int) -> "View[T_co]":
@@ -83,6 +87,51 @@ class Dataset(abc.ABC, Generic[T_co]):
         return number % size
 
 
+def _complete(cls: type[Dataset[Any]]) -> None:
+    """Derive `__getitem__` from `get` or the reverse, and reading many items from both: the latest definition decides.
+
+    Each is bound to the method of its own class, not looked up on `self`: `super().get` in an override then reaches
+    the dataset below, whichever of the two that one wrote.
+    """
+    ages = {name: _age(cls, name) for name in ("get", "__getitem__", "__getitems__")}
+    if ages["get"] < ages["__getitem__"]:
+        cls.__getitem__ = _by_get(cls.get)
+    elif ages["__getitem__"] < ages["get"]:
+        cls.get = _by_item(cls.__getitem__)  # pyright: ignore[reportAttributeAccessIssue]
+    if min(ages["get"], ages["__getitem__"]) < ages["__getitems__"]:
+        cls.__getitems__ = _one_by_one  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _age(cls: type, name: str) -> int:
+    """How many classes up a method is defined."""
+    return next((age for age, owner in enumerate(cls.__mro__) if name in vars(owner)), len(cls.__mro__))
+
+
+def _by_get(get: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
+    @functools.wraps(Dataset.__getitem__)
+    def read(self: Dataset[Any], index: int, /) -> Any:
+        return get(self, self._number(index))
+
+    return read
+
+
+def _by_item(read: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
+    @functools.wraps(Dataset.get)
+    def get(self: Dataset[Any], index: int) -> Any:
+        size = len(self)
+        return read(self, index % size) if -size <= index < size else None
+
+    return get
+
+
+def _one_by_one(self: Dataset[Any], indices: list[int]) -> list[Any]:
+    return [self[index] for index in indices]
+
+
+def _unreadable(dataset: Dataset[Any]) -> TypeError:
+    return TypeError(f"{type(dataset).__name__} needs a method get(index) or __getitem__(index).")
+
+
 class View(Dataset[T_co]):
     """Some items of a dataset in some order, seen as a dataset.
 
@@ -95,10 +144,13 @@ class View(Dataset[T_co]):
         find_places: Says which of its items, once, when that is first asked for.
     """
 
-    def __init__(self, dataset: Indexable[T_co], find_places: Callable[[], Sequence[int] | np.ndarray]) -> None:
-        require_indexable(type(self).__name__, dataset)
+    def __init__(self, dataset: Items[T_co], find_places: Callable[[], Sequence[int] | np.ndarray]) -> None:
+        require_items(type(self).__name__, dataset)
         self.dataset = dataset
         self._find_places = find_places
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(dataset={self.dataset!r})"
 
     @functools.cached_property
     def _places(self) -> Sequence[int] | np.ndarray:
@@ -108,7 +160,7 @@ class View(Dataset[T_co]):
         return len(self._places)
 
     def __getitem__(self, index: int, /) -> T_co:
-        return self.dataset[int(self._places[self._number(index)])]
+        return item_of(self.dataset, int(self._places[self._number(index)]))
 
     def __getitems__(self, indices: list[int]) -> list[T_co]:
         return items_of(self.dataset, [int(self._places[self._number(index)]) for index in indices])
@@ -128,18 +180,18 @@ class FilteredDataset(View[T_co]):
         predicate: `predicate(item)`, true for the items to keep.
     """
 
-    def __init__(self, dataset: Indexable[T_co], predicate: Callable[[T_co], Any]) -> None:
+    def __init__(self, dataset: Items[T_co], predicate: Callable[[T_co], Any]) -> None:
         require_callable("FilteredDataset", "predicate", predicate)
         super().__init__(dataset, lambda: _kept(dataset, predicate))
 
 
-def _kept(dataset: Indexable[T], predicate: Callable[[T], Any]) -> np.ndarray:
+def _kept(dataset: Items[T], predicate: Callable[[T], Any]) -> np.ndarray:
     return np.fromiter((index for index in range(len(dataset)) if _holds(dataset, index, predicate)), np.int64)
 
 
-def _holds(dataset: Indexable[T], index: int, predicate: Callable[[T], Any]) -> Any:
+def _holds(dataset: Items[T], index: int, predicate: Callable[[T], Any]) -> Any:
     try:
-        return predicate(dataset[index])
+        return predicate(item_of(dataset, index))
     except Exception as error:
         raise noted(error, f"This came from {function_name(predicate)}, at item {index} of FilteredDataset's dataset.")  # noqa: B904
 
@@ -153,20 +205,23 @@ class MappedDataset(Dataset[T_co]):
 
     Args:
         dataset: The dataset.
-        fn: `fn(item) -> item`. The workers of a loader call it.
+        map_fn: `map_fn(item) -> item`. The workers of a loader call it.
     """
 
-    def __init__(self, dataset: Indexable[T], fn: Callable[[T], T_co]) -> None:
-        require_indexable("MappedDataset", dataset)
-        require_callable("MappedDataset", "fn", fn)
-        self.dataset: Indexable[Any] = dataset
-        self.fn = fn
+    def __init__(self, dataset: Items[T], map_fn: Callable[[T], T_co]) -> None:
+        require_items("MappedDataset", dataset)
+        require_callable("MappedDataset", "map_fn", map_fn)
+        self.dataset: Items[Any] = dataset
+        self.map_fn = map_fn
+
+    def __repr__(self) -> str:
+        return f"MappedDataset(dataset={self.dataset!r}, map_fn={function_name(self.map_fn)})"
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: int, /) -> T_co:
-        return self.fn(self.dataset[self._number(index)])
+        return self.map_fn(item_of(self.dataset, self._number(index)))
 
     def __getitems__(self, indices: list[int]) -> list[T_co]:
         numbers = [self._number(index) for index in indices]
@@ -175,13 +230,13 @@ class MappedDataset(Dataset[T_co]):
 
     def _mapped(self, number: int, item: Any) -> T_co:
         try:
-            return self.fn(item)
+            return self.map_fn(item)
         except Exception as error:
-            raise noted(error, f"This came from {function_name(self.fn)}, at item {number} of MappedDataset.")  # noqa: B904
+            raise noted(error, f"This came from {function_name(self.map_fn)}, at item {number} of MappedDataset.")  # noqa: B904
 
 
 class MappedBatchDataset(Dataset[T_co]):
-    """What a function makes of so many items at a time: each result is one item.
+    """What a function makes of `batch_size` items at a time: each result is one item.
 
     Example:
         >>> list(MappedBatchDataset([1, 2, 3, 4, 5], sum, batch_size=2))
@@ -189,21 +244,25 @@ class MappedBatchDataset(Dataset[T_co]):
 
     Args:
         dataset: The dataset.
-        fn: `fn(items) -> item`, given a list; the last one may be shorter.
+        transform: `transform(items) -> item`, given a list; the last one may be shorter.
         batch_size: How many items it is given.
     """
 
-    def __init__(self, dataset: Indexable[T], fn: Callable[[list[T]], T_co], batch_size: int = 32) -> None:
-        require_indexable("MappedBatchDataset", dataset)
-        require_callable("MappedBatchDataset", "fn", fn)
+    def __init__(self, dataset: Items[T], transform: Callable[[list[T]], T_co], batch_size: int = 32) -> None:
+        require_items("MappedBatchDataset", dataset)
+        require_callable("MappedBatchDataset", "transform", transform)
         require_int("MappedBatchDataset", "batch_size", batch_size, least=1)
-        self.dataset: Indexable[Any] = dataset
-        self.fn = fn
+        self.dataset: Items[Any] = dataset
+        self.transform = transform
         self.batch_size = batch_size
+
+    def __repr__(self) -> str:
+        function = function_name(self.transform)
+        return f"MappedBatchDataset(dataset={self.dataset!r}, transform={function}, batch_size={self.batch_size})"
 
     def __len__(self) -> int:
         return -(-len(self.dataset) // self.batch_size)
 
     def __getitem__(self, index: int, /) -> T_co:
         first = self._number(index) * self.batch_size
-        return self.fn(items_of(self.dataset, [*range(first, min(first + self.batch_size, len(self.dataset)))]))
+        return self.transform(items_of(self.dataset, [*range(first, min(first + self.batch_size, len(self.dataset)))]))

@@ -6,10 +6,10 @@ from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 
-from millstream._core.errors import require_int
+from millstream._core.errors import describe_value, require_int
 from millstream.dialects.loadax._batcher import Batcher, ListBatcher
 from millstream.dialects.loadax._dataset import View
-from millstream.dialects.loadax._items import Indexable, require_indexable
+from millstream.dialects.loadax._items import Items, require_items
 from millstream.dialects.loadax._sharding import JaxShardingStrategy
 from millstream.dialects.loadax._source import BatchSource
 from millstream.host import Threads
@@ -78,14 +78,18 @@ class Loader(Generic[B_co]):
         options: How to load.
     """
 
-    def __init__(self, dataset: Indexable[T], batcher: Batcher[T, B_co], options: Options) -> None:
-        require_indexable("DataLoader", dataset)
-        items: Indexable[Any] = dataset
+    def __init__(self, dataset: Items[T], batcher: Batcher[T, B_co], options: Options) -> None:
+        require_items("DataLoader", dataset)
+        if not callable(getattr(batcher, "batch", None)):
+            raise TypeError(
+                f"DataLoader needs a Batcher, or an object with a method batch(items). Got {describe_value(batcher)}."
+            )
+        items: Items[Any] = dataset
         if options.sharding is not None:
-            shard = options.sharding.get_shard(len(dataset), options.batch_size)
+            shard = options.sharding.items_of_process(len(dataset), options.batch_size)
             items = View(dataset, lambda: shard)
         workers = max(1, options.workers)
-        # A batch is read by one worker, so there is one under way for each of them.
+        # A batch is read by one worker, so there is one in flight for each of them.
         ahead = max(options.prefetch, workers - 1)
         stages = [BatchSource(items, batcher), BatchTransform(options.batch_size, drop_last=options.drop_last)]
         self._engine = Engine(stages, executor=Threads(workers), prefetch=ahead)
@@ -155,6 +159,66 @@ class LoaderIterator(Iterator[B_co]):
         self._batches.close()
 
 
+@dataclasses.dataclass(frozen=True)
+class FixedBatchStrategy:
+    """How many items a batch of a `DistributedDataLoader` has.
+
+    Example:
+        >>> FixedBatchStrategy(8)
+        FixedBatchStrategy(batch_size=8)
+
+    Args:
+        batch_size: Items per batch; the last one may be shorter.
+    """
+
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        require_int("FixedBatchStrategy", "batch_size", self.batch_size, least=1)
+
+
+class DistributedDataLoader(Loader[B_co]):
+    """What `DataLoader(batcher).shard(mesh).build(dataset)` makes, with everything as an argument.
+
+    Example:
+        >>> from millstream.dialects.loadax import ListBatcher
+        >>> list(DistributedDataLoader([1, 2, 3], ListBatcher(), FixedBatchStrategy(2), 1, 2))
+        [[1, 2], [3]]
+
+    Args:
+        dataset: The dataset.
+        batcher: Makes batches of its items.
+        strategy: How many items a batch has.
+        num_workers: Threads that read, one batch each.
+        prefetch_factor: Batches that are read ahead.
+        sharding_strategy: Which items this process reads; all of them without one.
+        shard_id: Which part this process reads, if not as `sharding_strategy` has it.
+        num_shards: In how many parts the items are divided, if not as `sharding_strategy` has it.
+    """
+
+    def __init__(
+        self,
+        dataset: Items[T],
+        batcher: Batcher[T, B_co],
+        strategy: FixedBatchStrategy,
+        num_workers: int,
+        prefetch_factor: int,
+        sharding_strategy: JaxShardingStrategy | None = None,
+        shard_id: int | None = None,
+        num_shards: int | None = None,
+    ) -> None:
+        if not isinstance(strategy, FixedBatchStrategy):
+            raise TypeError(
+                "DistributedDataLoader needs strategy to be a FixedBatchStrategy(batch_size). "
+                f"Got {describe_value(strategy)}."
+            )
+        given = {"shard_id": shard_id, "num_shards": num_shards}
+        if sharding_strategy is not None and any(value is not None for value in given.values()):
+            sharding_strategy = dataclasses.replace(sharding_strategy, **given)
+        options = Options(strategy.batch_size, num_workers, prefetch_factor, sharding=sharding_strategy)
+        super().__init__(dataset, batcher, options)
+
+
 class Dataloader(Loader[list[T]]):
     """A dataset in lists of items.
 
@@ -166,13 +230,13 @@ class Dataloader(Loader[list[T]]):
         dataset: The dataset.
         batch_size: Items per list.
         num_workers: Threads that read, one list each; 0 reads nothing ahead.
-        prefetch_factor: Lists that are read ahead; at least so many that every worker has one.
+        prefetch_factor: Lists that are read ahead, at least one for each worker.
         drop_last: Leave out a last, shorter list.
     """
 
     def __init__(
         self,
-        dataset: Indexable[T],
+        dataset: Items[T],
         batch_size: int,
         num_workers: int = 0,
         prefetch_factor: int = 0,

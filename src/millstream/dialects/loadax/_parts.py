@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar, overload, runtime_checkable
 
 from millstream._core.errors import describe_value, require_int
 from millstream.dialects.loadax._dataset import Dataset, View
-from millstream.dialects.loadax._items import Indexable, items_of, require_indexable
+from millstream.dialects.loadax._items import Items, item_of, items_of, require_items
 from millstream.sharding import shard_bounds
 
 T = TypeVar("T")
@@ -39,23 +39,21 @@ class PartialDataset(View[T_co]):
 
     Args:
         dataset: The dataset.
-        start: The index of the first item.
-        end: The index behind the last one.
+        start_index: The index of the first item.
+        end_index: The index after the last one. A part ends where the dataset ends, and may be empty.
     """
 
-    def __init__(self, dataset: Indexable[T_co], start: int, end: int) -> None:
-        require_int("PartialDataset", "start", start, least=0)
-        require_int("PartialDataset", "end", end, least=1)
-        super().__init__(dataset, lambda: range(start, end))
-        if not start < end <= len(dataset):
-            raise ValueError(
-                f"PartialDataset needs 0 <= start < end <= {len(dataset)}, the length of the dataset. "
-                f"Got start {start} and end {end}."
-            )
-        self.start, self.end = start, end
+    def __init__(self, dataset: Items[T_co], start_index: int, end_index: int) -> None:
+        require_int("PartialDataset", "start_index", start_index, least=0)
+        require_int("PartialDataset", "end_index", end_index, least=0)
+        super().__init__(dataset, lambda: range(self.start_index, self.end_index))
+        self.start_index, self.end_index = start_index, min(end_index, len(dataset))
+
+    def __repr__(self) -> str:
+        return f"PartialDataset(dataset={self.dataset!r}, start_index={self.start_index}, end_index={self.end_index})"
 
     @staticmethod
-    def split_dataset(dataset: Indexable[T], num_partitions: int) -> "list[PartialDataset[T]]":
+    def split_dataset(dataset: Items[T], num_partitions: int) -> "list[PartialDataset[T]]":
         """All of a dataset in parts of nearly one length; the first ones have one item more.
 
         Example:
@@ -64,17 +62,13 @@ class PartialDataset(View[T_co]):
 
         Args:
             dataset: The dataset.
-            num_partitions: How many parts, at most as many as there are items.
+            num_partitions: How many parts. With more parts than items, the last ones are empty.
         """
-        require_indexable("PartialDataset", dataset)
+        require_items("PartialDataset", dataset)
         require_int("PartialDataset.split_dataset", "num_partitions", num_partitions, least=1)
-        if num_partitions > len(dataset):
-            raise ValueError(
-                f"PartialDataset.split_dataset cannot make {num_partitions} parts of {len(dataset)} items. "
-                "Ask for fewer."
-            )
-        parts = [shard_bounds(num_partitions, part, len(dataset)) for part in range(num_partitions)]
-        return [PartialDataset(dataset, *bounds) for bounds in parts]
+        length, more = divmod(len(dataset), num_partitions)
+        starts = [part * length + min(part, more) for part in range(num_partitions + 1)]
+        return [PartialDataset(dataset, *bounds) for bounds in itertools.pairwise(starts)]
 
     split = split_dataset
 
@@ -96,16 +90,14 @@ class ShardedDataset(View[T_co]):
             have one item more.
     """
 
-    def __init__(
-        self, dataset: Indexable[T_co], num_shards: int, shard_id: int, *, drop_remainder: bool = True
-    ) -> None:
-        require_indexable("ShardedDataset", dataset)
+    def __init__(self, dataset: Items[T_co], num_shards: int, shard_id: int, *, drop_remainder: bool = True) -> None:
+        require_items("ShardedDataset", dataset)
         bounds = shard_bounds(num_shards, shard_id, len(dataset), drop_remainder)
         super().__init__(dataset, lambda: range(*bounds))
         self.num_shards, self.shard_id, self._bounds = num_shards, shard_id, bounds
 
     def shard_boundaries(self) -> tuple[int, int]:
-        """The index of the first item, and the one behind the last."""
+        """The index of the first item, and the one after the last."""
         return self._bounds
 
 
@@ -139,9 +131,9 @@ class CombinedDataset(Dataset[T_co]):
     """
 
     @overload
-    def __init__(self, datasets: Sequence[Indexable[T_co]], /) -> None: ...
+    def __init__(self, datasets: Sequence[Items[T_co]], /) -> None: ...
     @overload
-    def __init__(self, dataset1: Indexable[T_co], dataset2: Indexable[T_co], /, *others: Indexable[T_co]) -> None: ...
+    def __init__(self, dataset1: Items[T_co], dataset2: Items[T_co], /, *others: Items[T_co]) -> None: ...
     def __init__(self, *datasets: Any) -> None:
         listed = datasets[0] if len(datasets) == 1 else datasets
         if not isinstance(listed, list | tuple) or not listed:
@@ -149,8 +141,8 @@ class CombinedDataset(Dataset[T_co]):
                 f"CombinedDataset needs several datasets, or one list of them. Got {describe_value(listed)}."
             )
         for dataset in listed:
-            require_indexable("CombinedDataset", dataset)
-        self.datasets: tuple[Indexable[T_co], ...] = tuple(listed)
+            require_items("CombinedDataset", dataset)
+        self.datasets: tuple[Items[T_co], ...] = tuple(listed)
 
     @functools.cached_property
     def _starts(self) -> list[int]:
@@ -162,7 +154,10 @@ class CombinedDataset(Dataset[T_co]):
 
     def __getitem__(self, index: int, /) -> T_co:
         which, inside = self._place(index)
-        return self.datasets[which][inside]
+        return item_of(self.datasets[which], inside)
+
+    def __repr__(self) -> str:
+        return f"CombinedDataset(datasets={list(self.datasets)!r})"
 
     def __getitems__(self, indices: list[int]) -> list[T_co]:
         places = [self._place(index) for index in indices]

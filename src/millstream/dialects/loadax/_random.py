@@ -4,7 +4,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from millstream._core.errors import require_int
 from millstream.dialects.loadax._dataset import View
-from millstream.dialects.loadax._items import Indexable
+from millstream.dialects.loadax._items import Items
 from millstream.dialects.loadax._order import drawn, key_words, shuffled
 
 T_co = TypeVar("T_co", covariant=True)
@@ -39,7 +39,7 @@ class ShuffledDataset(View[T_co]):
         key: A seed, or a key of JAX. The order depends on it and on the number of items, and on nothing else.
     """
 
-    def __init__(self, dataset: Indexable[T_co], key: Any = 0) -> None:
+    def __init__(self, dataset: Items[T_co], key: Any = 0) -> None:
         words = key_words("ShuffledDataset", key)
         super().__init__(dataset, lambda: shuffled(len(dataset), words))
 
@@ -57,7 +57,7 @@ class SampledDataset(View[T_co]):
         key: A seed, or a key of JAX. They are the first items of a `ShuffledDataset` with it.
     """
 
-    def __init__(self, dataset: Indexable[T_co], sample_size: int, key: Any = 0) -> None:
+    def __init__(self, dataset: Items[T_co], sample_size: int, key: Any = 0) -> None:
         words = key_words("SampledDataset", key)
         require_int("SampledDataset", "sample_size", sample_size, least=0)
         super().__init__(dataset, lambda: shuffled(len(dataset), words, sample_size))
@@ -72,7 +72,7 @@ SampledDatasetWithoutReplacement = SampledDataset
 
 
 class SampledDatasetWithReplacement(View[T_co]):
-    """So many items of a dataset, each drawn from all of them; reading one again gives the same item.
+    """Items of a dataset, each drawn from all of them; reading one again gives the same item.
 
     Example:
         >>> list(SampledDatasetWithReplacement(range(3), 6, key=1))
@@ -84,7 +84,7 @@ class SampledDatasetWithReplacement(View[T_co]):
         key: A seed, or a key of JAX.
     """
 
-    def __init__(self, dataset: Indexable[T_co], sample_size: int, key: Any = 0) -> None:
+    def __init__(self, dataset: Items[T_co], sample_size: int, key: Any = 0) -> None:
         words = key_words("SampledDatasetWithReplacement", key)
         require_int("SampledDatasetWithReplacement", "sample_size", sample_size, least=0)
         super().__init__(dataset, lambda: drawn(len(dataset), words, sample_size))

@@ -47,10 +47,7 @@ class JaxShardingStrategy:
         if self.num_shards is not None or self.shard_id is not None:
             shards = jax.process_count() if self.num_shards is None else self.num_shards
             shard = jax.process_index() if self.shard_id is None else self.shard_id
-            require_int(_WHO, "num_shards", shards, least=1)
-            require_int(_WHO, "shard_id", shard, least=0)
-            if shard >= shards:
-                raise ValueError(f"{_WHO} needs shard_id below num_shards, {shards}. Got {shard}.")
+            _require_shard(_WHO, shards, shard)
             object.__setattr__(self, "num_shards", shards)
             object.__setattr__(self, "shard_id", shard)
 
@@ -78,7 +75,22 @@ class JaxShardingStrategy:
             local_batch, self._over(self.data_shard_axis if data_axis is None else data_axis)
         )
 
-    def get_shard(self, size: int, batch_size: int) -> "Shard":
+    def get_shard(self, dataset_size: int, shard_id: int, num_shards: int) -> list[int]:
+        """The items of one part of a dataset: neighbours, and in the last part also what is left over.
+
+        This is a division for loops of your own. A loader with `.shard(mesh)` divides each batch instead.
+
+        Example:
+            >>> JaxShardingStrategy(jax.make_mesh((1,), ("data",))).get_shard(7, 1, 2)
+            [3, 4, 5, 6]
+        """
+        require_int("JaxShardingStrategy.get_shard", "dataset_size", dataset_size, least=0)
+        _require_shard("JaxShardingStrategy.get_shard", num_shards, shard_id)
+        length = dataset_size // num_shards
+        end = dataset_size if shard_id == num_shards - 1 else (shard_id + 1) * length
+        return [*range(shard_id * length, end)]
+
+    def items_of_process(self, size: int, batch_size: int) -> "Shard":
         """Which of `size` items this process reads, in batches of `batch_size` of its own."""
         if self.num_shards is not None and self.shard_id is not None:
             return _checked(Shard(size, self.num_shards, (self.shard_id,), batch_size))
@@ -131,7 +143,7 @@ class Shard(Sequence[int]):
 
     @functools.cached_property
     def _last_width(self) -> int:
-        """Items per part of the global batch behind them."""
+        """Items per part of the global batch after them."""
         return (self.size - self._whole * self.parts * self.width) // self.parts
 
     def __len__(self) -> int:
@@ -150,8 +162,15 @@ class Shard(Sequence[int]):
         return batch * self.parts * self.width + self.held[part] * width + inside
 
 
+def _require_shard(who: str, num_shards: int, shard_id: int) -> None:
+    require_int(who, "num_shards", num_shards, least=1)
+    require_int(who, "shard_id", shard_id, least=0)
+    if shard_id >= num_shards:
+        raise ValueError(f"{who} needs shard_id below num_shards, {num_shards}. Got {shard_id}.")
+
+
 def _checked(shard: Shard) -> Shard:
-    if shard.size < shard.parts:
+    if 0 < shard.size < shard.parts:
         raise ValueError(
             f"{_WHO} divides a batch into {shard.parts} parts, with at least one item each. Got {shard.size} items."
         )

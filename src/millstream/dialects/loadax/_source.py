@@ -9,7 +9,7 @@ from millstream._core.errors import describe_value, noted
 from millstream._core.host_source import HostSource
 from millstream._core.samples import ObjectSpec
 from millstream.dialects.loadax._batcher import Batcher
-from millstream.dialects.loadax._items import Indexable, items_of
+from millstream.dialects.loadax._items import Items, items_of
 
 
 class BatchSource(HostSource):
@@ -24,7 +24,7 @@ class BatchSource(HostSource):
     ordering = "sequential"
     sample_spec = ObjectSpec("what a Batcher returns")
 
-    def __init__(self, dataset: Indexable[Any], batcher: Batcher[Any, Any]) -> None:
+    def __init__(self, dataset: Items[Any], batcher: Batcher[Any, Any]) -> None:
         self._dataset = dataset
         self._batcher = batcher
 
