@@ -2,6 +2,7 @@
 
 import collections
 import gc
+import re
 import sys
 import threading
 import time
@@ -359,14 +360,68 @@ def test_stats_name_the_bottleneck(key):
         assert word in str(stats)
 
 
-def test_kept_batches_are_named_with_who_holds_them(key, capsys):
+class Keeper:
+    """Keeps batches in an attribute, as a user's class may."""
+
+    def __init__(self, batches):
+        self.log = {"train": batches}
+
+
+def closing_over(batches):
+    return lambda: batches
+
+
+def suspended(batches):
+    yield len(batches)
+
+
+def started(generator):
+    next(generator)
+    return generator
+
+
+@pytest.mark.parametrize(
+    "keep, words",
+    [
+        (lambda batches: batches, r"item 1 of the list `holder`, a local variable of test_kept\w+\(\) in .*\.py:\d+"),
+        (Keeper, r"item 1 of the list `holder\.log\['train'\]`, where `holder` is a local variable of test_kept"),
+        (closing_over, r"item 1 of the list `batches`, a variable that the function closing_over.<locals>.<lambda>"),
+        (
+            lambda batches: started(suspended(batches)),
+            r"item 1 of the list `batches`, a local variable of suspended\(\)",
+        ),
+        (lambda batches: [[[[[batches]]]]], r"item 1 of the list `holder\[0\]\[0\]\[0\]\[0\]\[0\]`, where `holder` is"),
+    ],
+    ids=["variable", "attribute", "closure", "generator", "nested"],
+)
+def test_kept_batches_are_named_by_the_variable_that_holds_them(keep, words, key, capsys):
+    held_batches._handed_out.clear()
     loader = ms.DataLoader([source(), BATCH], executor=ms.Threads(1))
-    kept = [batch for batch, _ in loader.iterate(loader.init_state(key))]
+    holder = keep([batch for batch, _ in loader.iterate(loader.init_state(key), steps=2)])
     ms.debug_batch_references()
     printed = capsys.readouterr().out
-    assert "batches are held" in printed and "a dict" in printed
-    del kept
+    first, *lines = printed.splitlines()
+    assert first == "2 batches are held:" and [line[:11] for line in lines] == ["  batch 0: ", "  batch 1: "]
+    assert re.search(words, lines[1]), printed
+    assert "millstream" not in printed.replace(__file__, "")  # no function of the library is named
+    del holder
     gc.collect()
+    ms.debug_batch_references()
+    assert capsys.readouterr().out == "No batch is held.\n"  # looking has kept nothing alive
+
+
+def test_a_batch_that_is_kept_twice_is_named_twice(key, capsys):
+    held_batches._handed_out.clear()
+    loader = ms.DataLoader([source(), BATCH], executor=ms.Threads(1))
+    kept = []
+    for batch, _ in loader.iterate(loader.init_state(key), steps=1):
+        kept.append(batch)
+    ms.debug_batch_references()
+    printed = capsys.readouterr().out
+    assert "`batch`, a local variable of" in printed and "item 0 of the list `kept`, a local" in printed
+    held = locals()  # a copy that someone holds is left alone
+    ms.debug_batch_references()
+    assert held["kept"] is kept
 
 
 class _Poisoning(collections.deque):

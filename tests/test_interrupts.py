@@ -47,6 +47,7 @@ def test_the_second_raises_at_the_next_batch(key):
         press()
         press()
         next(batches)
+    assert batches.interrupted
 
 
 def test_the_second_raises_at_once_if_a_batch_is_waited_for():

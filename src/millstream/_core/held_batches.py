@@ -1,12 +1,13 @@
-"""Which batches are still held, and by whom."""
+"""Which batches are still held, and what holds them."""
 
-import gc
 import threading
-import types
 import weakref
 from collections.abc import Iterable
 from typing import Any
 
+from millstream._core.holders import find_holders
+
+_HOLDERS = 3  # per batch that are named
 _PRUNE = 64  # entries, besides as many as were alive, before dead ones are looked for
 
 _handed_out: list[tuple[int, list[weakref.ref[Any]]]] = []
@@ -26,41 +27,18 @@ def remember(step: int, arrays: Iterable[Any]) -> None:
 
 def describe_holders(most: int = 8) -> str:
     """The batches that are alive, and what holds their arrays, in words."""
-    alive = [(step, [a for a in (ref() for ref in refs) if a is not None]) for step, refs in [*_handed_out]]
-    alive = [(step, arrays) for step, arrays in alive if arrays]
-    if not alive:
+    held = [(step, array) for step, refs in [*_handed_out] if (array := _first_alive(refs)) is not None]
+    if not held:
         return "No batch is held."
-    lines = [f"{len(alive)} batches are held:"]
-    for step, arrays in alive[:most]:
-        holders = {text for array in arrays for text in _referrers(array, skip=[alive, arrays])}
-        lines.append(f"  batch {step}: held by {', '.join(sorted(holders)) or 'JAX, or an array made from it'}")
-    if len(alive) > most:
-        lines.append(f"  and {len(alive) - most} more")
+    lines = ["1 batch is held:" if len(held) == 1 else f"{len(held)} batches are held:"]
+    shown = held[:most]
+    for (step, _), holders in zip(shown, find_holders([array for _, array in shown]), strict=True):
+        more = f"; and {len(holders) - _HOLDERS} more" if len(holders) > _HOLDERS else ""
+        lines.append(f"  batch {step}: {'; '.join(holders[:_HOLDERS]) or 'JAX, or an array made from it'}{more}")
+    if len(held) > most:
+        lines.append(f"  and {len(held) - most} more")
     return "\n".join(lines)
 
 
-def _referrers(value: Any, skip: list[Any]) -> list[str]:
-    """What refers to a value; a container is named by what holds it in turn."""
-    texts = []
-    for referrer in gc.get_referrers(value):
-        if any(referrer is ours for ours in skip) or _is_ours(referrer) or isinstance(referrer, types.CellType):
-            continue
-        owner = referrer
-        if isinstance(referrer, dict | list | tuple | set):
-            outer = [o for o in gc.get_referrers(referrer) if not isinstance(o, types.FrameType | types.CellType)]
-            owner = next((o for o in outer if not isinstance(o, list)), referrer)
-        texts.append(_name(referrer) if owner is referrer else f"{_name(referrer)} in {_name(owner)}")
-    return texts
-
-
-def _is_ours(value: Any) -> bool:
-    return isinstance(value, types.FrameType) and value.f_globals.get("__name__") == __name__
-
-
-def _name(value: Any) -> str:
-    if isinstance(value, types.FrameType):
-        return f"a variable of {value.f_code.co_name}() in {value.f_code.co_filename}:{value.f_lineno}"
-    if isinstance(value, dict) and "__name__" in value and "__builtins__" in value:
-        return f"a global variable of {value['__name__']}"
-    size = f" of {len(value)}" if isinstance(value, dict | list | tuple | set) else ""
-    return f"a {type(value).__name__}{size}"
+def _first_alive(refs: list[weakref.ref[Any]]) -> Any:
+    return next((array for array in (ref() for ref in refs) if array is not None), None)

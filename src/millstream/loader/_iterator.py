@@ -21,8 +21,8 @@ class BatchIterator(Iterator[Any]):
     """Yields (batch, mask), and knows the state to go on from.
 
     Leaving a `with` block, running to the end, an error and being forgotten all end the reading. Inside of a `with`
-    block the first Ctrl-C ends the stream after the current batch (`interrupted` is then True), the second raises
-    KeyboardInterrupt at the next batch, the third ends the process.
+    block the first Ctrl-C ends the stream after the current batch, the second raises KeyboardInterrupt at the next
+    batch (`interrupted` is then True in both cases), the third ends the process.
 
     Example:
         >>> with loader.iterate(state, steps=2) as batches:
@@ -76,6 +76,7 @@ class BatchIterator(Iterator[Any]):
             self._pause()  # nothing is left running, and the same batch may be asked for again
             raise
         except BaseException:  # an interrupt
+            self.interrupted = True
             self.close()
             raise
         finally:
