@@ -46,8 +46,7 @@ def to_pandas(history: "History") -> "pandas.DataFrame":
 @contextlib.contextmanager
 def whole_file(who: str, path: str | os.PathLike[str]) -> Iterator[tuple[pathlib.Path, IO[bytes]]]:
     """A file to write, which gets its name when it is whole; its folder is made if there is none."""
-    require_path(who, "the path of a file", path)
-    final = pathlib.Path(path)
+    final = require_path(who, "the path of a file", path)
     final.parent.mkdir(parents=True, exist_ok=True)
     with written(final, alone=False) as file:
         yield final, file
