@@ -63,7 +63,7 @@ def main(epochs):
         def loss_fn(arrays):
             logits = jax.vmap(eqx.combine(arrays, static))(batch["image"])
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
-            return jnp.sum(losses * mask) / jnp.sum(mask)
+            return jnp.sum(losses * mask) / jnp.maximum(jnp.sum(mask), 1)
 
         arrays, moments = carry
         loss, gradients = jax.value_and_grad(loss_fn)(arrays)

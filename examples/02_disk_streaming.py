@@ -64,7 +64,7 @@ def train_step(weights, batch, mask):
     def loss_fn(weights):
         scores = jax.nn.log_softmax(batch["image"] @ weights)
         losses = -jnp.take_along_axis(scores, batch["label"][:, None], axis=1)[:, 0]
-        return jnp.sum(losses * mask) / jnp.sum(mask)
+        return jnp.sum(losses * mask) / jnp.maximum(jnp.sum(mask), 1)
 
     loss, gradient = jax.value_and_grad(loss_fn)(weights)
     return weights - 0.5 * gradient, loss

@@ -62,7 +62,7 @@ def errors(params, batch, mask):
 def train_step(carry, batch, mask):
     params, opt_state = carry
     total, gradients = jax.value_and_grad(errors)(params, batch, mask)
-    gradients = jax.tree.map(lambda leaf: leaf / mask.sum(), gradients)
+    gradients = jax.tree.map(lambda leaf: leaf / jnp.maximum(mask.sum(), 1), gradients)
     updates, opt_state = OPTIMIZER.update(gradients, opt_state)
     return (optax.apply_updates(params, updates), opt_state), total
 

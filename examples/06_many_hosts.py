@@ -80,7 +80,7 @@ def loss_fn(parameters, batch, mask):
     x = parameters["letters"][batch["seen"]] + parameters["places"]
     x, _ = jax.lax.scan(layer, x, parameters["layers"])
     losses = optax.softmax_cross_entropy_with_integer_labels(normalized(x) @ parameters["answer"], batch["next"])
-    return jnp.sum(jnp.mean(losses, axis=1) * mask) / jnp.sum(mask)
+    return jnp.sum(jnp.mean(losses, axis=1) * mask) / jnp.maximum(jnp.sum(mask), 1)
 
 
 def spread(leaf, mesh):

@@ -45,7 +45,7 @@ def loss_fn(params, batch):
     logits = jax.nn.relu(rows["image"] @ params["hidden"] + params["bias"]) @ params["out"]
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, rows["label"])
     hits = jnp.argmax(logits, axis=1) == rows["label"]
-    loss, accuracy = (jnp.sum(values * mask) / jnp.sum(mask) for values in (losses, hits))
+    loss, accuracy = (jnp.sum(values * mask) / jnp.maximum(jnp.sum(mask), 1) for values in (losses, hits))
     return loss, ms.logs().add_metric("loss", loss).add_metric("accuracy", accuracy)
 
 

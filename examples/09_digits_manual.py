@@ -31,7 +31,7 @@ def loss_fn(weights, batch):
     scores = jax.nn.log_softmax(rows["image"] @ weights)
     losses = -jnp.take_along_axis(scores, rows["label"][:, None], axis=1)[:, 0]
     hits = jnp.argmax(scores, axis=1) == rows["label"]
-    loss, accuracy = (jnp.sum(values * mask) / jnp.sum(mask) for values in (losses, hits))
+    loss, accuracy = (jnp.sum(values * mask) / jnp.maximum(jnp.sum(mask), 1) for values in (losses, hits))
     return loss, ms.logs().add_metric("loss", loss).add_metric("accuracy", accuracy)
 
 

@@ -44,7 +44,7 @@ def score(params, batch, dropout_key=None):
     logits = hidden @ params["out"]
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, rows["label"])
     hits = jnp.argmax(logits, axis=1) == rows["label"]
-    return tuple(jnp.sum(values * mask) / jnp.sum(mask) for values in (losses, hits))
+    return tuple(jnp.sum(values * mask) / jnp.maximum(jnp.sum(mask), 1) for values in (losses, hits))
 
 
 @ms.managed.train_step

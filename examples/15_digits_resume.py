@@ -29,7 +29,7 @@ def train_step(state, batch):
     rows, mask = batch
     logits = jax.nn.relu(rows["image"] @ state.params["hidden"]) @ state.params["out"]
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, rows["label"])
-    return ms.logs().add_loss("loss", jnp.sum(losses * mask) / jnp.sum(mask))
+    return ms.logs().add_loss("loss", jnp.sum(losses * mask) / jnp.maximum(jnp.sum(mask), 1))
 
 
 def train(folder, epochs, kill_at):

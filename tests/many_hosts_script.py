@@ -1,5 +1,6 @@
 """One of several processes that load together. Run by test_many_hosts.py; tells what it saw in lines of JSON."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -144,6 +145,36 @@ def tell_sums(reading, in_graph):
     tell(sums=[float(carry[0]), int(carry[1])], scanned=[float(scanned[0]), int(scanned[1])], step=int(state.step))
 
 
+@dataclasses.dataclass(frozen=True)
+class EveryThird(ms.Transform):
+    def apply(self, value, mask, key):
+        return value, mask & (value["index"] % 3 == 0)
+
+
+class Torn(Pictures):
+    """A dataset of which every fifth sample cannot be read."""
+
+    def read(self, index):
+        if index % 5 == 0:
+            raise OSError("torn")
+        return super().read(index)
+
+
+def tell_counts():
+    """How many samples a run over an epoch has that masks some, or skips some that only one process reads."""
+    whole, batch = ms.ArraySampleSource(arrays(), ordering="shuffle"), ms.BatchTransform(BATCH)
+    loaders = {
+        "masked": ms.DataLoader([whole, EveryThird(), batch], sharding=mesh_of(8)),
+        "skipped": ms.DataLoader([Torn().source(), batch], sharding=mesh_of(8), on_error="skip item"),
+    }
+    step = jax.jit(lambda state, batch: state + jnp.sum(batch[1].astype(np.int32)))
+    for name, loader in loaders.items():
+        for fuse in (None, 2) if name == "masked" else (None,):
+            start = jax.device_put(np.int32(0), NamedSharding(mesh_of(8), P()))
+            output = ms.loop(start, loader, {ms.always(): step}, key=jax.random.key(SEED), stop=4, fuse=fuse)
+            tell(counted=name, samples=output.elapsed.samples, summed=int(output.state))
+
+
 def tell_refusals():
     """What every process says when one of them is about to do something else, and what no process can do."""
     odd = jax.process_index() == jax.process_count() - 1
@@ -214,6 +245,7 @@ def main(address, processes, process, first, last, killed_at, *parts):
     if "batches" in parts:
         tell_batches()
         tell_cached(f"cache-{processes}")
+        tell_counts()
     if "refusals" in parts:
         tell_refusals()
     tell_epoch(first, last, killed_at)

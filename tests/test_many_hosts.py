@@ -172,6 +172,15 @@ def test_a_cache_gives_each_process_its_own_rows(groups, count):
 
 
 @pytest.mark.parametrize("count", ["1", "2", "4"])
+def test_every_process_counts_the_rows_that_the_global_mask_counts(groups, count):
+    expected = {"masked": len(range(0, SAMPLES, 3)), "skipped": SAMPLES - len(range(0, SAMPLES, 5))}
+    for process in groups[count]:
+        told = process.having("counted")
+        assert [facts["counted"] for facts in told] == ["masked", "masked", "skipped"]
+        assert all(facts["samples"] == facts["summed"] == expected[facts["counted"]] for facts in told)
+
+
+@pytest.mark.parametrize("count", ["1", "2", "4"])
 def test_sums_over_an_uneven_epoch_are_those_of_one_process(groups, count):
     whole = [float(sum(range(SAMPLES))), SAMPLES]
     for process in groups[count]:

@@ -6,7 +6,7 @@ import sys
 import textwrap
 
 SCRIPT = """
-    import contextlib
+    import contextlib, dataclasses
     import jax, numpy as np, jax.numpy as jnp
     from jax.sharding import AxisType, NamedSharding, PartitionSpec
     import millstream as ms
@@ -48,6 +48,24 @@ SCRIPT = """
             else:
                 raise AssertionError("explicit axes were not refused")
 
+    @dataclasses.dataclass(frozen=True)
+    class EveryThird(ms.Transform):
+        def apply(self, value, mask, key):
+            return value, mask & (value["y"] % 3 == 0)
+
+    @jax.jit
+    def rows(state, batch):
+        values, mask = batch
+        return ms.logs().add_output("y", values["y"]), state + jnp.sum(mask.astype(np.int32))
+
+    def check_counts(mesh, **how):
+        loader = ms.DataLoader([ms.ArraySampleSource(DATA), ms.BatchTransform(16), EveryThird()], sharding=mesh, **how)
+        start = jax.device_put(np.int32(0), NamedSharding(mesh, PartitionSpec()))
+        for fuse in (None, 3) if mesh is auto else (None,):
+            output = ms.loop(start, loader, {ms.always(): rows}, key=jax.random.key(0), stop=4, fuse=fuse)
+            assert output.elapsed.samples == int(output.state) == 17
+            assert sorted(output.outputs["y"].tolist()) == list(range(0, 50, 3))
+
     explicit = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
     auto = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     for mesh in (explicit, auto):
@@ -56,6 +74,9 @@ SCRIPT = """
                 check(mesh)
                 check(mesh, executor=ms.Threads(2), on_error="skip item")
     check(auto, executor=ms.Processes(1))
+    for mesh in (explicit, auto):
+        check_counts(mesh)
+    check_counts(explicit, executor=ms.Threads(2))
     print("fine")
 """
 

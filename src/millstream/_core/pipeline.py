@@ -23,7 +23,7 @@ from millstream._core.plan import Plan
 from millstream._core.read_in_graph import read_in_graph
 from millstream._core.rows import blank, take
 from millstream._core.samples import ObjectSpec
-from millstream._core.stages import apply_stage, element_key, stage_names
+from millstream._core.stages import apply_stage, element_key, keeps_mask, stage_names
 from millstream._core.state import LoaderState, Origin, check_origin, is_traced, key_words
 from millstream._core.streams import BatchedStream, MappedStream
 
@@ -147,16 +147,24 @@ class Pipeline:
 
     def element_spec(self) -> PyTree:
         """The shape and dtype of one batch, derived by tracing; None for Python objects."""
+        return self.trace()[0]
+
+    def trace(self) -> tuple[PyTree, tuple[str, ...]]:
+        """The shape and dtype of one batch, None for Python objects, and the names of the stages that set its mask."""
         if self.objects is not None:
             for name, stage in zip(stage_names(self.stages), self.stages, strict=True):
                 if not stage.batches:
                     self.objects.require_host(name)
-            return None
+            return None, ()
         words, step = jax.ShapeDtypeStruct((2,), np.uint32), jax.ShapeDtypeStruct((), np.uint32)
         rows = None if self.host is None else self.row_specs()
         # The order changes no shape, and takes longer to trace than all the rest.
         ordered = dataclasses.replace(self, plan=dataclasses.replace(self.plan, ordering="sequential"))
-        return jax.eval_shape(lambda words, step, rows: ordered.at(words, step, rows=rows)[0], words, step, rows)
+        masking: list[str] = []
+        spec = jax.eval_shape(
+            lambda *given: ordered.at(*given[:2], rows=given[2], masking=masking)[0], words, step, rows
+        )
+        return spec, tuple(masking)
 
     def row_specs(self) -> list[Any]:
         """The shape and dtype of the samples of one (global) batch, leaf by leaf."""
@@ -171,6 +179,7 @@ class Pipeline:
         apart: bool = False,
         rows: list[Any] | None = None,
         intact: Any = None,
+        masking: list[str] | None = None,
     ) -> tuple[PyTree, jax.Array]:
         """Batch number `step` of the run with this key, and its mask. Pure and traceable.
 
@@ -180,6 +189,7 @@ class Pipeline:
             apart: Whether the program makes this batch and nothing else; the values are the same, their making differs.
             rows: The leaves of the batch's samples, if they have been read already.
             intact: Which of these samples could be read; None if all could.
+            masking: Where to add the names of stages that return a mask other than the one they were given.
         """
         apart = apart and self.placement is None  # those ways of making a batch are for one device
         levels = self.plan.rows_at(jnp, words, step)
@@ -206,7 +216,10 @@ class Pipeline:
             key = None
             if stage.keyed:
                 key = element_key(words, name, level.epoch, indices() if of_samples else level.element)
-            value, mask = apply_stage(name, stage, level.mask.ndim, value, mask, key)
+            given = value, mask, key
+            value, mask = apply_stage(name, stage, level.mask.ndim, *given)
+            if masking is not None and not (mask is given[1] or keeps_mask(name, stage, level.mask.ndim, *given)):
+                masking.append(name)
         return (value, mask) if self.placement is None else self.placement.constrain((value, mask))
 
 

@@ -3,6 +3,7 @@
 import bisect
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -115,3 +116,18 @@ def _over(mesh: Any, leaf: Any) -> jax.Array:
     return jax.make_array_from_single_device_arrays(
         leaf.shape, sharding, [shard.data for shard in leaf.addressable_shards]
     )
+
+
+def readable(mask: Any) -> Any:
+    """A mask that every process can read as a whole, and that is on its way to the host."""
+    if not isinstance(mask, jax.Array):
+        return mask
+    if not mask.is_fully_addressable:
+        mask = _replicated(mask.sharding.mesh)(mask)  # pyright: ignore[reportAttributeAccessIssue]
+    mask.copy_to_host_async()
+    return mask
+
+
+@functools.cache
+def _replicated(mesh: Any) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(lambda leaf: leaf, out_shardings=NamedSharding(mesh, PartitionSpec()))

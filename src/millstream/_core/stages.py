@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from millstream._core.contracts import PyTree
 from millstream._core.errors import table
+from millstream._core.jaxprs import is_input
 from millstream._core.keys import Array, fold, named_key
 
 if TYPE_CHECKING:
@@ -54,3 +55,9 @@ def apply_stage(
                 "Keep the shape and select with jnp.where, or change the data before they enter the source."
             )
         raise
+
+
+def keeps_mask(name: str, stage: "Transform", axes: int, value: PyTree, mask: jax.Array, key: jax.Array | None) -> bool:
+    """Whether the mask that leaves a stage is the one that came in, also if the stage is compiled on its own."""
+    traced = jax.make_jaxpr(lambda mask: apply_stage(name, stage, axes, value, mask, key)[1])(mask)
+    return is_input(traced.jaxpr, traced.jaxpr.outvars[0], 0)

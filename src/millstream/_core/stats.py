@@ -20,7 +20,7 @@ class LoaderStats:
 
     Attributes:
         batches: Batches handed out.
-        samples: Samples in them.
+        samples: Samples that were read for them; those that a stage masks were read, too.
         nbytes: Bytes in them.
         first: Seconds until the first batch of each stream: starting, compiling, reading.
         idle: Seconds that the loop waited for the others.

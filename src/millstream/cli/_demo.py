@@ -106,7 +106,7 @@ def loss_and_accuracy(weights: list[jax.Array], batch: Any) -> tuple[jax.Array, 
     scores = jax.nn.log_softmax(logits(weights, rows["image"]))
     losses = -jnp.take_along_axis(scores, rows["label"][:, None], axis=1)[:, 0]
     hits = jnp.argmax(scores, axis=1) == rows["label"]
-    return jnp.sum(losses * mask) / jnp.sum(mask), jnp.sum(hits * mask) / jnp.sum(mask)
+    return jnp.sum(losses * mask) / jnp.maximum(jnp.sum(mask), 1), jnp.sum(hits * mask) / jnp.maximum(jnp.sum(mask), 1)
 
 
 @jax.jit

@@ -86,7 +86,7 @@ class Delivery:
         )
         leaves = [_whole(leaf) if whole else next(small) for leaf, whole in zip(rows, large, strict=True)]
         full = filled.samples == self._layout.rows and not filled.report.failed
-        return [*leaves, self._full_mask if full else self._on_device(self._mask(filled))]
+        return [*leaves, self._full_mask if full else self._on_device(self.mask(filled))]
 
     def _made(self, key: Any, rows: list[Any], filled: Filled) -> list[Any]:
         """The leaves of a batch that goes through compiled stages."""
@@ -103,7 +103,8 @@ class Delivery:
             for number in range(self._structure.num_leaves)
         ]
 
-    def _mask(self, filled: Filled) -> np.ndarray:
+    def mask(self, filled: Filled) -> np.ndarray:
+        """Which of the rows that this process has are samples, and could be read."""
         assert filled.request is not None
         real = filled.request.real.reshape(self._layout.axes)
         return real & self._host.intact(self._pipeline.plan, filled)
@@ -111,7 +112,7 @@ class Delivery:
     def _objects(self, filled: Filled) -> tuple[Any, np.ndarray]:
         objects = filled.rows[0]
         value = objects.reshape(-1)[0] if self._host.source.whole_batches else objects.tolist()
-        return value, self._mask(filled)
+        return value, self.mask(filled)
 
     def _on_device(self, array: np.ndarray) -> jax.Array:
         """What this process has of an array with a row per sample, as a JAX array of all rows."""

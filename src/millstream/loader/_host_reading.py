@@ -1,17 +1,20 @@
 """Iterating over samples that are read on the host."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from millstream._core.contracts import PyTree
 from millstream._core.pipeline import Pipeline
+from millstream._core.placement import readable
 from millstream._core.read_ahead import ReadAhead
+from millstream._core.reading import Filled
 from millstream._core.state import LoaderState
 from millstream._core.stats import LoaderStats
 from millstream.loader._delivery import Delivery
 from millstream.loader._info import describe_batch
-from millstream.loader._iterator import Drawn
+from millstream.loader._iterator import Drawn, Real
 
 
 class HostReading:
@@ -25,6 +28,7 @@ class HostReading:
         state: Where to begin.
         steps: How many batches will be drawn.
         with_info: Whether each comes with what is known about it.
+        masked: Whether a stage sets the mask.
     """
 
     def __init__(
@@ -36,6 +40,7 @@ class HostReading:
         state: LoaderState,
         steps: int,
         with_info: bool,
+        masked: bool,
     ) -> None:
         assert pipeline.host is not None
         self._pipeline = pipeline
@@ -50,6 +55,9 @@ class HostReading:
         self._left = range(int(state.step), int(state.step) + steps)
         self._overtaken: list[int] = []  # steps behind the first of `_left` that have come before it
         self._with_info = with_info
+        # Other processes may skip samples of which this one knows nothing; the mask, which all of them have, says it.
+        shared = pipeline.placement is not None and not pipeline.placement.is_local
+        self._reads_mask = masked or (shared and self._host.tolerant)
 
     def draw(self, state: PyTree) -> Drawn:
         """The next batch, and the state after it; None as long as batches have overtaken others."""
@@ -66,11 +74,19 @@ class HostReading:
             self._stats.dropped += 1
             return None, after, 0
         value, mask = self._delivery.deliver(self._key, filled)
-        samples = self._pipeline.plan.real_samples(self._words, step) - len(filled.report.failed)
+        real = self._real(step, filled, mask)
         if not self._with_info:
-            return (value, mask), after, samples
+            return (value, mask), after, real
         assert filled.request is not None
-        return (value, mask, describe_batch(self._pipeline, filled.request, filled.report)), after, samples
+        return (value, mask, describe_batch(self._pipeline, filled.request, filled.report)), after, real
+
+    def _real(self, step: int, filled: Filled, mask: Any) -> Real:
+        """Which rows count, as `Drawn` has it."""
+        if self._reads_mask:
+            return readable(mask)
+        if filled.report.failed:
+            return self._delivery.mask(filled)
+        return self._pipeline.plan.real_samples(self._words, step)
 
     def _after(self, step: int) -> LoaderState | None:
         self._overtaken.append(step)

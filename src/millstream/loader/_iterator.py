@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
+import jax
 import numpy as np
 
 from millstream._core.contracts import PyTree
@@ -13,8 +14,11 @@ from millstream._core.policy import set_policy_state
 from millstream._core.state import LoaderState
 from millstream._core.stats import Clock, LoaderStats
 
-# What is handed out, or None for a batch that is left out; the state behind it; how many real samples it has.
-Drawn = tuple[Any, PyTree, int]
+# How many samples a batch has, if these are its first rows; if not, its mask, read when somebody asks.
+Real = int | np.ndarray | jax.Array
+
+# What is handed out, or None for a batch that is left out; the state after it; which of its rows count.
+Drawn = tuple[Any, PyTree, Real]
 
 
 class BatchIterator(Iterator[Any]):
@@ -32,7 +36,7 @@ class BatchIterator(Iterator[Any]):
 
     Attributes:
         interrupted: Whether Ctrl-C has ended it.
-        samples: How many samples the batch yielded last has, padding not counted.
+        real: Which rows of the batch yielded last count: how many, if they are the first ones; if not, the mask.
     """
 
     def __init__(
@@ -58,11 +62,11 @@ class BatchIterator(Iterator[Any]):
         self._pause = pause
         self._state = self._drawn_state = state
         self._drawn: collections.deque[Drawn | Exception] = collections.deque()
-        self._replayed: list[Any] = []
+        self._replayed: list[tuple[Any, Real]] = []
         self._replay = replay
         self._interrupts = interrupts
         self.interrupted = False
-        self.samples = 0
+        self.real: Real = 0
 
     def __iter__(self) -> Self:
         return self
@@ -96,19 +100,20 @@ class BatchIterator(Iterator[Any]):
             if self._replay is not None and len(self._replayed) == self._replay and self._undrawn:
                 self._undrawn -= 1
                 self._left -= 1
-                return self._replayed[self._undrawn % self._replay]
+                value, self.real = self._replayed[self._undrawn % self._replay]
+                return value
             self._draw_ahead()
             if not self._drawn:
                 return None
             drawn = self._drawn.popleft()
             if isinstance(drawn, Exception):
                 raise drawn
-            value, self._state, samples = drawn
+            value, self._state, real = drawn
             self._left -= 1
             if value is not None:
-                self.samples = samples
+                self.real = real
                 if self._replay is not None:
-                    self._replayed.append(value)
+                    self._replayed.append((value, real))
                 return value
 
     def _draw_ahead(self) -> None:
@@ -128,6 +133,13 @@ class BatchIterator(Iterator[Any]):
     def __len__(self) -> int:
         """Batches this iterator was made for, from first to last."""
         return self._steps
+
+    @property
+    def samples(self) -> int:
+        """How many rows of the batch yielded last count; where a stage sets the mask, this waits for that mask."""
+        if isinstance(self.real, jax.Array):
+            self.real = np.array(self.real)  # a copy: the mask itself may be donated
+        return self.real if isinstance(self.real, int) else int(np.count_nonzero(self.real))
 
     @property
     def state(self) -> PyTree:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
@@ -17,8 +18,10 @@ from millstream._core.contents import fingerprint
 from millstream._core.contracts import PyTree
 from millstream._core.errors import describe_value, function_name, require_choice, require_int
 from millstream._core.interrupts import Interrupts
+from millstream._core.jaxprs import is_all_true
 from millstream._core.ordering import as_shuffle
 from millstream._core.pipeline import Pipeline
+from millstream._core.placement import readable
 from millstream._core.policy import set_policy_state
 from millstream._core.read_ahead import Backend, PlannedRun, ReadAhead, still_open
 from millstream._core.read_in_graph import end_reading_in_graph
@@ -109,7 +112,8 @@ class DataLoader:
         self._placement = placements[-1] if placements else None
         self._prefetch = prefetch
         self._set_source(source)
-        self.element_spec()  # traces every stage, so that a wrong one is found here
+        # Traces every stage, so that a wrong one is found here.
+        _ = self._masking if isinstance(source, Pipeline) else self.element_spec()
 
     def _set_source(self, source: Any) -> None:
         self._source = source
@@ -155,6 +159,17 @@ class DataLoader:
         """The shape and dtype of a batch, as a pytree of `jax.ShapeDtypeStruct`."""
         with self._own_mesh():
             return self._source.element_spec()
+
+    @functools.cached_property
+    def _masking(self) -> tuple[str, ...]:
+        """The stages that set the mask: the plan does not say then how many rows of a batch count."""
+        with self._own_mesh():
+            if isinstance(self._source, Pipeline):
+                return self._source.trace()[1]
+            state = jax.eval_shape(self._source.init_state, jax.random.key(0))
+            traced = jax.make_jaxpr(lambda state: self._source.next(state)[1])(state)
+        all_real = is_all_true(traced.jaxpr, traced.consts, traced.jaxpr.outvars[0])
+        return () if all_real else (type(self._source).__name__,)
 
     @property
     def is_random(self) -> bool:
@@ -257,9 +272,11 @@ class DataLoader:
         if self._host is not None:
             stop = first + (steps if replay is None else min(steps, replay))
             begin = functools.partial(self._begin_reading, stop)
-            reading = HostReading(self._source, begin, self._delivery, self._stats, state, steps, with_info)
-            # A batch for another device is on its way while the caller works on the ones before it.
-            ahead = 0 if self._placement is None or self._effects else 2
+            masked = bool(self._masking)
+            reading = HostReading(self._source, begin, self._delivery, self._stats, state, steps, with_info, masked)
+            # A batch for another device is on its way while the caller works on the ones before it. So is a mask that
+            # has to be read: it was computed before the step that the device is busy with.
+            ahead = 0 if self._effects or (self._placement is None and not masked) else 2
             return BatchIterator(reading.draw, state, steps, ahead, self._stats, pause=reading.pause, **options)
         draw = self._draw_in_graph(first, np.asarray(state.key), with_info)
         return BatchIterator(draw, state, steps, 0 if self._effects else self._prefetch, self._stats, **options)
@@ -456,14 +473,37 @@ class DataLoader:
         if self._host is not None and not self._kept:
             end_reading_in_graph(self._host, self._source.plan)
 
-    def sample_counter(self, state: PyTree) -> Callable[[range], list[int]]:
-        """How many real samples the batches from this state on have: a function of a range of 0, 1, 2, ..."""
+    def sample_counter(self, state: PyTree) -> Callable[[range], list[int]] | None:
+        """How many samples the batches from this state on have: a function of a range of 0, 1, 2, ...
+
+        None if that is known only when a batch is made, since a stage sets the mask or samples may be skipped.
+        """
         self._check_state("sample_counter", state)
+        if self._masking or (self._host is not None and self._host.tolerant):
+            return None
         if isinstance(self._source, Pipeline):
             plan, words, first = self._source.plan, np.asarray(state.key), int(state.step)
             return lambda numbers: plan.real_samples_of(words, range(first + numbers.start, first + numbers.stop))
         mask = jax.eval_shape(self._source.next, state)[1]
         return lambda numbers: [mask.size] * len(numbers)
+
+    def count_samples(self, state: PyTree, count: int, *, width: int) -> list[int]:
+        """How many samples each of the next `count` batches has, by making them for the sake of their masks.
+
+        Args:
+            state: The loader's state.
+            count: How many batches.
+            width: The most batches it will ever be asked for.
+        """
+        if self._effects:
+            effects = [stage.name for stage in stages(self._source) if stage.effects]
+            raise ValueError(
+                f"count_samples would have to run {', '.join(effects)} once more for every batch: the mask is known "
+                f"only when a batch is made, because of {', '.join(self._masking) or 'samples that may be skipped'}. "
+                "With fuse=, give schedules and stop= in steps or epochs, not in samples or time, or leave fuse out."
+            )
+        _, _, counts = self.run_steps(state, None, _count, count, width=width)
+        return np.asarray(counts)[:count].tolist()
 
     def set_policy_state(self, state: PyTree, policy_state: PyTree, *, new_episode: Any = None) -> PyTree:
         """The state with another policy state, for a pipeline that starts with an environment.
@@ -496,23 +536,23 @@ class DataLoader:
 
     def _draw_of_stream(self, state: PyTree) -> Drawn:
         value, state, mask = self._draw(state)
-        return (value, mask), state, mask.size
+        return (value, mask), state, readable(mask) if self._masking else mask.size
 
     def _draw_in_graph(self, first: int, words: np.ndarray, with_info: bool) -> Callable[[PyTree], Drawn]:
         """Draws batches from a step on; steps are counted here, so nothing waits for the device to tell."""
-        plan, steps = self._source.plan, itertools.count(first)
+        plan, steps, masked = self._source.plan, itertools.count(first), bool(self._masking)
         planned = PlannedRun(plan, words) if with_info else None
 
         def draw(state: PyTree) -> Drawn:
             value, state, mask = self._draw(state)
             step = next(steps)
-            samples = plan.real_samples(words, step)
+            real = readable(mask) if masked else plan.real_samples(words, step)
             if planned is None:
-                return (value, mask), state, samples
+                return (value, mask), state, real
             return (
                 (value, mask, describe_batch(self._source, planned.request(step, keyed=False), Report())),
                 state,
-                samples,
+                real,
             )
 
         return draw
@@ -567,6 +607,10 @@ class DataLoader:
                 "and compiles it again each time. Define it once, outside of the loop over epochs.",
                 stacklevel=3,
             )
+
+
+def _count(carry: None, batch: PyTree, mask: jax.Array) -> tuple[None, jax.Array]:
+    return carry, jnp.count_nonzero(mask)
 
 
 def _flatten(loader: DataLoader) -> tuple[tuple[list[Any]], tuple[Any, ...]]:

@@ -154,7 +154,7 @@ class MixedLoader:
             epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
             place = {"step": step, "epoch": epoch, "step_in_epoch": step_in_epoch}
             value = batch, mask, dataclasses.replace(info, **place, group=part.name)
-        return value, dataclasses.replace(state, step=np.asarray(step + 1, np.uint32)), part.samples
+        return value, dataclasses.replace(state, step=np.asarray(step + 1, np.uint32)), part.real
 
     def _parts(self, words: np.ndarray, first: int, steps: int, with_info: bool) -> list[Part]:
         parts = []

@@ -9,7 +9,7 @@ import numpy as np
 from millstream._core.errors import describe_value
 from millstream._core.interrupts import Interrupts
 from millstream._core.stats import LoaderStats
-from millstream.loader._iterator import BatchIterator, Drawn
+from millstream.loader._iterator import BatchIterator, Drawn, Real
 from millstream.loader._loader import DataLoader
 
 
@@ -26,7 +26,7 @@ class Part:
         self.name = name
         self._batches = batches
         self._asked = first
-        self.samples = 0  # of the batch that came last
+        self.real: Real = 0  # which rows of the batch that came last count
         self._early: tuple[int, Any] | None = None  # a batch that others, which were left out, should have come before
 
     def next(self) -> Any:
@@ -37,7 +37,7 @@ class Part:
         if self._early is None or self._early[0] != number:
             return None
         (_, value), self._early = self._early, None
-        self.samples = self._batches.samples
+        self.real = self._batches.real
         return value
 
     def _draw(self) -> tuple[int, Any] | None:

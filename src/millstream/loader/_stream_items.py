@@ -94,4 +94,4 @@ class _Draw:
         value = part.next()
         self._slot = next(self._slots)  # only now: what raised is asked for again
         item = None if value is None else StreamItem(slot.training, slot.batch, *value)
-        return item, dataclasses.replace(state, step=np.asarray(slot.step_after, np.uint32)), part.samples
+        return item, dataclasses.replace(state, step=np.asarray(slot.step_after, np.uint32)), part.real

@@ -38,7 +38,7 @@ class Column:
         self._start = self._stop = -1
         self._sparse: array.array[int] | None = None  # instead, as soon as a row is left out
         self._values = ColumnValues()
-        self._waiting: list[Any] = []  # single values, and `Block`s
+        self._waiting: list[Any] = []  # single values, perhaps as `RealRows`, and `Block`s
 
     @property
     def rows(self) -> Sequence[int]:
@@ -90,10 +90,10 @@ class Column:
             self.read()
             self._values.pop()
 
-    def extend(self, rows: range, block: Any) -> None:
-        """The values of several new rows, as one array whose first rows they are."""
+    def extend(self, rows: range, block: Any, masks: np.ndarray | None = None) -> None:
+        """The values of several new rows, as one array whose first rows they are; `masks` says what is kept of each."""
         self._add_rows(rows)
-        self._waiting.append(Block(block.copy() if isinstance(block, np.ndarray) else block, len(rows)))
+        self._waiting.append(Block(block.copy() if isinstance(block, np.ndarray) else block, len(rows), masks))
         if len(self._waiting) >= self._read_at:
             self.read(IN_FLIGHT)
 
@@ -167,7 +167,7 @@ class Column:
 
     def newest(self) -> Any:
         """The newest value, as it came if it has not been read yet; what a fused run logged is read."""
-        if self._waiting and not isinstance(self._waiting[-1], Block):
+        if self._waiting and not isinstance(self._waiting[-1], Block | RealRows):
             return self._waiting[-1]
         return self.since(len(self) - 1)[0]
 
@@ -175,7 +175,11 @@ class Column:
         """A value as a run of its own."""
         if isinstance(value, Block):
             host = self._host(value.array)[: value.count]
+            if value.masks is not None:
+                return [row[mask] for row, mask in zip(host, value.masks, strict=True)]
             return host if host.ndim == 1 else list(host)
+        if isinstance(value, RealRows):
+            return [self._host(value.array)[value.mask]]
         host = self._host(value)
         return host[None] if isinstance(host, np.ndarray) and host.ndim == 0 and _is_number(host.dtype) else [host]
 
@@ -196,15 +200,26 @@ class Column:
 
 
 class Block:
-    """Values of several rows in one array."""
+    """Values of several rows in one array, and a mask for each if only some of its own rows are kept."""
 
-    def __init__(self, array: Any, count: int) -> None:
+    def __init__(self, array: Any, count: int, masks: np.ndarray | None) -> None:
         self.array = array
         self.count = count
+        self.masks = masks
+
+
+class RealRows:
+    """An array of which only the rows that a mask counts are kept."""
+
+    def __init__(self, array: jax.Array, mask: np.ndarray) -> None:
+        self.array = array
+        self.mask = mask
+        self.ndim = array.ndim
 
 
 def require_readable(name: str, value: Any) -> None:
     """Refuse an array of which other processes have a part."""
+    value = value.array if isinstance(value, RealRows) else value
     if isinstance(value, jax.Array) and not (value.is_fully_addressable or value.is_fully_replicated):
         raise ValueError(
             f"The logged value {name} ({describe_leaf(value)}) lies in several processes. "
@@ -220,7 +235,7 @@ def _numbers_at_once(values: list[Any]) -> np.ndarray | None:
     """Numbers of one type as one array; None if they are not that, or one of them cannot be read."""
     kinds = {*map(type, values)}
     kind = kinds.pop()
-    if kinds or kind is Block:
+    if kinds or kind in (Block, RealRows):
         return None
     if issubclass(kind, jax.Array):
         return _device_numbers(values)
@@ -249,11 +264,11 @@ def _device_numbers(values: list[Any]) -> np.ndarray | None:
 
 def _start_copies(values: Sequence[Any]) -> None:
     """Let copies from another device run beside each other; on the CPU there is nothing to copy."""
-    first = values[0].array if isinstance(values[0], Block) else values[0]
+    first = values[0].array if isinstance(values[0], Block | RealRows) else values[0]
     # Values of one column come from one place, so the first speaks for all.
     if not isinstance(first, jax.Array) or next(iter(first.sharding.device_set)).platform == "cpu":
         return
     for value in values:
-        held = value.array if isinstance(value, Block) else value
+        held = value.array if isinstance(value, Block | RealRows) else value
         if isinstance(held, jax.Array) and not held.is_deleted():
             held.copy_to_host_async()

@@ -30,7 +30,7 @@ class Loader(Protocol):
         ...
 
     def iterate(self, state: PyTree, *, steps: int | None = None) -> Any:
-        """An iterator over (batch, mask), with `state`, `samples` and `close`."""
+        """An iterator over (batch, mask), with `state`, `samples`, `real` and `close`."""
         ...
 
 
@@ -55,6 +55,11 @@ class Batches:
         if batch_size_fn is None and hasattr(self.iterator, "samples"):
             self.size_of = lambda _: self.iterator.samples
         self.may_break = not hasattr(self.iterator, "get_state")
+
+    @property
+    def mask(self) -> np.ndarray | None:
+        """Which rows of the batch that was drawn last count; None if they are the first ones."""
+        return _mask_of(self.iterator)
 
     @property
     def state(self) -> PyTree:
@@ -107,8 +112,13 @@ class LoaderBatches:
         self._iterator = self._open(self._iterator.state)
 
     def size_of(self, batch: Any) -> int:
-        """How many samples the batch has that was drawn last, padding not counted."""
+        """How many samples the batch has that was drawn last: the rows that its mask counts."""
         return self._iterator.samples
+
+    @property
+    def mask(self) -> np.ndarray | None:
+        """Which rows of the batch that was drawn last count; None if they are the first ones."""
+        return _mask_of(self._iterator)
 
     def where(self) -> PyTree:
         """The state, to be there again if the next batch does not come to be used; None if nobody can tell."""
@@ -125,6 +135,11 @@ class LoaderBatches:
     def close(self) -> None:
         """End the reading."""
         self._iterator.close()
+
+
+def _mask_of(iterator: Any) -> np.ndarray | None:
+    real = getattr(iterator, "real", 0)
+    return None if isinstance(real, int) else np.asarray(real)
 
 
 def as_dataset(who: str, given: Any) -> Any:

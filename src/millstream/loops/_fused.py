@@ -1,12 +1,13 @@
 """Several steps as one program."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from millstream._core.errors import describe_value
+from millstream._core.placement import readable
 from millstream.loops._callback import arguments, bind
 from millstream.loops._dataset import Loader, loader_state
 from millstream.loops._elapsed import INT32_LIMIT, Elapsed
@@ -15,6 +16,8 @@ from millstream.loops._logs import Logs
 from millstream.loops._loop_state import LoopState
 from millstream.loops._returned import absorb
 from millstream.loops._tasks import Task
+
+_MOST_ROWS = 2**30  # of the batches of a program, if nobody knows how many rows count
 
 
 class Body:
@@ -64,6 +67,16 @@ class Body:
         return elapsed.replace(epochs=epochs, epochs_before=before.epochs, starts_epoch=starts)
 
 
+class _WithMask(NamedTuple):
+    """The steps of a body, which also say the mask of each batch."""
+
+    body: Body
+
+    def __call__(self, carry: Any, batch: Any, mask: jax.Array) -> tuple[Any, tuple[Logs, jax.Array]]:
+        carry, logs = self.body(carry, batch, mask)
+        return carry, (logs, mask)
+
+
 class FusedData:
     """A loader whose batches are made and used inside of programs of several steps.
 
@@ -75,7 +88,14 @@ class FusedData:
         start: How far the run is.
         last: Its last step; infinity if that is not known.
         width: The most steps per program.
+
+    Attributes:
+        state: The loader's state after the last program.
+        mask: None: callbacks of such a run see no batch.
+        masks: Those of the batches of the last program, if a stage sets them; they are read when it has ended.
     """
+
+    mask = None
 
     def __init__(
         self, who: str, loader: Any, key: Any, data_state: Any, start: Elapsed, last: float, width: int
@@ -91,18 +111,27 @@ class FusedData:
         state = loader_state(who, loader, key, data_state, start.steps)
         self._samples_at = self._loader.sample_counter(state)
         self._drawn = 0
+        self.masks: np.ndarray | None = None
         self.state = state
 
     def samples(self, count: int) -> list[int]:
         """How many samples each of the next steps has."""
+        if self._samples_at is None:
+            return self._loader.count_samples(self.state, count, width=self._width)
         return self._samples_at(range(self._drawn, self._drawn + count))
 
-    def run(self, body: Body, state: Any, now: Elapsed, samples: list[int]) -> tuple[Any, Logs]:
-        """Steps of so many samples; the state after them, and what they logged: a row for each, and unused ones."""
+    def run(self, body: Body, state: Any, now: Elapsed, count: int) -> tuple[Any, Logs, list[int]]:
+        """Some steps; the state after them, what they logged (a row for each, and unused ones), and their samples."""
+        samples = [_MOST_ROWS] if self._samples_at is None else self.samples(count)
         carry = (state, (_as_carry(now, now.samples + sum(samples)), self._last) if body.times else None)
-        self.state, (state, _), logs = self._loader.run_steps(self.state, carry, body, len(samples), width=self._width)
-        self._drawn += len(samples)
-        return state, logs
+        steps: Any = _WithMask(body) if self._samples_at is None else body
+        self.state, (state, _), logs = self._loader.run_steps(self.state, carry, steps, count, width=self._width)
+        self._drawn += count
+        if self._samples_at is None:
+            logs, masks = logs
+            self.masks = masks = np.asarray(readable(masks))[:count]
+            samples = np.count_nonzero(masks.reshape(count, -1), axis=1).tolist()
+        return state, logs, samples
 
     def close(self) -> None:
         """End the reading that programs have begun."""

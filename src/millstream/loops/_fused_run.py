@@ -45,15 +45,15 @@ class FusedRun(Run):
                 return True
             # Whoever stops the run has the rest of the step left out, and what was logged belongs to one step.
             first_logs, stopped = loop_state.logs, loop_state.stop_iteration
-            samples = data.samples(1 if first_logs or stopped else count)
+            count = 1 if first_logs or stopped else count
             self._calling = self._compiled[0]
-            loop_state.state, logs = data.run(nothing if stopped else body, loop_state.state, now, samples)
+            loop_state.state, logs, samples = data.run(nothing if stopped else body, loop_state.state, now, count)
             self._calling = None
             passed = clock.skip(samples)
             loop_state.elapsed = elapsed = clock.now
             elapsed.final = elapsed.steps == last
             if logs:
-                loop_state.history.commit_block(passed, logs)
+                loop_state.history.commit_block(passed, logs, data.masks)
             loop_state.logs = _but(first_logs, logs)
             if self._call([] if stopped else _due(self._behind, elapsed), in_step=True):
                 return True
@@ -67,7 +67,7 @@ class FusedRun(Run):
 
     def _call_before(self, ahead: Ahead) -> bool:
         """What is due before the next step; whether an interrupt ended it."""
-        if not self._before:
+        if not self._may_be_due(ahead):
             return False
         loop_state, state = self.loop_state, self.loop_state.state
         loop_state.elapsed = ahead[0]
@@ -78,6 +78,13 @@ class FusedRun(Run):
         loop_state.failed = any(leaf.is_deleted() for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array))
         loop_state.state = loop_state.state if loop_state.failed else state
         return True
+
+    def _may_be_due(self, ahead: Ahead) -> bool:
+        """Whether something may be due before the next step; if not, nobody has to know its samples."""
+        steps = ahead.now.steps + 1
+        schedules = [task.schedule for task in self._before if task.schedule is not None]
+        told = [schedule.next_due(steps - 1, self._clock.epoch_steps) for schedule in schedules]
+        return bool(told) and (steps == ahead.last or any(due is None or due <= steps for due in told))
 
     def _leave_unfinished(self, task: Task, *, ending: bool) -> bool:
         if task in self._before and not ending:

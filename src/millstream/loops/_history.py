@@ -71,19 +71,21 @@ class History(Sequence[Logs]):
         if steps != self._newest_step:
             self._newest_step = None
 
-    def commit_block(self, passed: Passed, logs: Logs) -> None:
+    def commit_block(self, passed: Passed, logs: Logs, masks: np.ndarray | None = None) -> None:
         """Keep what several steps have logged that were one program.
 
         Args:
             passed: These steps, all behind the newest row.
             logs: Arrays, whose first rows belong to these steps.
+            masks: The masks of their batches, unless the real rows of each are its first ones.
         """
         rows = self._new_rows(passed)
         for path, block in logs.entries():
             column = self._columns.get(path)
             if column is None:
                 column = self._new_column(path, block, plain=block.ndim == 1)
-            column.extend(rows, block)
+            has_rows = path[0] == "outputs" and masks is not None and block.shape[1 : masks.ndim] == masks.shape[1:]
+            column.extend(rows, block, masks if has_rows else None)
 
     def commit_columns(self, passed: Passed, columns: Mapping[Name, list[Any]]) -> None:
         """Keep what several steps have logged, all of them the same entries.

@@ -11,6 +11,7 @@ from millstream.loops._burst import Burst, commit_rows, only_step
 from millstream.loops._elapsed import Elapsed
 from millstream.loops._in_flight import array_of
 from millstream.loops._logs import Logs, as_logs
+from millstream.loops._outputs import with_real_rows
 from millstream.loops._position import too_short
 from millstream.loops._returned import absorb
 from millstream.loops._run_parts import RunParts
@@ -163,8 +164,11 @@ class RunSteps(RunParts):
         return False
 
     def _commit(self) -> None:
-        if self.loop_state.logs:
-            self.loop_state.history.commit(self.loop_state.elapsed, self.loop_state.logs)
+        loop_state, logs = self.loop_state, self.loop_state.logs
+        if logs.get("outputs") and self._batches is not None:
+            logs = with_real_rows(logs, self._batches.mask)
+        if logs:
+            loop_state.history.commit(loop_state.elapsed, logs)
 
     def _observe(self, rows: int) -> None:
         """Show observers that are due the newest rows: so many, or only the last one if they are not always due."""

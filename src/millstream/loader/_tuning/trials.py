@@ -149,9 +149,10 @@ class Trial:
         if drawn is None:  # the last ones were left out, because of samples that raise
             return waited, 0
         self.begun = True
+        samples = batches.samples  # before the step, which may take the mask for its own
         if self._step is not None:
             jax.block_until_ready(self._step(*drawn))
-        return waited, batches.samples
+        return waited, samples
 
     def _cpu_seconds(self) -> float | None:
         """What this process and its workers have worked so far; None if nobody can tell."""
