@@ -1,5 +1,6 @@
 """The table of a pipeline: its stages, its plan, its text; found without reading a sample."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -111,6 +112,20 @@ def test_the_plan_says_what_becomes_of_the_last_batch(stage, text):
     explanation = ms.DataLoader([ms.ArraySampleSource(DATA), stage]).explain()
     assert explanation.plan["last batch"] == text
     assert f"last batch: {text}" in explanation.rows[-1].note
+
+
+def test_the_plan_says_who_sets_the_mask():
+    @dataclasses.dataclass(frozen=True)
+    class Keep(ms.Transform):
+        def apply(self, value, mask, key):
+            return value, mask & (jax.tree.leaves(value)[0].ravel()[0] > 0)
+
+    plans = [
+        ms.DataLoader([ms.ArraySampleSource(DATA), *stages]).explain().plan
+        for stages in ([Keep(), ms.BatchTransform(128)], [ms.BatchTransform(128)])
+    ]
+    assert plans[0]["mask"] == "set by Keep: how many rows count is known when a batch is made"
+    assert "mask" not in plans[1]
 
 
 @pytest.mark.parametrize(

@@ -368,6 +368,15 @@ def test_losses_get_what_they_ask_for_and_are_summed():
     assert float(logs.stateful_metrics.half) == pytest.approx(1.0)
 
 
+def test_a_batch_without_any_real_row_changes_nothing_and_is_no_nan():
+    state = regression(metrics={"squared": lambda preds, target: jnp.square(preds[:, 0] - target)})
+    logs, trained = state.train_step(((ROWS, TARGETS), MASK))
+    before = float(logs.stateful_metrics.squared)
+    logs, new = trained.train_step(((ROWS, TARGETS), np.zeros(6, bool)))
+    assert float(logs.losses.loss) == 0 and float(logs.stateful_metrics.squared) == before
+    jax.tree.map(np.testing.assert_array_equal, new.params, trained.params)
+
+
 def test_metrics_may_be_of_any_kind_and_go_before_losses_of_their_name(usual_promotion):
     metrics = {"loss": nnx.metrics.Average("loss"), "mean": lambda preds: preds[:, 0]}
     state = regression(metrics=metrics)

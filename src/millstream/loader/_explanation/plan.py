@@ -46,6 +46,8 @@ def plan_in_words(loader: "DataLoader") -> dict[str, str]:
         }
     else:
         words = _indexed(loader, source)
+    if loader._masking:
+        words["mask"] = f"set by {', '.join(loader._masking)}: how many rows count is known when a batch is made"
     if random := _random_stages(source):
         words["random stages"] = ", ".join(random)
     return words | {"handed out": _hand_over_words(loader, source)}
