@@ -224,8 +224,8 @@ def test_a_value_that_is_logged_twice_at_a_step_counts_once_and_the_newer_one(mo
 )
 def test_a_total_can_be_in_any_unit(total, text, capsys):
     run(ms.keras_bar(total), [2] * 6, epoch_duration=3)
-    line = capsys.readouterr().out
-    assert re.match(text, line) and line.count("\n") == 1
+    *epochs, line = capsys.readouterr().out.splitlines()
+    assert re.match(text, line) and len(epochs) == 2
 
 
 def test_a_bad_total_is_refused():
@@ -277,7 +277,9 @@ def test_a_resumed_loop_continues_the_mean_of_its_epoch(capsys):
         elapsed=output.elapsed,
         epoch_duration=6,
     )
-    assert re.match(r"6/6 \[=+\].* - loss: 2.5000\n", capsys.readouterr().out)
+    epoch, line = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"epoch 1  3 steps  [0-9.]+s  [0-9.]+[mu]?s/step  loss 2.5000", epoch)
+    assert re.match(r"6/6 \[=+\].* - loss: 2.5000$", line)
 
 
 def test_in_a_file_a_line_comes_every_ten_seconds_and_later_more_rarely(capsys):
@@ -288,6 +290,134 @@ def test_in_a_file_a_line_comes_every_ten_seconds_and_later_more_rarely(capsys):
     assert steps[:5] == [10, 20, 30, 40, 50] and steps[-1] == 4000
     assert all(later - earlier >= max(10, 0.05 * earlier) for earlier, later in itertools.pairwise(steps[:-1]))
     assert 60 < len(steps) < 100
+
+
+def in_a_file(kind, stream, **options):
+    """A bar that writes into a file, or what looks like one."""
+    from rich.console import Console
+
+    if kind == "rich":
+        return ms.rich_bar(console=Console(file=stream, width=40), **options)
+    return ms.tqdm_bar(file=stream, **options) if kind == "tqdm" else ms.keras_bar(**options)
+
+
+def without_times(line):
+    return re.sub(r"  [0-9.]+s  [0-9.]+[mu]?s/step", "", line)
+
+
+@pytest.mark.parametrize("kind", ["keras", "tqdm", "rich"])
+@pytest.mark.parametrize("stop", [ms.at(epochs=3), 12], ids=["epochs", "steps"])
+def test_in_a_file_every_epoch_has_a_line_with_what_it_has_logged_and_its_test(kind, stop, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", out := io.StringIO())
+
+    def test_step(state, batch):
+        return ms.logs().add_metric("loss", state * 10)
+
+    ms.train_loop(
+        jnp.float32(0),
+        batches_of(*[1, 2, 3, 4] * 3),
+        {"on_train_step": train_step, "on_test_step": test_step},
+        callbacks=[in_a_file(kind, out)],
+        test_dataset=batches_of(1, 1),
+        epoch_duration=4,
+        stop=stop,
+    )
+    *epochs, last = out.getvalue().splitlines()
+    means = [np.average(np.arange(4) + 4 * epoch, weights=[1, 2, 3, 4]) for epoch in range(3)]
+    of = "/3" if isinstance(stop, ms.Period) else ""
+    assert [without_times(line) for line in epochs if line.startswith("epoch")] == [
+        f"epoch {epoch + 1}{of}  4 steps  loss {means[epoch]:.4f}  loss_test {40.0 * (epoch + 1):.4f}"
+        for epoch in range(3)
+    ]
+    assert "\r" not in out.getvalue() and "10.0000" in last and re.search(r"loss_test[=:] ?120", last)
+
+
+def test_a_line_of_an_epoch_has_only_what_that_epoch_has_logged(capsys):
+    tested = lambda: ms.logs().add_metric("loss_test", 7.0)  # noqa: E731
+    tasks = {ms.every(1): [train_step], ms.every(epochs=2): tested, ms.always(): ms.keras_bar()}
+    ms.loop(jnp.float32(0), batches_of(*[1] * 9), tasks, epoch_duration=3)
+    lines = [without_times(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines[:3] == [
+        "epoch 1  3 steps  loss 1.0000",
+        "epoch 2  3 steps  loss 4.0000  loss_test 7.0000",
+        "epoch 3  3 steps  loss 7.0000",
+    ]
+
+
+def test_rows_that_are_rare_belong_to_the_epoch_of_their_step(capsys):
+    def rare(state, batch, elapsed):
+        return ms.logs().add_metric("loss", float(elapsed.steps)) if elapsed.steps % 2 == 0 else None
+
+    ms.loop(0, batches_of(*[1] * 9), {ms.every(1): [rare, ms.keras_bar()]}, epoch_duration=3)
+    lines = [without_times(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines[:3] == [
+        "epoch 1  3 steps  loss 2.0000",
+        "epoch 2  3 steps  loss 5.0000",
+        "epoch 3  3 steps  loss 8.0000",
+    ]
+
+
+def test_in_a_file_a_long_epoch_has_lines_in_between_and_none_beside_its_own(capsys):
+    bar = ms.keras_bar(ms.at(epochs=3))
+    for step in range(1, 91):  # a test of five seconds ends each epoch of 30 steps
+        time = step + 5.0 * ((step - 1) // 30)
+        epochs = dict(epochs=step // 30, epochs_before=(step - 1) // 30)
+        logs = {"loss": float(step)} | ({"loss_test": step / 10} if step % 30 == 0 else {})
+        bar(ms.Elapsed(step, step, time=time, time_before=time - 1, samples_before=step - 1, **epochs), logs)
+    lines = [
+        re.sub(r" - ETA: \S+| \[.*?\]|  [0-9.]+s  .*?/step", "", line) for line in capsys.readouterr().out.splitlines()
+    ]
+    assert lines[:4] == [
+        "0/3 epochs - loss: 5.5000",
+        "0/3 epochs - loss: 10.5000",
+        "epoch 1/3  30 steps  loss 15.5000  loss_test 3.0000",
+        "1/3 epochs - loss: 33.0000 - loss_test: 3.0000",
+    ]
+    assert [line for line in lines if line.startswith("epoch")][1:] == [
+        "epoch 2/3  30 steps  loss 45.5000  loss_test 6.0000",
+        "epoch 3/3  30 steps  loss 75.5000  loss_test 9.0000",
+    ]
+
+
+def test_very_many_epochs_get_fewer_lines(capsys):
+    bar = ms.keras_bar(20_000, interval=1e9)
+    for step in range(1, 20_001):
+        bar(ms.Elapsed(step, epochs=step, epochs_before=step - 1))
+    numbers = [int(line.split()[1]) for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
+    assert numbers[:1000] == list(range(1, 1001)) and 3000 < len(numbers) < 5000
+
+
+def test_a_test_loop_has_no_line_of_an_epoch(capsys):
+    loader = ms.DataLoader([ms.ArraySampleSource({"x": np.arange(8.0)}), ms.BatchTransform(4)])
+    step = lambda state: ms.logs().add_metric("loss", 1.0)  # noqa: E731
+    ms.test_loop(0, loader, {"on_test_step": step}, callbacks=[ms.keras_bar()], key=jax.random.key(0))
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.endswith("loss: 1.0000")
+
+
+def test_on_a_terminal_the_first_step_of_an_epoch_shows_the_one_before(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(sys, "stdout", out := Terminal())
+    bar = ms.keras_bar(ms.at(epochs=3), interval=50)
+    for step in range(1, 10):  # the test at the end of an epoch takes so long that only its first step is drawn
+        time = step + 100.0 * ((step - 1) // 3)
+        epochs = dict(epochs=step // 3, epochs_before=(step - 1) // 3)
+        logs = {"loss": jnp.float32(step)} | ({"loss_test": float(step)} if step % 3 == 0 else {})
+        bar(ms.Elapsed(step, step, time=time, time_before=time - 1, samples_before=step - 1, **epochs), logs)
+    drawn = [line.split(" - ")[2:] for line in out.getvalue().replace("\x1b[K", "").split("\r")[1:]]
+    assert drawn[0] == ["loss: 1.5000", "loss_test: 3.0000"]  # of steps 1 and 2: the third may still be in flight
+    assert drawn[1] == ["loss: 4.5000", "loss_test: 6.0000"]
+
+
+def test_a_stateful_metric_that_was_never_logged_is_named(capsys):
+    bar = ms.keras_bar(3, stateful_metrics=["los", "loss"])
+    with pytest.warns(
+        UserWarning, match=r"keras_bar: 'los' of stateful_metrics was never logged\. Did you mean 'loss'\?"
+    ):
+        run(bar, [1] * 3)
+    shared = ms.keras_bar(3, stateful_metrics=["metrics.loss"])
+    run(shared, [1] * 3)
+    ms.test_loop(0, batches_of(1), {"on_test_step": lambda: ms.logs().add_metric("other", 1.0)}, callbacks=[shared])
 
 
 @pytest.mark.parametrize("columns", [120, 60, 30, 8])
@@ -409,7 +539,7 @@ def test_bars_register_themselves_and_are_silent_inside_of_training(capsys):
         test_dataset=batches_of(1, 1),
         epoch_duration=2,
     )
-    assert re.fullmatch(r"6/6 \[=+\] .* - loss: 4.5000 - loss_test: 60.0000\n", capsys.readouterr().out)
+    assert re.fullmatch(r"6/6 \[=+\] .* - loss: 4.5000 - loss_test: 60.0000", capsys.readouterr().out.splitlines()[-1])
     ms.test_loop(jnp.float32(1), batches_of(1, 1), {"on_test_step": tasks["on_test_step"]}, callbacks=[bar])
     assert re.fullmatch(r"2/6 \[=+>\.+\] .* - loss: 10.0000\n", capsys.readouterr().out)
 
@@ -431,8 +561,9 @@ def test_a_fused_loop_shows_the_same(capsys):
     for fuse in (None, 4):
         bar = ms.keras_bar(total=6, interval=600)  # however slow the machine is
         ms.loop(jnp.float32(0), loader, {ms.every(1): [train_step, bar]}, stop=6, key=jax.random.key(0), fuse=fuse)
-        lines.append(re.sub(r" - \d+s - .*?/step", "", capsys.readouterr().out))
-    assert lines[0] == lines[1] == "6/6 [===========================] - loss: 3.8000\n"
+        lines.append(re.sub(r" (- )?[0-9.]+s (- )?.*?/step", "", capsys.readouterr().out).splitlines())
+    epochs = ["epoch 1  3 steps   loss 0.8000", "epoch 2  3 steps   loss 3.8000"]
+    assert lines[0] == lines[1] == [*epochs, "6/6 [===========================] - loss: 3.8000"]
 
 
 def test_times_are_written_as_people_write_them():
@@ -445,8 +576,9 @@ def test_a_tqdm_bar_counts_in_any_unit_and_is_closed():
     for total, text in ((6, "6/6 "), (ms.at(samples=12), "12/12 "), (ms.at(epochs=2), "2/2 "), (None, "6step ")):
         out = io.StringIO()
         run(ms.tqdm_bar(total, desc="digits", file=out, mininterval=0.0), [2] * 6, epoch_duration=3)
-        last = out.getvalue().split("\r")[-1]
-        assert last.startswith("digits: ") and text in last and re.search(r"loss=4.0000\] *\n$", last)
+        lines = out.getvalue().splitlines()
+        assert all(line.startswith("digits: ") for line in lines) and "\r" not in out.getvalue()
+        assert text in lines[-1] and re.search(r"loss=4.0000\]$", lines[-1])
         assert "2step" in out.getvalue() or total is not None
     out = io.StringIO()
     run(ms.tqdm_bar(ms.at(time=100), file=out), [2] * 6)
@@ -454,7 +586,7 @@ def test_a_tqdm_bar_counts_in_any_unit_and_is_closed():
 
 
 def test_a_tqdm_bar_takes_all_that_tqdm_takes():
-    run(ms.tqdm_bar(5, file=(out := io.StringIO()), miniters=2, initial=1, mininterval=0.0), [1] * 5)
+    run(ms.tqdm_bar(5, file=(out := Terminal()), miniters=2, initial=1, mininterval=0.0), [1] * 5)
     assert "1/5 [" in out.getvalue().split("\r")[1] and "5/5 [" in out.getvalue().split("\r")[-1]
     for stream, is_silent in ((io.StringIO(), True), (Terminal(), False)):
         run(ms.tqdm_bar(5, file=stream, disable=None), [1] * 5)
@@ -466,7 +598,7 @@ def test_a_tqdm_bar_takes_all_that_tqdm_takes():
 
 
 def test_a_tqdm_bar_of_a_resumed_run_begins_where_it_was():
-    out = io.StringIO()
+    out = Terminal()
     run(ms.tqdm_bar(6, file=out), [2] * 3, elapsed=ms.Elapsed(steps=3, samples=6))
     assert "3/6 [" in out.getvalue().split("\r")[1] and "6/6 [" in out.getvalue().split("\r")[-1]
 
@@ -477,8 +609,9 @@ def test_a_rich_bar_counts_in_any_unit():
     for total, text in ((6, "6/6 steps"), (ms.at(samples=12), "12/12 samples"), (ms.at(epochs=2), "2/2 epochs")):
         console = Console(file=(out := io.StringIO()), width=90)
         run(ms.rich_bar(total, desc="digits [1]", console=console), [2] * 6, epoch_duration=3)
-        (line,) = out.getvalue().splitlines()
+        first, *_, line = out.getvalue().splitlines()
         assert line.startswith("digits [1] ━━━") and text in line and line.rstrip().endswith("loss: 4.0000")
+        assert first.startswith("digits [1] epoch 1")
 
 
 @pytest.mark.parametrize("bar", ["keras", "tqdm", "rich"])

@@ -202,7 +202,7 @@ def test_values_of_steps_under_way_can_be_left_out():
     column = Column("loss", plain=True)
     for row in range(5):
         column.append(row, jnp.float32(row))
-    assert column.since(1, ready=True) == [1.0, 2.0]
+    assert column.since(1, settled=3) == [1.0, 2.0]
     assert len(column.since(0)) == 3 + IN_FLIGHT
 
 
@@ -604,6 +604,13 @@ def test_a_picture_is_a_png_of_a_sensible_size(tmp_path):
     width, height = struct.unpack(">II", data[16:24])
     assert (width, height) == (810, 175) and 3_000 < len(data) < 100_000
     assert [file.name for file in path.parent.iterdir()] == ["history.png"]
+
+
+def test_a_notebook_shows_a_picture():
+    from matplotlib.figure import Figure
+
+    figure = curves(5).plot()
+    assert isinstance(figure, Figure) and figure._repr_png_()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
 def test_a_picture_leaves_the_rest_of_matplotlib_alone():

@@ -213,6 +213,13 @@ def test_logs_may_be_dicts_and_plain_values_are_metrics():
     assert history.collect("metrics.a") == [1.0, 3.0] and history.collect("mine.b") == [2.0]
 
 
+@pytest.mark.parametrize("kind", ["losses", "metrics", "stateful_metrics", "outputs"])
+@pytest.mark.parametrize("entries", [3, None, [("loss", 0.5)], "loss"], ids=str)
+def test_several_entries_are_a_dict(kind, entries):
+    with pytest.raises(TypeError, match=rf"Logs needs several {kind} as a dict from names to values.* Got "):
+        getattr(ms.logs(), f"add_{kind}")(entries)
+
+
 def test_logs_that_are_a_dict_are_told_from_a_state_that_is_a_tuple():
     def step(state):
         return {"loss": state[1]}, (state[0], state[1] + 1)
@@ -448,8 +455,9 @@ def test_a_run_over_a_loader_resumes_exactly_at_every_step(loader, key):
             )
             assert_trees_equal(second.state, whole.state)
             assert (
-                first.history.collect("total")[:step] + second.history.collect("total")[-7 + step :]
-                == (whole.history.collect("total"))
+                first.history.collect("total", missing=0)[:step]
+                + second.history.collect("total", missing=0)[-7 + step :]
+                == whole.history.collect("total")
                 or step == 7
             )
 

@@ -26,6 +26,7 @@ from millstream.report._page import make_page
 from millstream.report._reading import read_run, read_runs
 from millstream.report._run_data import RunData, times_of
 from millstream.report._summary import advice, tiles
+from millstream.report._time_charts import time_charts
 
 
 @jax.jit
@@ -363,6 +364,25 @@ def test_a_table_whose_last_line_was_torn_is_read_up_to_it(folder):
         assert read_run(folder / "run.csv").history.collect("steps", "accuracy") == ([1, 2], [0.625] * 2)
 
 
+def test_names_of_a_table_may_have_any_characters(folder):
+    names = ["a\rb", "c\nd", "e\r\nf", "g\u2028h", 'i,"j"', "k\x85l"]
+    shown = ["a b", "c d", "e f", "g h", 'i,"j"', "k l"]
+    values = {name: float(number) for number, name in enumerate(names)}
+    path = folder / "run.csv"
+    with ms.csv_logger(path) as writer:
+        for number in (1, 2):
+            writer(ms.Elapsed(steps=number), values)
+    with ms.csv_logger(path).open(2) as writer:  # what is there is known again
+        writer(ms.Elapsed(steps=3, time=1.0), values)
+    history = read_run(path).history
+    assert history.names() == [f"metrics.{name}" for name in shown] and len(history) == 3
+    assert [history.collect(f"metrics.{name}") for name in shown] == [[float(number)] * 3 for number in range(6)]
+    history = ms.history()
+    history.commit(ms.Elapsed(steps=1), values)
+    history.to_csv(path)
+    assert read_run(path).history.names() == [f"metrics.{name}" for name in names]
+
+
 def test_a_line_that_is_no_row_of_a_table_is_named(folder):
     path, header = folder / "run.csv", "steps,samples,epochs,time,date,loss\n1,4,,0.0,0.0,0.5\n"
     for line in ("2,8\n", "two,8,,0.0,0.0,0.5\n"):
@@ -458,6 +478,41 @@ def test_time_in_two_uses_at_once_is_counted_once():
     np.testing.assert_allclose(times.uses["data"], [0.0, 0.0, 0.25])
     np.testing.assert_allclose(times.uses["evaluation"], [0.0, 0.5, 0.0])
     np.testing.assert_allclose(times.uses["steps"], [0.0, 0.0, 0.75])
+
+
+def speed_tile(run):
+    return next(tile[1:] for tile in tiles(run) if tile[0] == "samples per second")
+
+
+def test_the_speed_is_that_of_the_steady_part_of_a_run():
+    windows = [window(1, 10.0, first=True, compiling=2.0)]  # the rest of it are imports and tracing
+    windows += [window(10 * number, 0.1) for number in range(1, 6)]
+    windows += [window(60, 5.0, compiling=1.0), window(70, 0.5, evaluation=0.4), window(80, 3.0, evaluation=2.99)]
+    run = RunData("run", "a record", history_of(loss=[1.0]), times_of(windows))
+    assert speed_tile(run) == ("400", "median, without compiling and tests")
+    (speed,) = [chart for chart in time_charts([run]) if chart.title == "Throughput"]
+    np.testing.assert_allclose(speed.series[0].points.mean, [np.nan, *[400] * 5, np.nan, 400, np.nan])
+    assert speed.series[0].last == "400" and speed.y.high < 500
+
+
+def test_a_run_that_compiles_a_little_all_the_time_has_a_speed():
+    windows = [window(10 * number, 10.0, compiling=0.01) for number in range(1, 9)]
+    assert speed_tile(RunData("run", "a record", history_of(loss=[1.0]), times_of(windows)))[0] == "4.004"
+
+
+def test_a_short_run_does_not_say_how_fast_it_was():
+    windows = [window(1, 10.0, first=True, compiling=2.0), *[window(10 * number, 0.1) for number in range(1, 5)]]
+    run = RunData("run", "a record", history_of(loss=[1.0]), times_of(windows))
+    assert speed_tile(run) == ("unknown", "too short to tell")
+    only = RunData("run", "a record", history_of(loss=[1.0]), times_of(windows[:1]))
+    assert speed_tile(only) == ("unknown", "too short to tell")
+    assert not [chart for chart in time_charts([only]) if chart.title == "Throughput"]
+    assert make_page([only, run])
+
+
+def test_the_speed_of_a_table_says_what_is_in_it():
+    run = RunData("run", "a table", history_of(loss=[1.0, 0.5, 0.25]))
+    assert speed_tile(run) == ("60", "of the whole time, with compiling and tests")
 
 
 def test_a_use_of_time_has_one_color_whatever_else_a_run_knows():

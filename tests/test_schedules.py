@@ -161,6 +161,20 @@ def test_equal_schedules_are_two_keys(monkeypatch):
         (lambda: ms.every(2) & 3, "needs a schedule such as every"),
         (lambda: not ms.every(2), "neither true nor false"),
         (lambda: ms.every(epochs=2)(ms.Elapsed(steps=1)), "give the loop epoch_duration"),
+        (lambda: ms.piecewise(ms.every(3), 3), r"piecewise needs later as a dict .*Got 3 \(int\)"),  # type: ignore
+        (lambda: ms.at(3).reached(1), r"at\(steps=3\) needs an elapsed, as loops and ms\.elapse .*Got 1 \(int\)"),  # type: ignore
+        (lambda: ms.at(3)("x"), r"at\(steps=3\) needs an elapsed"),  # type: ignore
+        (lambda: ms.every(3)(6), r"every\(steps=3\) needs an elapsed"),  # type: ignore
+        (lambda: ms.every(samples=3)(None), r"every\(samples=3\) needs an elapsed"),  # type: ignore
+        (lambda: ms.after(3)(6), r"at\(steps=3\) needs an elapsed"),  # type: ignore
+        (lambda: ms.first(3)(6), r"first\(steps=3\) needs an elapsed"),  # type: ignore
+        (lambda: ms.last()(6), r"last\(\) needs an elapsed"),  # type: ignore
+        (lambda: (ms.every(3) & ms.every(2))(6), r"every\(steps=3\) needs an elapsed"),  # type: ignore
+        (lambda: ms.piecewise(ms.every(3), {})(6), r"every\(steps=3\) needs an elapsed"),  # type: ignore
+        (lambda: ms.piecewise(ms.every(3), {5: ms.every(2)})(6), r"at\(steps=5\) needs an elapsed"),  # type: ignore
+        (lambda: ms.Elapsed(steps=3) >= "x", "'>=' not supported between instances of 'Elapsed' and 'str'"),
+        (lambda: ms.Elapsed(steps=3) < 2.5, "not supported between instances of 'Elapsed' and 'float'"),
+        (lambda: ms.Elapsed(steps=3) - 1, r"unsupported operand type\(s\) for -: 'Elapsed' and 'int'"),  # type: ignore
     ],
 )
 def test_mistakes_are_named(make, text):

@@ -54,15 +54,20 @@ class BarLine:
             self._put(f"{text}\n")
 
     def _put(self, text: str) -> None:
-        stream = self._stream
-        if stream is None or self._gone:
-            return
-        encoding = getattr(stream, "encoding", None) or "utf-8"
-        try:
-            stream.write(text.encode(encoding, "replace").decode(encoding))
-            stream.flush()
-        except (OSError, ValueError):
-            self._gone = True  # a terminal that was closed must not end a run of days
+        self._gone = self._gone or not put(self._stream, text)
+
+
+def put(stream: Any, text: str) -> bool:
+    """Write to a stream what it can take of a text; whether it is still there."""
+    if stream is None:
+        return False
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        stream.write(text.encode(encoding, "replace").decode(encoding))
+        stream.flush()
+    except (OSError, ValueError):
+        return False  # a terminal that was closed must not end a run of days
+    return True
 
 
 def rewrites(stream: Any) -> bool:

@@ -1,20 +1,25 @@
 """What all bars share: when they look, when they are silent, and how they are used by hand."""
 
+import bisect
 import math
+import warnings
 from collections.abc import Collection
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
 from millstream.callbacks._bar_progress import BarProgress
-from millstream.callbacks._bar_values import BarValues
+from millstream.callbacks._bar_values import BarValues, number_text
 from millstream.callbacks._inner_loops import is_inside
 from millstream.loops._callback import Observer
 from millstream.loops._column import IN_FLIGHT
 from millstream.loops._elapsed import Elapsed
 from millstream.loops._history import History
+from millstream.loops._logs import describe_logged
 from millstream.loops._loop_state import LoopState
 from millstream.loops._period import Period, as_period
+
+_ALL_EPOCHS = 1000  # that get a line each; after more than that, every thousandth part of them
 
 
 class Face(Protocol):
@@ -24,8 +29,17 @@ class Face(Protocol):
         """A run begins."""
         ...
 
+    @property
+    def keeps_lines(self) -> bool:
+        """Whether what was drawn stays, as in a file or a pipe, so that each drawing is a new line."""
+        ...
+
     def interval(self, progress: BarProgress) -> float:
         """Seconds from one drawing to the next."""
+        ...
+
+    def write_line(self, text: str) -> None:
+        """Write a line that stays."""
         ...
 
     def draw(self, progress: BarProgress, values: dict[str, float]) -> None:
@@ -61,6 +75,7 @@ class Bar(Observer):
             raise TypeError(f"{who} needs stateful_metrics as a list of names. Got the string {stateful_metrics!r}.")
         self._face = face
         self._stateful_metrics = frozenset(stateful_metrics)
+        self._unseen = set(self._stateful_metrics)  # by no run so far
         self._disabled = disabled
         self._watched: LoopState | None = None
         self._seen: Elapsed | None = None
@@ -91,6 +106,10 @@ class Bar(Observer):
         self._values = BarValues(loop_state.history, first_row, self._stateful_metrics)
         self._due, self._drawn = -math.inf, 0.0
         self._face.open(self._progress)
+        has_lines = self._face.keeps_lines and loop_state.name not in ("test", "predict")
+        self._epochs = start.epochs if has_lines else None  # so many are over; None: they get no lines
+        self._ended: list[_EndedEpoch] = []
+        self._line_of = 0
         self._watched, self._seen = loop_state, None  # only now: a face that is not open cannot be closed
 
     def _end_of(self, loop_state: LoopState) -> Period | None:
@@ -103,8 +122,45 @@ class Bar(Observer):
         """Draw, if that is due; else this does as good as nothing."""
         if loop_state is self._watched:
             self._seen = elapsed = loop_state.elapsed
-            if elapsed.time >= self._due:
-                self._look(elapsed, min(start, len(loop_state.history) - IN_FLIGHT))
+            settled = min(start, len(loop_state.history) - IN_FLIGHT)
+            if self._epochs is not None and (self._ended or elapsed.epochs != self._epochs):
+                self._end_epochs(elapsed)
+                self._write_epochs(elapsed, settled)
+            if elapsed.time >= self._due and not self._ended:
+                self._look(elapsed, settled)
+
+    def _end_epochs(self, elapsed: Elapsed) -> None:
+        """Remember the epochs that have ended since the last look: each of them gets a line, where lines stay."""
+        assert self._watched is not None
+        history, testing, now = self._watched.history, self._watched.waits.evaluation, elapsed.epochs
+        if self._epochs is None or now is None:
+            return
+        self._progress.move(elapsed)
+        for number in range(self._epochs + 1, now + 1):
+            end, row, seconds = elapsed, len(history) - 1, self._progress.seconds
+            if number < now or not elapsed.ends_epoch:  # it ended among several steps that were done together
+                row = bisect.bisect_left(range(len(history)), number, key=lambda row: history.elapsed(row).epochs or 0)
+                if row < len(history):
+                    end = history.elapsed(row)
+                    seconds = end.time - self._progress.start_time
+            figures = self._progress.end_epoch(end.replace(epochs=number), seconds, testing)
+            self._ended.append(_EndedEpoch(number, min(row + 1, len(history)), figures))
+        self._epochs = now
+
+    def _write_epochs(self, elapsed: Elapsed, settled: int) -> None:
+        """Write the lines of ended epochs whose values are settled."""
+        while self._ended:
+            epoch = self._ended[0]
+            values = self._values.end_epoch(epoch.number - 1, epoch.stop, settled)
+            if values is None:
+                return
+            del self._ended[0]
+            if epoch.number <= _ALL_EPOCHS or epoch.number - self._line_of >= epoch.number / _ALL_EPOCHS:
+                shown = [f"{printable(name)} {number_text(value)}" for name, value in values.items()]
+                self._face.write_line("  ".join([*epoch.figures, *shown]))
+                self._line_of = epoch.number
+            self._drawn = self._progress.seconds
+            self._due = elapsed.time + self._face.interval(self._progress)
 
     def _look(self, elapsed: Elapsed, settled: int) -> None:
         progress = self._progress
@@ -125,15 +181,30 @@ class Bar(Observer):
         watched = self._watched
         if watched is None or (loop_state is not None and loop_state is not watched):
             return
-        self._watched = None
         # A loop that fails gives no reason, and its last step is not complete.
         elapsed = watched.elapsed if watched.reason else self._seen
         try:
             if elapsed is not None:
                 self._progress.move(elapsed)
+                self._end_epochs(elapsed)
+                self._write_epochs(elapsed, len(watched.history))
                 self._values.read(elapsed, len(watched.history))
         finally:
+            self._watched = None
             self._face.close(self._progress, self._values.shown)
+        self._require_stateful_metrics(watched)
+
+    def _require_stateful_metrics(self, watched: LoopState) -> None:
+        """Warn of names that no run with this bar has logged."""
+        paths = watched.history.columns()
+        self._unseen -= {name for path in paths for name in (path[1], ".".join(path))}
+        if self._unseen and watched.is_complete and paths:
+            name = min(self._unseen)
+            self._unseen.clear()
+            warnings.warn(
+                f"{self._who}: {name!r} of stateful_metrics was never logged. {describe_logged(name, paths)}",
+                stacklevel=2,
+            )
 
     def __call__(self, elapsed: Elapsed, logs: Any = None) -> bool:
         """Use it by hand, once per step; at its total it is finished.
@@ -154,6 +225,17 @@ class Bar(Observer):
             if elapsed.final or (self._total is not None and elapsed >= self._total):
                 self.finish()
         return False
+
+
+class _EndedEpoch(NamedTuple):
+    number: int  # from 1 on
+    stop: int  # the row after its last one
+    figures: list[str]
+
+
+def printable(name: str) -> str:
+    """A name as it can stand in a line."""
+    return name if name.isprintable() else ascii(name)[1:-1]
 
 
 def _is_other_process() -> bool:

@@ -6,6 +6,7 @@ from millstream.loops._elapsed import Elapsed
 from millstream.loops._period import Period
 
 _DAY = 24 * 3600
+_PLAIN_INTERVAL, _PLAIN_SHARE = 10.0, 0.05  # between lines in a file: seconds, and a share of the time so far
 
 
 class BarProgress:
@@ -24,9 +25,11 @@ class BarProgress:
         self.done = self.begin
         self.steps = 0
         self.seconds = 0.0
+        self.start_time = start.time
         self._start = start
         self._first: tuple[float, int, float] | None = None  # seconds, steps, done after the first step seen
         self._moved = 0.0  # seconds when `done` grew last
+        self._epoch_start = (0.0, 0, 0.0)  # of the current epoch: seconds, steps, and seconds in tests until then
 
     def move(self, elapsed: Elapsed) -> None:
         """Take in how far the run is now."""
@@ -37,6 +40,29 @@ class BarProgress:
             self.done, self._moved = done, self.seconds
         if self._first is None:
             self._first = self.seconds, self.steps, done
+
+    @property
+    def plain_interval(self) -> float:
+        """Seconds between two lines where these stay: ten, or more when the run is long."""
+        return max(_PLAIN_INTERVAL, _PLAIN_SHARE * self.seconds)
+
+    def end_epoch(self, elapsed: Elapsed, seconds: float, testing: float) -> list[str]:
+        """An epoch in figures: its number, steps, time, and the time of a step without compiling and tests.
+
+        Args:
+            elapsed: At its last step.
+            seconds: Of the run, up to its end.
+            testing: Seconds of the run in tests, up to its end.
+        """
+        (begun, before, tested), done = self._epoch_start, elapsed.steps - self._start.steps
+        self._epoch_start = seconds, done, testing
+        of = f"/{self.total}" if self.unit == "epochs" and self.total is not None else ""
+        parts = [f"epoch {elapsed.epochs}{of}", f"{done - before} steps", _exact_text(seconds - begun)]
+        if before == 0 and self._first is not None and self._first[1] < done:
+            begun, before, _ = self._first
+        if done > before:
+            parts.append(step_time_text(max(seconds - begun - (testing - tested), 0.0) / (done - before)))
+        return parts
 
     @property
     def share(self) -> float | None:
@@ -83,6 +109,10 @@ def duration_text(seconds: float) -> str:
     if whole < 3600:
         return f"{minutes}:{whole % 60:02d}"
     return f"{hours}:{minutes:02d}:{whole % 60:02d}" if whole < _DAY else f"{days}d {hours}:{minutes:02d}"
+
+
+def _exact_text(seconds: float) -> str:
+    return f"{seconds:.1f}s" if seconds < 60 else duration_text(seconds)
 
 
 def step_time_text(seconds: float) -> str:

@@ -40,13 +40,14 @@ class _CsvFile(Sink):
         return dict.fromkeys(fields[len(UNITS) :])
 
     def write(self, rows: list[Row]) -> None:
-        new = dict.fromkeys(name for row in rows for name in row.values if name not in self._names)
+        new = dict.fromkeys(name for row in rows for name in map(_in_one_line, row.values) if name not in self._names)
         if new:
             self._add_columns(new)
         self._file.write("".join(map(self._line, rows)).encode())
 
     def _line(self, row: Row) -> str:
-        epochs, values = "" if row.epochs is None else row.epochs, row.values
+        epochs = "" if row.epochs is None else row.epochs
+        values = {_in_one_line(name): value for name, value in row.values.items()}
         fields = [repr(values[name]) if name in values else "" for name in self._names]
         return ",".join([f"{row.step},{row.samples},{epochs},{row.time!r},{row.date!r}", *fields]) + "\n"
 
@@ -66,8 +67,13 @@ class _CsvFile(Sink):
 
 def _header(names: dict[str, None]) -> bytes:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow([*UNITS, *(name.replace("\n", " ") for name in names)])
+    csv.writer(text, lineterminator="\n").writerow([*UNITS, *names])
     return text.getvalue().encode()
+
+
+def _in_one_line(name: str) -> str:
+    """A name as it is in the header: readers of tables differ in what they take for the end of a line."""
+    return name if name.isprintable() else " ".join(name.splitlines())
 
 
 def csv_logger(path: str | os.PathLike[str], *, every: Any = None, overwrite: bool = False) -> Writer:

@@ -6,14 +6,13 @@ from typing import Any
 
 from millstream._core.bar_line import BarLine, fitted
 from millstream._core.errors import require_int
-from millstream.callbacks._bar import Bar
+from millstream.callbacks._bar import Bar, printable
 from millstream.callbacks._bar_progress import BarProgress, duration_text, step_time_text
 from millstream.callbacks._bar_values import number_text
 from millstream.loops._elapsed import seconds
 
 _OTHER_TEXT = 60  # cells to leave for counts, times and a metric or two
 _LEAST_WIDTH = 5
-_PLAIN_INTERVAL, _PLAIN_SHARE = 10.0, 0.05
 
 
 def keras_bar(
@@ -32,9 +31,10 @@ def keras_bar(
         100/100 [===========================] - 3s - 3.4s/step - loss: 1.5371
 
     While it runs, it looks like `80/100 [=====================>.....] - ETA: 42s - loss: 1.5371`. On a terminal and in
-    a notebook the line is written over; into a file or a pipe goes a line every ten seconds, or, in long runs, whenever
-    the run is 5 % older, and one at the end. Metrics are shown two steps late, so that nothing waits for them; at the
-    end they are exact. Process 0 alone writes.
+    a notebook the line is written over. Into a file or a pipe goes a line for every epoch, such as
+    `epoch 3/5  100 steps  11.2s  40ms/step  loss 0.0821  loss_test 0.0490`, with exactly what that epoch has logged; a
+    line every ten seconds in between, or, in long runs, whenever the run is 5 % older; and one at the end. Metrics are
+    shown two steps late, so that nothing waits for them; at the end they are exact. Process 0 alone writes.
 
     Args:
         total: Where the run will end: steps, or `at(samples=...)`, `at(epochs=...)`, `at(time=...)`. None:
@@ -60,10 +60,15 @@ class _KerasFace:
     def open(self, progress: BarProgress) -> None:
         self._line = BarLine()
 
+    @property
+    def keeps_lines(self) -> bool:
+        return not self._line.rewrites
+
     def interval(self, progress: BarProgress) -> float:
-        if self._line.rewrites:
-            return self._interval
-        return max(self._interval, _PLAIN_INTERVAL, _PLAIN_SHARE * progress.seconds)
+        return max(self._interval, progress.plain_interval) if self.keeps_lines else self._interval
+
+    def write_line(self, text: str) -> None:
+        self._line.write(text, end=True)
 
     def draw(self, progress: BarProgress, values: dict[str, float]) -> None:
         left = progress.seconds_left
@@ -77,7 +82,7 @@ class _KerasFace:
     def _write(self, progress: BarProgress, times: list[str], values: dict[str, float], *, end: bool = False) -> None:
         room = self._line.width
         width = self._width if room is None else min(self._width, max(room - _OTHER_TEXT, _LEAST_WIDTH))
-        shown = [f"{_printable(name)}: {number_text(value)}" for name, value in values.items()]
+        shown = [f"{printable(name)}: {number_text(value)}" for name, value in values.items()]
         self._line.write(fitted([_counts(progress, width), *times, *shown], room), end=end)
 
 
@@ -100,7 +105,3 @@ def _seconds_text(seconds: float) -> str:
 def _pace(progress: BarProgress) -> list[str]:
     step = progress.seconds_per_step
     return [duration_text(progress.seconds)] + ([] if step is None else [step_time_text(step)])
-
-
-def _printable(name: str) -> str:
-    return name if name.isprintable() else ascii(name)[1:-1]

@@ -129,9 +129,7 @@ class LateRows:
             if name is None:
                 continue
             numbers = column.rows[first:last]
-            # A column whose newest value is of a step that is over has nothing to wait for.
-            at_once = wait or last == len(column)
-            values = column.between(first, last) if at_once else column.since(first, ready=True)
+            values = column.between(first, last) if wait else column.since(first, settled=bound)
             if len(values) < len(numbers):
                 bound = numbers[len(values)]
             columns.append((name, numbers, values))

@@ -10,6 +10,7 @@ from millstream.callbacks._bar_progress import BarProgress, duration_text
 from millstream.callbacks._bar_values import number_text
 from millstream.loops._elapsed import seconds
 
+_WIDEST = 10_000  # cells of a line in a file
 _BAR, _TIMES = 20, len(" 0:00:00 0:00:00 ")  # cells of the bar, and of the times beside it
 
 
@@ -28,7 +29,8 @@ def rich_bar(
         >>> bar = ms.rich_bar(total=3, disable=True)
         >>> _ = ms.loop(0, range(3), {ms.every(1): [bar]})
 
-    What is printed while it runs appears above it. Into a file or a pipe goes its last state alone.
+    What is printed while it runs appears above it. Into a file or a pipe go whole lines: for every epoch what it has
+    logged, as by `keras_bar`, the bar every ten seconds in between, or more rarely in long runs, and at the end.
 
     Args:
         total: Where the run will end: steps, or `at(samples=...)`, `at(epochs=...)`, `at(time=...)`. None:
@@ -59,23 +61,39 @@ class _RichFace:
         self._task = self._rich.add_task(
             self._desc, total=progress.total, completed=progress.begin, counts=_counts(progress), values=""
         )
-        self._rich.start()
+        if not self.keeps_lines:
+            self._rich.start()
+
+    @property
+    def keeps_lines(self) -> bool:
+        console = self._rich.console
+        return not (console.is_terminal or console.is_jupyter) or console.is_dumb_terminal
 
     def interval(self, progress: BarProgress) -> float:
-        return self._interval
+        return max(self._interval, progress.plain_interval) if self.keeps_lines else self._interval
+
+    def write_line(self, text: str) -> None:
+        self._rich.console.print(f"{self._desc} {text}".lstrip(), markup=False, highlight=False, soft_wrap=True)
 
     def draw(self, progress: BarProgress, values: dict[str, float]) -> None:
         counts, texts = _counts(progress), [f"{name}: {number_text(value)}" for name, value in values.items()]
         room = self._rich.console.width - len(f"{self._desc} {counts} ") - _BAR - _TIMES
-        shown = fitted(texts, max(room, 0))
+        shown = fitted(texts, None if self.keeps_lines else max(room, 0))
         self._rich.update(self._task, completed=progress.done, counts=counts, values=shown)
-        self._rich.refresh()
+        if self.keeps_lines:
+            console = self._rich.console
+            parts = console.render(self._rich, console.options.update(width=_WIDEST))
+            text = "".join(part.text for part in parts if not part.control)
+            console.print(text.strip(), markup=False, highlight=False, soft_wrap=True)
+        else:
+            self._rich.refresh()
 
     def close(self, progress: BarProgress, values: dict[str, float]) -> None:
         try:
             self.draw(progress, values)
         finally:
-            self._rich.stop()
+            if not self.keeps_lines:
+                self._rich.stop()
 
 
 def _make_progress(options: dict[str, Any]) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 from millstream._core.errors import describe_value, require_choice
 from millstream.callbacks._monitor import require_logged
 from millstream.loops._callback import Observer
+from millstream.loops._column import IN_FLIGHT
 from millstream.loops._history import History
 from millstream.loops._logs import Name, find_entry, require_name
 from millstream.loops._loop_state import LoopState
@@ -67,7 +68,7 @@ class TerminateOnNan(Observer):
 
         Args:
             loop_state: Of the loop.
-            ready: Leave out values that may still be under way.
+            ready: Leave out values that may still be in flight.
         """
         if self._has_reported:
             return
@@ -88,7 +89,7 @@ class TerminateOnNan(Observer):
         found, columns = [], history.columns()
         for path in self._watched(list(columns)):
             column, position = columns[path], self._positions.get(path, 0)
-            values = column.since(position, ready=ready)
+            values = column.since(position, settled=len(history) - IN_FLIGHT if ready else None)
             self._positions[path] = position + len(values)
             bad = _first_bad(values)
             if bad is not None:

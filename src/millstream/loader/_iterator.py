@@ -1,6 +1,7 @@
 """Python iteration over the batches of a run."""
 
 import collections
+import operator
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
@@ -9,6 +10,7 @@ import jax
 import numpy as np
 
 from millstream._core.contracts import PyTree
+from millstream._core.errors import describe_value
 from millstream._core.interrupts import Interrupts
 from millstream._core.policy import set_policy_state
 from millstream._core.state import LoaderState
@@ -175,9 +177,16 @@ class BatchIterator(Iterator[Any]):
         """Go on from what `get_state` gave, of this loader or one like it, with as many batches as were left then."""
         if self._again is None:
             raise TypeError(f"set_state cannot move a {type(self).__name__}. Make one at the state: iterate(state).")
-        origin = tuple((what, words) for what, words in saved["origin"])
-        words, step = np.asarray(saved["key"], np.uint32), np.asarray(saved["step"], np.uint32)
-        moved = self._again(LoaderState(words, step, origin), steps=saved["left"])  # pyright: ignore[reportArgumentType]
+        try:
+            origin = tuple((what, words) for what, words in saved["origin"])
+            words = np.array([operator.index(word) for word in saved["key"]], np.uint32)
+            step, left = np.array(operator.index(saved["step"]), np.uint32), operator.index(saved["left"])
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise ValueError(
+                "set_state needs what get_state gave: a dict with key, step, left and origin. "
+                f"Got {describe_value(saved)}."
+            ) from None
+        moved = self._again(LoaderState(words, step, origin), steps=left)  # pyright: ignore[reportArgumentType]
         self.close()
         self.__dict__.update(moved.__dict__)
 

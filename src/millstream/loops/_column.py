@@ -134,15 +134,23 @@ class Column:
         for run in runs:
             self._values.extend(run)
 
-    def since(self, position: int, *, ready: bool = False) -> list[Any]:
+    def since(self, position: int, *, settled: int | None = None) -> list[Any]:
         """The values from a position on: numbers, or arrays.
 
         Args:
             position: Of the first value, counted over those this column has.
-            ready: Leave out those of the steps that may still be under way.
+            settled: The steps of the rows before this one are over. Later values are left out if they may still be in
+                flight. None: wait for all.
         """
-        self.read(IN_FLIGHT if ready else 0)
+        self.read(0 if settled is None else self._in_flight(settled))
         return self._values.since(position)
+
+    def _in_flight(self, settled: int) -> int:
+        """How many of the newest values a device may still be computing, if the rows before this one are over."""
+        count = min(len(self) - self.position(settled), IN_FLIGHT, len(self._waiting))
+        while count and isinstance(self._waiting[-count], _PLAIN):
+            count -= 1  # the host has it, as it has the results of a test
+        return count
 
     def between(self, start: int, stop: int) -> list[Any]:
         """The values from one position to before another."""

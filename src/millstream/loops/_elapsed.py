@@ -99,6 +99,8 @@ class Elapsed:
 
     def __sub__(self, other: "Elapsed") -> "Elapsed":
         """What lies between two moments of one run, in every unit."""
+        if not isinstance(other, Elapsed):
+            return NotImplemented
         epochs = None if self.epochs is None or other.epochs is None else self.epochs - other.epochs
         return Elapsed(
             self.steps - other.steps, self.samples - other.samples, epochs, self.time - other.time, other.date
@@ -106,10 +108,13 @@ class Elapsed:
 
     def __ge__(self, period: Any) -> bool:
         """Whether a period (or a number of steps) has been reached, in any of its units."""
-        return self.steps >= period if isinstance(period, int) else period.reached(self)
+        if isinstance(period, int):
+            return self.steps >= period
+        return period.reached(self) if hasattr(period, "reached") else NotImplemented
 
     def __lt__(self, period: Any) -> bool:
-        return not self >= period
+        reached = self.__ge__(period)
+        return reached if reached is NotImplemented else not reached
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Elapsed) and all(getattr(self, name) == getattr(other, name) for name in FIELDS)
@@ -131,6 +136,20 @@ def _as_leaf(value: Any) -> Any:
 
 
 jax.tree_util.register_pytree_node(Elapsed, _leaves, lambda _, leaves: Elapsed(*leaves))
+
+
+def require_elapsed(who: object, value: object) -> None:
+    """Refuse anything that cannot tell how far a run is, such as a number of steps.
+
+    Args:
+        who: The schedule that was asked.
+        value: What it was asked with.
+    """
+    if not isinstance(value, Elapsed):
+        raise TypeError(
+            f"{who!r} needs an elapsed, as loops and ms.elapse give it. Got {describe_value(value)}. "
+            "Of a number of steps make one: ms.Elapsed(steps=100)."
+        )
 
 
 def seconds(who: str, value: Any) -> float:

@@ -468,7 +468,7 @@ class History(Sequence[Logs]):
             dpi: Dots per inch of the file.
 
         Returns:
-            The path, or without one a `matplotlib.figure.Figure`.
+            The path, or without one a `matplotlib.figure.Figure`, which a notebook shows.
         """
         figure = _plot.draw(self, names=names, title=title, smooth=smooth, log=log)
         return figure if path is None else _plot.save(figure, path, dpi)

@@ -67,6 +67,11 @@ class Logs(dict[str, dict[str, Any]]):
 
     def add_entries(self, collection: str, entries: Mapping[str, Any]) -> Self:
         """Several values in a collection of your own."""
+        if not isinstance(entries, Mapping):
+            raise TypeError(
+                f"Logs needs several {collection} as a dict from names to values, such as {{'loss': 0.5}}. "
+                f"Got {describe_value(entries)}."
+            )
         self.setdefault(collection, {}).update(entries)
         return self
 

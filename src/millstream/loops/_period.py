@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from millstream._core.errors import describe_value, require_int
-from millstream.loops._elapsed import Elapsed, seconds
+from millstream.loops._elapsed import Elapsed, require_elapsed, seconds
 from millstream.loops._schedule import Schedule
 
 
@@ -43,6 +43,7 @@ class Period(Schedule):
 
     def reached(self, elapsed: Elapsed) -> bool:
         """Whether any of its units has been reached."""
+        require_elapsed(self, elapsed)
         for unit, value in self.units.items():
             if (elapsed.steps if unit == "steps" else now_and_before(elapsed, unit)[0]) >= value:
                 return True

@@ -37,13 +37,13 @@ def draw(
     if smooth is not None and not 0 <= smooth <= 1:
         raise ValueError(f"History.plot needs smooth as a share of the steps between 0 and 1. Got {smooth!r}.")
     with needs("History.plot", "matplotlib", "plot"):
-        from matplotlib.figure import Figure
+        from millstream.loops._picture import Picture
     curves = panels(history, None if names is None else list(names), smooth)
     width, height = (7.5, 4.4) if len(curves) == 1 else (5.4, 3.5)
     across = len(curves) if len(curves) < 4 else (2 if len(curves) == 4 else 3)
     down = -(-len(curves) // across)
     # A figure of its own, without pyplot, changes nothing for other pictures of the program.
-    figure = Figure(figsize=(width * across, height * down), layout="constrained", facecolor="white")
+    figure = Picture(figsize=(width * across, height * down), layout="constrained", facecolor="white")
     if title is not None:
         figure.suptitle(title, color=_INK, fontsize=13)
     axes = figure.subplots(down, across, squeeze=False).reshape(-1)

@@ -5,7 +5,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from millstream.loops._elapsed import Elapsed
+from millstream._core.errors import describe_value
+from millstream.loops._elapsed import Elapsed, require_elapsed
 from millstream.loops._period import Period, as_period, now_and_before, units_given
 from millstream.loops._schedule import Schedule, as_schedule
 
@@ -26,6 +27,7 @@ class _Constant(Schedule):
 
 class _Last(Schedule):
     def __call__(self, elapsed: Elapsed) -> bool:
+        require_elapsed(self, elapsed)
         return elapsed.final
 
     def next_due(self, steps: int, epoch: int | None) -> float | None:
@@ -42,6 +44,7 @@ class _Every(Schedule):
         self._period = period
 
     def __call__(self, elapsed: Elapsed) -> bool:
+        require_elapsed(self, elapsed)
         if self._unit == "steps":
             return elapsed.steps % self._period == 0 and elapsed.steps > 0
         now, before = now_and_before(elapsed, self._unit)
@@ -107,6 +110,7 @@ class _First(Schedule):
         self._length = length
 
     def __call__(self, elapsed: Elapsed) -> bool:
+        require_elapsed(self, elapsed)
         return not self._length.reached(elapsed.step_before())
 
     def __repr__(self) -> str:
@@ -238,5 +242,10 @@ def piecewise(schedule: Any, later: Mapping[Any, Any]) -> Schedule:
         later: What is due from which point on; an int is a number of steps. Of the points that are reached the one
             that comes last in this mapping counts.
     """
+    if not isinstance(later, Mapping):
+        raise TypeError(
+            "piecewise needs later as a dict from points to schedules, such as {100: ms.every(50)}. "
+            f"Got {describe_value(later)}."
+        )
     pieces = [(as_period("piecewise", "a point", point), as_schedule("piecewise", s)) for point, s in later.items()]
     return _Piecewise(as_schedule("piecewise", schedule), pieces)

@@ -63,9 +63,9 @@ def read_jsonl(path: pathlib.Path) -> RunData:
 def read_csv(path: pathlib.Path) -> RunData:
     """The run that `ms.csv_logger` or `History.to_csv` has written to a file."""
     made = Rows()
-    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+    with path.open("rb") as file:  # text would be split at "\r", too, which may be in a name
         # A line without an end is that of somebody who was killed in the middle of it. Half a number is a number, too.
-        rows = csv.reader(line for line in file if line.endswith("\n"))
+        rows = csv.reader(line.decode(errors="replace") for line in file if line.endswith(b"\n"))
         header = next(rows, [])
         if tuple(header[: len(UNITS)]) != UNITS:
             raise ValueError(

@@ -21,6 +21,10 @@ USES = {
 _MEASURED = {"seconds", "samples_per_second", "steps_per_second", "step_time", "compile_time", "data_wait"}
 
 
+_LEAST_WINDOWS = 5  # of which the median says how fast a run was
+_LITTLE_COMPILING, _LEAST_STEPPING = 0.01, 0.05  # shares of a window that tells how fast steps are
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Times:
     """What the time of a run was used for, window by window.
@@ -30,12 +34,17 @@ class Times:
         seconds: How long each was.
         samples: Samples of its steps.
         uses: Seconds of each use in each window; together they are all seconds. A use that nobody counted is not there.
+        busy: Seconds of each window without compiling and tests.
+        steady: Which windows tell how fast the steps are: not the first ones, nor those with compiling or little else
+            than a test.
     """
 
     ends: np.ndarray
     seconds: np.ndarray
     samples: np.ndarray
     uses: dict[str, np.ndarray]
+    busy: np.ndarray
+    steady: np.ndarray
 
     def share(self, use: str) -> float | None:
         """The part of all time that went into a use, from 0 to 1; None if nobody counted."""
@@ -43,10 +52,10 @@ class Times:
         return float(self.uses[use].sum() / total) if use in self.uses and total > 0 else None
 
     def samples_per_second(self) -> float | None:
-        """Over the whole run, compiling and tests left out; None if there is no such time."""
-        aside = sum(self.uses[use].sum() for use in ("compiling", "evaluation") if use in self.uses)
-        seconds = self.seconds.sum() - aside
-        return float(self.samples.sum() / seconds) if seconds > 0 else None
+        """The median of the steady windows; None if these are too few to tell."""
+        if self.steady.sum() < _LEAST_WINDOWS:
+            return None
+        return float(np.median(self.samples[self.steady] / self.busy[self.steady]))
 
 
 def times_of(windows: list[dict[str, Any]]) -> Times | None:
@@ -76,7 +85,13 @@ def times_of(windows: list[dict[str, Any]]) -> Times | None:
         uses[use], over = uses[use] - cut, over - cut
     rest = seconds - sum(uses.values(), np.zeros(len(spent)))
     ends = np.array([window["steps"] for window in windows], np.int64)
-    return Times(ends, seconds, column("samples"), {"steps": np.maximum(rest, 0.0), **uses})
+    samples, is_first = column("samples"), np.array([window["first"] for window in windows])
+    busy = seconds - sum((uses[use] for use in ("compiling", "evaluation") if use in uses), np.zeros(len(spent)))
+    # The first window of a run has imports and tracing in it, too, which nobody counts.
+    steady = ~is_first & (samples > 0) & (busy > _LEAST_STEPPING * seconds)
+    if "compiling" in uses:
+        steady &= uses["compiling"] <= _LITTLE_COMPILING * seconds
+    return Times(ends, seconds, samples, {"steps": np.maximum(rest, 0.0), **uses}, busy, steady)
 
 
 @dataclasses.dataclass(eq=False)

@@ -21,10 +21,9 @@ def tiles(run: RunData) -> list[Tile]:
         made.append(("samples", f"{newest.samples:,}", ""))
     seconds = wall_time(run)
     made.append(("time", _length(seconds), _ended(run)))
-    speed = samples_per_second(run)
+    speed = _speed(run)
     if speed is not None:
-        aside = "" if run.times is None else "without compiling and tests"
-        made.append(("samples per second", value_text(speed), aside))
+        made.append(speed)
     waiting = None if run.times is None else run.times.share("data")
     if waiting is not None:
         made.append(("waiting for data", f"{100 * waiting:.0f} %", "of the time"))
@@ -41,12 +40,19 @@ def wall_time(run: RunData) -> float | None:
     return seconds if seconds > 0 else None
 
 
-def samples_per_second(run: RunData) -> float | None:
-    """How fast it was; None if that is not known."""
+def _speed(run: RunData) -> Tile | None:
+    """How fast it was; None if nothing is known about that."""
+    name, seconds = "samples per second", wall_time(run)
     if run.times is not None:
-        return run.times.samples_per_second()
-    seconds = wall_time(run)
-    return None if seconds is None or not len(run.history) else run.history.elapsed().samples / seconds
+        if not run.times.samples.any():
+            return None
+        median = run.times.samples_per_second()
+        if median is None:
+            return name, "unknown", "too short to tell"
+        return name, value_text(median), "median, without compiling and tests"
+    if seconds is None or not len(run.history):
+        return None
+    return name, value_text(run.history.elapsed().samples / seconds), "of the whole time, with compiling and tests"
 
 
 def advice(run: RunData) -> str:

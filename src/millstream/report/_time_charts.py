@@ -34,16 +34,16 @@ def time_axis(seconds: float) -> Axis:
     return Axis(0.0, seconds, ticks)
 
 
-def _speed(runs: list[tuple[str, Times]], axis: Axis) -> Chart:
+def _speed(runs: list[tuple[str, Times]], axis: Axis) -> Chart | None:
     series = []
     for prefix, times in runs:
-        aside = sum(times.uses[use] for use in ("compiling", "evaluation") if use in times.uses)
-        samples, seconds, busy = (summed(each, _MOST) for each in (times.samples, times.seconds, times.seconds - aside))
-        speed = np.where(busy > 0.05 * seconds, samples / np.maximum(busy, 1e-9), np.nan)
-        total = times.samples_per_second()
-        series.append(
-            _over_time(f"{prefix}samples per second", times, speed, "" if total is None else value_text(total))
-        )
+        if times.steady.any():
+            samples, busy = (summed(np.where(times.steady, each, 0.0), _MOST) for each in (times.samples, times.busy))
+            speed, median = np.where(busy > 0, samples / np.maximum(busy, 1e-9), np.nan), times.samples_per_second()
+            text = "" if median is None else value_text(median)
+            series.append(_over_time(f"{prefix}samples per second", times, speed, text))
+    if not series:
+        return None
     values = np.concatenate([each.points.mean for each in series])
     caption = "without compiling and tests"
     return Chart("Throughput", axis, linear_axis(values, least=0.0), series, over="time", caption=caption)
