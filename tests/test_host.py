@@ -1,5 +1,6 @@
 """Samples read on the host: functions, datasets, mapped arrays, and Python inside compiled programs."""
 
+import dataclasses
 import gc
 import os
 import subprocess
@@ -440,8 +441,54 @@ def test_what_a_callback_raises_or_returns_wrongly(key):
             loader.scan_epoch(state, None, collect)
         with refuses(kind, *words):
             loader.next_batch(state)
-    with refuses(TypeError, "HostCallbackTransform(fail) sees whole batches", "behind the BatchTransform"):
-        ms.DataLoader([source(), ms.HostCallbackTransform(fail), BATCH])
+
+
+def test_a_callback_before_the_batch_sees_each_sample_once_and_in_order(key):
+    seen = []
+
+    def look(sample, mask):
+        seen.append((int(sample["label"]), mask.shape, bool(mask)))
+
+    def double(sample, mask):
+        return {**sample, "label": sample["label"] * 2}
+
+    pipeline = [source(), ms.HostCallbackTransform(look), ms.HostCallbackTransform(double), BATCH]
+    loader, plain = ms.DataLoader(pipeline), ms.DataLoader([source(), BATCH])
+    state = loader.init_state(key)
+    batches = [(batch["label"], mask) for batch, mask in loader.iterate(state)]
+    expected = [(batch["label"] * 2, mask) for batch, mask in plain.iterate(plain.init_state(key))]
+    assert all((a == b).all() and (m == n).all() for (a, m), (b, n) in zip(batches, expected, strict=True))
+    order = [int(label) for labels, mask in expected for label in np.asarray(labels)[np.asarray(mask)] // 2]
+    assert [label for label, _, _ in seen] == order and len(order) == SAMPLES
+    assert {(shape, real) for _, shape, real in seen} == {((), True)}
+    seen.clear()
+    loader.scan_epoch(state, None, collect)
+    assert [label for label, _, _ in seen] == order
+
+
+def test_a_callback_on_samples_may_change_their_shapes_and_raise(key):
+    def halves(sample, mask):
+        return {"half": np.float32(sample["label"]) / 2}
+
+    def fail(sample, mask):
+        raise LookupError("as it was")
+
+    spec = {"half": jax.ShapeDtypeStruct((), np.float32)}
+    loader = ms.DataLoader([source(), ms.HostCallbackTransform(halves, element_spec_override=spec), BATCH])
+    total = sum(float(batch["half"].sum()) for batch, _ in loader.iterate(loader.init_state(key)))
+    assert total == SAMPLES * (SAMPLES - 1) / 4
+    loader = ms.DataLoader([source(), ms.HostCallbackTransform(fail), BATCH])
+    with refuses(LookupError, "as it was"):
+        next(loader.iterate(loader.init_state(key)))
+
+
+def test_a_stage_of_ones_own_with_effects_says_that_it_sees_whole_batches():
+    @dataclasses.dataclass(frozen=True)
+    class Effect(ms.Transform):
+        effects = True
+
+    with refuses(TypeError, "Effect sees whole batches", "after the BatchTransform"):
+        ms.DataLoader([source(), Effect(), BATCH])
 
 
 def test_threads_end_with_the_iterator(key):

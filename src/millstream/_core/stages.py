@@ -1,6 +1,7 @@
 """Running one stage on one element or on many, wherever its values come from."""
 
 import collections
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -38,11 +39,12 @@ def apply_stage(
     name: str, stage: "Transform", axes: int, value: PyTree, mask: jax.Array, key: jax.Array | None
 ) -> tuple[PyTree, jax.Array]:
     """Run a stage `vmap`ped over the leading `axes`; a failure is told which stage it came from."""
-    if axes and stage.effects:
-        raise TypeError(f"{name} sees whole batches, in order. Put it behind the BatchTransform.")
     apply: Callable[..., Any] = stage.apply
-    for _ in range(axes):
-        apply = jax.vmap(apply)
+    if axes and stage.effects:
+        apply = functools.partial(stage.apply_each, axes)
+    else:
+        for _ in range(axes):
+            apply = jax.vmap(apply)
     try:
         return apply(value, mask, key)
     except Exception as error:

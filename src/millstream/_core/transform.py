@@ -26,7 +26,8 @@ class Transform:
     """Whether `apply` wants a key of its own for every element; otherwise it gets None."""
 
     effects: ClassVar[bool] = False
-    """Whether `apply` calls the host in a way that shows: it is then never run ahead of time, nor `vmap`ped."""
+    """Whether `apply` calls the host in a way that shows: it is then never run ahead of time, nor `vmap`ped. Before a
+    `BatchTransform`, `apply_each` is called in its place."""
 
     passive: ClassVar[bool] = False
     """Whether `apply` changes nothing."""
@@ -37,6 +38,17 @@ class Transform:
     def apply(self, value: PyTree, mask: jax.Array, key: jax.Array | None) -> tuple[PyTree, jax.Array]:
         """The changed element and its mask. Traced."""
         raise NotImplementedError(f"{type(self).__name__} does not say what it does: give it an `apply` method.")
+
+    def apply_each(self, axes: int, value: PyTree, mask: jax.Array, key: jax.Array | None) -> tuple[PyTree, jax.Array]:
+        """What `apply` does to each element of a batch to come, for a stage with `effects = True`.
+
+        Args:
+            axes: How many leading axes count the elements.
+            value: The elements, stacked.
+            mask: Their masks, stacked; False where there is no element.
+            key: Their keys, for a stage with `keyed = True`.
+        """
+        raise TypeError(f"{self.name} sees whole batches, in order. Put it after the BatchTransform.")
 
     def batching(self, inner: int) -> Batching:
         """How the `inner` elements of an epoch are grouped, for a stage with `batches = True`."""

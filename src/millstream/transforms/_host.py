@@ -1,6 +1,7 @@
 """Python functions on the host: in the middle of a compiled program, or on samples before they are batched."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -13,7 +14,7 @@ from millstream._core.contracts import PyTree, Stream
 from millstream._core.derived_sources import MappedSource
 from millstream._core.errors import function_name, require_callable, require_int
 from millstream._core.pipeline import Pipeline, as_stream
-from millstream._core.samples import spec_of
+from millstream._core.samples import SampleSpec, spec_of
 from millstream._core.transform import Transform
 
 
@@ -21,17 +22,20 @@ from millstream._core.transform import Transform
 class HostCallbackTransform(Transform):
     """Call a Python function with every element as NumPy arrays, to look at it or to replace it.
 
-    Calls are made in order, once per batch. It stands behind the `BatchTransform`. The function must not call JAX: the
-    program that waits for it may hold the device.
+    It may stand anywhere after the source. After the `BatchTransform` it is called once per batch, before it once per
+    sample: with the samples of a batch one after the other, in the order they have in it, just before that batch is
+    made, and not for padding. Batches come in order, and none is made before it is asked for. The function must not
+    call JAX: the program that waits for it may hold the device.
 
     Example:
         >>> seen = []
         >>> stage = ms.HostCallbackTransform(lambda batch, mask: seen.append(int(mask.sum())))
 
     Args:
-        fn: `fn(batch, mask)` returns None, or a batch of the same structure, shapes and dtypes to go on with.
+        fn: `fn(batch, mask)` returns None, or a batch of the same structure, shapes and dtypes to continue with. For
+            samples, the mask is a single True.
         element_spec_override: The shapes and dtypes of what `fn` returns, if they differ from what it gets, as a pytree
-            of `jax.ShapeDtypeStruct`. `fn` must then return a batch.
+            of `jax.ShapeDtypeStruct`. `fn` must then return a batch, or a sample.
     """
 
     effects: ClassVar[bool] = True
@@ -47,8 +51,7 @@ class HostCallbackTransform(Transform):
         return f"HostCallbackTransform({function_name(self.fn)})"
 
     def apply(self, value: PyTree, mask: jax.Array, key: jax.Array | None) -> tuple[PyTree, jax.Array]:
-        given = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), value)
-        spec = spec_of(self.name, given if self.element_spec_override is None else self.element_spec_override)
+        spec = self._spec(value, 0)
 
         @remembering
         def call(value: PyTree, mask: Any) -> PyTree:
@@ -61,6 +64,32 @@ class HostCallbackTransform(Transform):
             return spec.unflatten([leaf[0] for leaf in out])
 
         return io_callback(call, spec.tree(), value, mask, ordered=True), mask
+
+    def apply_each(self, axes: int, value: PyTree, mask: jax.Array, key: jax.Array | None) -> tuple[PyTree, jax.Array]:
+        spec, leading = self._spec(value, axes), mask.shape[:axes]
+        count = math.prod(leading)
+
+        @remembering
+        def call(value: PyTree, mask: Any) -> PyTree:
+            # One call for all of them: each one from a compiled program costs more than most functions.
+            value, mask = jax.tree.map(lambda leaf: np.reshape(leaf, (count, *leaf.shape[axes:])), (value, mask))
+            out = [np.zeros_like(leaf) for leaf in spec.empty(count)]
+            for row in range(count):
+                sample, real = jax.tree.map(lambda leaf, row=row: leaf[row], (value, mask))
+                if not np.any(real):
+                    continue  # the BatchTransform puts zeros there in any case
+                result = self.fn(sample, real)
+                kept = result is None and self.element_spec_override is None
+                spec.write(self.name, out, row, None, sample if kept else result)
+            return spec.unflatten([leaf.reshape(leading + leaf.shape[1:]) for leaf in out])
+
+        stacked = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((*leading, *leaf.shape), leaf.dtype), spec.tree())
+        return io_callback(call, stacked, value, mask, ordered=True), mask
+
+    def _spec(self, value: PyTree, axes: int) -> SampleSpec:
+        """What the function returns for one element."""
+        given = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[axes:], leaf.dtype), value)
+        return spec_of(self.name, given if self.element_spec_override is None else self.element_spec_override)
 
 
 @dataclasses.dataclass(frozen=True)

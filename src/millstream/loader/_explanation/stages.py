@@ -144,7 +144,7 @@ def _compiled(pipeline: Pipeline, reader: str, device: str, per_batch: int) -> l
             value, mask = _traced(name, stage, value, mask)
             where = where if stage.passive else device  # from here on it is the compiled program that works
             if open_batches and not stage.passive:
-                notes.append("vmapped over the rows of a batch")
+                notes.append("called for each sample" if stage.effects else "vmapped over the rows of a batch")
         rows.append(explained(name, _where(where, stage), value, per_batch, None, notes))
     return rows
 
