@@ -1,5 +1,6 @@
 """Every data set, from small files in its real format."""
 
+import os
 import pickle
 import shutil
 
@@ -63,6 +64,43 @@ def test_mnist_and_its_kin_use_files_that_are_there(tmp_path, kind, suffix, inne
         check_source(kind.make_disk_source(**options), IMAGES[..., None], LABELS)
     kept = [path.name for path in tmp_path.rglob("*.npz")]
     assert len(kept) == (suffix == ".gz"), kept
+
+
+@pytest.mark.parametrize("kind", [*MNIST_LIKE, ms.datasets.EMNISTDataset])
+@pytest.mark.parametrize("given", [False, True])
+def test_files_that_cyreal_has_downloaded_are_used(tmp_path, monkeypatch, kind, given):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    theirs = {"mnist": "jax_mnist", "emnist": "emnist/balanced"}.get(kind.folder, kind.folder)
+    folder = tmp_path / ("mine" if given else f".cache/{theirs}")
+    write_idx(folder / "test_images.gz", IMAGES)
+    write_idx(folder / "test_labels.gz", LABELS)
+    check_images(kind("test", folder if given else None), IMAGES[..., None], LABELS)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4])
+def test_cifar_batches_that_python_3_has_written_are_read(tmp_path, monkeypatch, protocol):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = tmp_path / ".cache" / "cyreal_cifar10" / "cifar-10-batches-py" / "test_batch"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(pickle.dumps({"data": PIXELS, "labels": [7, 0, 9, 2]}, protocol))
+    arrays = ms.datasets.CIFAR10Dataset("test").as_array_dict()
+    assert arrays["label"].tolist() == [7, 0, 9, 2]
+    np.testing.assert_array_equal(arrays["image"], PIXELS.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_a_batch_that_python_3_has_written_runs_nothing(tmp_path, protocol):
+    class Code:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    path = tmp_path / "cifar-10-batches-py" / "test_batch"
+    path.parent.mkdir()
+    path.write_bytes(pickle.dumps({"data": Code(), "labels": [1]}, protocol))
+    with refuses(ValueError, "is no CIFAR batch", "is not allowed", "It was not run"):
+        ms.datasets.CIFAR10Dataset("test", tmp_path)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_disk_cache_follows_its_source(tmp_path):
@@ -208,6 +246,15 @@ def test_celeba_from_a_folder_or_straight_from_the_archive(celeba, zipped, place
     np.testing.assert_array_equal(source.read(np.array([2]))["image"][0], train[2]["image"])
     copy = pickle.loads(pickle.dumps(train))
     np.testing.assert_array_equal(copy[1]["image"], train[1]["image"])
+
+
+def test_a_list_of_celeba_may_begin_with_a_count(celeba):
+    path = celeba / "list_eval_partition.txt"
+    path.write_text("6\n" + path.read_text())
+    assert len(ms.datasets.CelebADataset("train", data_dir=celeba)) == 3
+    path.write_text("six\n" + path.read_text())
+    with refuses(ValueError, "line 1: needs a file name and 0, 1 or 2. Got ['six']"):
+        ms.datasets.CelebADataset("train", data_dir=celeba)
 
 
 def test_celeba_names_what_is_missing(celeba):

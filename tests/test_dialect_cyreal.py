@@ -446,6 +446,34 @@ def test_a_batch_of_cereal_is_a_dict_in_every_other_way():
     assert [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(batch)] == ["['image']", "['label']"]
 
 
+@pytest.mark.parametrize("dialect", [cyreal, cereal], ids=["cyreal", "cereal"])
+def test_a_spec_may_be_declared_if_it_is_the_one_that_is_there(dialect):
+    source = dialect.ArraySampleSource({"x": np.arange(10.0, dtype=np.float32)})
+    sample, doubled = source.element_spec(), {"twice": jax.ShapeDtypeStruct((4,), np.float32)}
+    assert sample == {"x": jax.ShapeDtypeStruct((), np.float32)}
+
+    def double(value, mask):
+        return {"twice": 2 * value["x"]}
+
+    batch = dialect.BatchTransform(batch_size=4, element_spec_override=sample)
+    mapped = dialect.MapTransform(fn=double, element_spec_override=doubled)
+    assert dialect.DataLoader(pipeline=[source, batch, mapped]).element_spec() == doubled
+    wrong = dialect.MapTransform(fn=double, element_spec_override={"twice": jax.ShapeDtypeStruct((4,), np.int32)})
+    words = r"MapTransform\(double\) got an .*\['twice'\]: shape \(4,\), int32 declared, shape \(4,\), float32 found"
+    with pytest.raises(ValueError, match=f"(?s){words}.*Leave it out"):
+        dialect.DataLoader(pipeline=[source, batch, wrong])
+    other = dialect.BatchTransform(batch_size=4, element_spec_override={"y": sample["x"]})
+    with pytest.raises(ValueError, match=r"(?s)BatchTransform got an element_spec_override.*'y'.*nothing found"):
+        dialect.DataLoader(pipeline=[source, other])
+
+
+@pytest.mark.parametrize("dialect", [cyreal, cereal], ids=["cyreal", "cereal"])
+def test_a_source_says_what_its_samples_are(dialect):
+    spec = jax.ShapeDtypeStruct((3,), np.float32)
+    disk = dialect.DiskSampleSource(length=4, sample_fn=lambda index: np.zeros(3, np.float32), sample_spec=spec)
+    assert disk.element_spec() == spec
+
+
 # names
 
 PUBLIC = {

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import pickle
 import subprocess
 import sys
 
@@ -88,9 +89,12 @@ def test_names_do_not_lead_through_links(tmp_path):
         safe_path(tmp_path, "link/passwd", "a list")
 
 
-def test_every_cut_and_every_flipped_byte_of_a_batch_is_survived():
+@pytest.mark.parametrize("protocol", [None, 2, 4], ids=["published", "protocol 2", "protocol 4"])
+def test_every_cut_and_every_flipped_byte_of_a_batch_is_survived(protocol):
     """A small fuzzer: whatever comes out is a refusal or plain data."""
-    data = cifar_batch(np.zeros((1, 12), np.uint8), {b"labels": [1]})
+    pixels = np.zeros((1, 12), np.uint8)
+    batch = {"data": pixels, "labels": [1]}
+    data = cifar_batch(pixels, {b"labels": [1]}) if protocol is None else pickle.dumps(batch, protocol)
     variants = [data[:end] for end in range(len(data))]
     variants += [
         data[:at] + bytes([data[at] ^ (1 << bit)]) + data[at + 1 :] for at in range(len(data)) for bit in range(8)
@@ -102,6 +106,6 @@ def test_every_cut_and_every_flipped_byte_of_a_batch_is_survived():
             assert "batch is no CIFAR batch" in str(error)
         else:
             assert all(
-                isinstance(value, bytes | list | np.ndarray | type(None) | dict | tuple | int)
+                isinstance(value, bytes | str | list | np.ndarray | type(None) | dict | tuple | int)
                 for value in found.values()
             )

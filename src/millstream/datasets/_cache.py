@@ -33,28 +33,40 @@ def cache_folder(cache_dir: CacheDir, name: str) -> pathlib.Path:
     return folder
 
 
-def find_file(cache_dir: CacheDir, name: str, files: tuple[str, ...]) -> pathlib.Path | None:
-    """The first of these files that the user or an earlier run has put in `cache_dir` or in the data set's folder."""
+def find_file(cache_dir: CacheDir, name: str, files: tuple[str, ...], cyreal: str) -> pathlib.Path | None:
+    """The first of these files that is in `cache_dir`, in the data set's folder, or where cyreal keeps it.
+
+    Args:
+        cache_dir: Where the user keeps data sets; None for the usual place.
+        name: The folder of the data set.
+        files: What the file may be called.
+        cyreal: The folder in `~/.cache` that cyreal downloads it to, which is looked into if `cache_dir` is None.
+    """
     folder = _place(cache_dir, name)
     require_trust(folder, "The data set cache", own="cache_dir")
-    folders = [folder] if cache_dir is None else [pathlib.Path(cache_dir).expanduser(), folder]
+    theirs = pathlib.Path("~/.cache").expanduser() / cyreal
+    folders = [folder, theirs] if cache_dir is None else [pathlib.Path(cache_dir).expanduser(), folder]
     paths = (place / file for file in files for place in folders)
-    return next((path for path in paths if path.exists()), None)
+    found = next((path for path in paths if path.exists()), None)
+    if found is not None and found.is_relative_to(theirs):
+        require_trust(theirs, "The data set cache of cyreal", own="cache_dir")
+    return found
 
 
 def find_or_fetch(
-    who: str, remote: RemoteFile, cache_dir: CacheDir, name: str, files: tuple[str, ...] | None = None
+    who: str, remote: RemoteFile, cache_dir: CacheDir, name: str, cyreal: str, files: tuple[str, ...] | None = None
 ) -> pathlib.Path:
     """A file of a data set: as it is if it is there, downloaded if not.
 
     Args:
-        who: Who speaks in errors.
+        who: The caller, in errors.
         remote: The file.
         cache_dir: Where the user keeps data sets; None for the usual place.
         name: The folder of the data set.
+        cyreal: The folder in `~/.cache` that cyreal downloads it to.
         files: What the file may be called; by default as it is when it is downloaded.
     """
-    found = find_file(cache_dir, name, (remote.name,) if files is None else files)
+    found = find_file(cache_dir, name, (remote.name,) if files is None else files, cyreal)
     return fetch(who, remote, cache_folder(cache_dir, name)) if found is None else found
 
 

@@ -162,7 +162,7 @@ class _Pictures:
 
 def _find(name: str, cache_dir: CacheDir, data_dir: str | os.PathLike[str] | None) -> pathlib.Path:
     if data_dir is None:
-        return find_or_fetch("CelebADataset", CelebADataset.files[name], cache_dir, "celeba")
+        return find_or_fetch("CelebADataset", CelebADataset.files[name], cache_dir, "celeba", "cyreal_celeba")
     path = pathlib.Path(data_dir) / name
     if not path.exists():
         raise FileNotFoundError(f"CelebADataset needs {name} in data_dir. {path} does not exist.")
@@ -172,13 +172,15 @@ def _find(name: str, cache_dir: CacheDir, data_dir: str | os.PathLike[str] | Non
 def _find_pictures(cache_dir: CacheDir, data_dir: str | os.PathLike[str] | None) -> pathlib.Path:
     if data_dir is not None and (folder := pathlib.Path(data_dir) / _PICTURES).is_dir():
         return folder
-    unpacked = find_file(cache_dir, "celeba", (_PICTURES,)) if data_dir is None else None
+    unpacked = find_file(cache_dir, "celeba", (_PICTURES,), "cyreal_celeba") if data_dir is None else None
     return _find(f"{_PICTURES}.zip", cache_dir, data_dir) if unpacked is None else unpacked
 
 
 def _read_partition(path: pathlib.Path, number: str) -> list[str]:
     names = []
     for line, words in _lines(path):
+        if line == 1 and len(words) == 1 and words[0].isdecimal():
+            continue  # how many pictures there are, as in the list of attributes
         if len(words) != 2 or words[1] not in _SPLITS.values():
             raise ValueError(f"{path}, line {line}: needs a file name and 0, 1 or 2. Got {words[:3]}.")
         if words[1] == number:

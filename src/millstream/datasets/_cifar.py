@@ -20,6 +20,7 @@ class _CifarDataset(ArrayDataset):
     """Pictures of 32 x 32 pixels in pickled batches, which are read without unpickling."""
 
     folder: ClassVar[str]
+    cyreal_folder: ClassVar[str]
     archive: ClassVar[RemoteFile]
     batches: ClassVar[dict[str, list[str]]]
     labels: ClassVar[dict[str, bytes]]
@@ -32,11 +33,11 @@ class _CifarDataset(ArrayDataset):
         """The batches: as they are if somebody has unpacked them there, from the archive if not."""
         require_choice(cls.__name__, "split", split, cls.batches)
         require_place(cls.__name__, "cache_dir", cache_dir)
-        paths = [find_file(cache_dir, cls.folder, (batch,)) for batch in cls.batches[split]]
+        paths = [find_file(cache_dir, cls.folder, (batch,), cls.cyreal_folder) for batch in cls.batches[split]]
         found = [path for path in paths if path is not None]
         if len(found) == len(paths):
             return found
-        archive = find_or_fetch(cls.__name__, cls.archive, cache_dir, cls.folder)
+        archive = find_or_fetch(cls.__name__, cls.archive, cache_dir, cls.folder, cls.cyreal_folder)
         return extract(archive, cls.batches[split], cache_folder(cache_dir, cls.folder))
 
     @classmethod
@@ -79,6 +80,7 @@ class CIFAR10Dataset(_CifarDataset):
     """
 
     folder = "cifar10"
+    cyreal_folder = "cyreal_cifar10"
     archive = RemoteFile(
         "cifar-10-python.tar.gz",
         ("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",),
@@ -106,6 +108,7 @@ class CIFAR100Dataset(_CifarDataset):
     """
 
     folder = "cifar100"
+    cyreal_folder = "cifar100"
     archive = RemoteFile(
         "cifar-100-python.tar.gz",
         ("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",),

@@ -17,7 +17,7 @@ from millstream.sources._idx import map_idx
 from millstream.sources._npy import NpySource
 
 _SPLITS = {"train": "train", "test": "t10k"}
-_KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
+_KINDS = {"images-idx3-ubyte": "images", "labels-idx1-ubyte": "labels"}  # and what cyreal calls them
 
 
 def _remote_files(mirrors: list[str], known: dict[str, tuple[int, str]]) -> dict[str, RemoteFile]:
@@ -31,6 +31,7 @@ class _IdxDataset(ArrayDataset):
     """Images and labels in two IDX files for each split."""
 
     folder: ClassVar[str]
+    cyreal_folder: ClassVar[str]
     files: ClassVar[dict[str, RemoteFile]]
 
     def __init__(self, split: str = "train", cache_dir: CacheDir = None) -> None:
@@ -41,10 +42,13 @@ class _IdxDataset(ArrayDataset):
         """The two files, plain or packed: as they are if somebody has put them there, downloaded if not."""
         require_choice(cls.__name__, "split", split, _SPLITS)
         require_place(cls.__name__, "cache_dir", cache_dir)
-        names = [f"{_SPLITS[split]}-{kind}" for kind in _KINDS]
-        return [
-            find_or_fetch(cls.__name__, cls.files[name], cache_dir, cls.folder, (name, f"{name}.gz")) for name in names
-        ]
+        paths = []
+        for kind, cyreal in _KINDS.items():
+            name = f"{_SPLITS[split]}-{kind}"
+            names = (name, f"{name}.gz", f"{split}_{cyreal}.gz")
+            remote = cls.files[name]
+            paths.append(find_or_fetch(cls.__name__, remote, cache_dir, cls.folder, cls.cyreal_folder, names))
+        return paths
 
     @classmethod
     def make_disk_source(
@@ -76,6 +80,7 @@ class MNISTDataset(_IdxDataset):
     """
 
     folder = "mnist"
+    cyreal_folder = "jax_mnist"
     files = _remote_files(
         ["https://ossci-datasets.s3.amazonaws.com/mnist", "https://storage.googleapis.com/cvdf-datasets/mnist"],
         {
@@ -99,6 +104,7 @@ class FashionMNISTDataset(_IdxDataset):
     """
 
     folder = "fashion_mnist"
+    cyreal_folder = "fashion_mnist"
     files = _remote_files(
         [
             "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
@@ -125,6 +131,7 @@ class KMNISTDataset(_IdxDataset):
     """
 
     folder = "kmnist"
+    cyreal_folder = "kmnist"
     files = _remote_files(
         ["https://codh.rois.ac.jp/kmnist/dataset/kmnist", "http://codh.rois.ac.jp/kmnist/dataset/kmnist"],
         {
@@ -167,13 +174,15 @@ class EMNISTDataset(ArrayDataset):
         require_choice("EMNISTDataset", "split", split, _SPLITS)
         require_place("EMNISTDataset", "cache_dir", cache_dir)
         require_choice("EMNISTDataset", "subset", subset, ("balanced", "byclass", "bymerge", "digits", "letters"))
-        names = [f"emnist-{subset}-{split}-{kind}" for kind in _KINDS]
-        places = [(name, f"{name}.gz", f"gzip/{name}", f"gzip/{name}.gz") for name in names]
-        paths = [find_file(cache_dir, cls.folder, place) for place in places]
+        names = {f"emnist-{subset}-{split}-{kind}": f"{split}_{cyreal}.gz" for kind, cyreal in _KINDS.items()}
+        places = [(name, f"{name}.gz", f"gzip/{name}", f"gzip/{name}.gz", cyreal) for name, cyreal in names.items()]
+        folder = f"emnist/{subset}"  # of cyreal, in which each subset has the archive
+        paths = [find_file(cache_dir, cls.folder, place, folder) for place in places]
         found = [path for path in paths if path is not None]
         if len(found) == len(names):
             return found
-        archive = find_or_fetch("EMNISTDataset", cls.archive, cache_dir, cls.folder)
+        archives = (cls.archive.name, "emnist_gzip.zip")
+        archive = find_or_fetch("EMNISTDataset", cls.archive, cache_dir, cls.folder, folder, archives)
         return extract(archive, [f"gzip/{name}.gz" for name in names], cache_folder(cache_dir, cls.folder))
 
     @classmethod

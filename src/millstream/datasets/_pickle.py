@@ -1,7 +1,8 @@
 """CIFAR's pickles, read without `pickle`: a machine for the few instructions those files have.
 
-The files were written by Python 2 with protocol 2: a dictionary of strings, lists of numbers and one array of bytes.
-Nothing here looks up a name, imports a module or calls what a file says.
+The files are a dictionary of strings, lists of numbers and one array of bytes. The published ones were written by
+Python 2 with protocol 2; what Python 3 writes with protocols 2 to 4 is read too. Nothing here looks up a name, imports
+a module or calls what a file says.
 """
 
 import math
@@ -17,10 +18,13 @@ class UnsafePickle(ValueError):
 
 # The names that NumPy arrays are stored under, old and new. They are compared, never looked up.
 _RECONSTRUCT = {"numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct"}
-_NAMES = {*_RECONSTRUCT, "numpy ndarray", "numpy dtype"}
+_ENCODE = "_codecs encode"  # how Python 3 stores bytes in protocol 2: as text, and how to encode it
+_NAMES = {*_RECONSTRUCT, "numpy ndarray", "numpy dtype", _ENCODE}
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 _NUMBERS = {"BININT", "BININT1", "BININT2"}
 _STRINGS = {"SHORT_BINSTRING", "BINSTRING"}
+_UNCHANGED = {"BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8"}
+_IGNORED = {"PROTO", "FRAME"}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
@@ -64,19 +68,23 @@ def _run(data: bytes) -> Any:
             return value
         if name in _CONSTANTS:
             stack.append(_CONSTANTS[name])
-        elif name in _NUMBERS:
+        elif name in _NUMBERS or name in _UNCHANGED:
             stack.append(argument)
         elif name in _STRINGS:
             stack.append(str(argument).encode("latin1"))
         elif name in ("BINPUT", "LONG_BINPUT"):
             memo[int(argument or 0)] = stack[-1]
+        elif name == "MEMOIZE":
+            memo[len(memo)] = stack[-1]
         elif name in ("BINGET", "LONG_BINGET"):
             stack.append(memo[int(argument or 0)])
         elif name == "GLOBAL" and argument in _NAMES:
             stack.append(_Name(argument))
+        elif name == "STACK_GLOBAL" and " ".join(stack[-2:]) in _NAMES:
+            stack.append(_Name(" ".join(_take(stack, 2))))
         elif name == "MARK":
             stack.append(_MARK)
-        elif name != "PROTO":
+        elif name not in _IGNORED:
             _collect(stack, name, f"instruction {name} {str(argument or '')[:60]!r} at byte {position} is not allowed")
     raise UnsafePickle("it has no end")
 
@@ -94,9 +102,10 @@ def _collect(stack: list[Any], name: str, refusal: str) -> None:
         _expect(stack[-1], list).extend(items)
     elif name in ("SETITEM", "SETITEMS"):
         items = _take(stack, 2) if name == "SETITEM" else _take_marked(stack)
-        if any(type(key) is not bytes for key in items[::2]):
+        if any(type(key) not in (bytes, str) for key in items[::2]):
             raise UnsafePickle("it has a dictionary whose keys are not strings")
-        _expect(stack[-1], dict).update(zip(items[::2], items[1::2], strict=True))
+        keys = [key.encode() if type(key) is str else key for key in items[::2]]
+        _expect(stack[-1], dict).update(zip(keys, items[1::2], strict=True))
     elif name == "REDUCE":
         function, arguments = _take(stack, 2)
         stack.append(_empty(function, arguments))
@@ -130,12 +139,14 @@ def _expect(value: Any, kind: type) -> Any:
     return value
 
 
-def _empty(function: Any, arguments: Any) -> _Array | _Dtype:
+def _empty(function: Any, arguments: Any) -> _Array | _Dtype | bytes:
     if not isinstance(function, _Name):
         raise UnsafePickle(f"it calls a {type(function).__name__}")
+    if function == _ENCODE and len(arguments) == 2 and type(arguments[0]) is str and arguments[1] == "latin1":
+        return arguments[0].encode("latin1")
     if function in _RECONSTRUCT and arguments == ("numpy ndarray", (0,), b"b"):
         return _Array()
-    if function == "numpy dtype" and arguments[:1] == (b"u1",):
+    if function == "numpy dtype" and arguments[:1] in ((b"u1",), ("u1",)):
         return _Dtype()
     raise UnsafePickle(f"it makes something else than an array of bytes with {function}")
 

@@ -50,7 +50,7 @@ class _TimeSeriesDataset(ArrayDataset):
 
     def _series(self, who: str, cache_dir: CacheDir, data_path: str | os.PathLike[str] | None) -> np.ndarray:
         if data_path is None:
-            path = find_or_fetch(who, self.file, cache_dir, self.folder)
+            path = find_or_fetch(who, self.file, cache_dir, self.folder, f"cyreal_{self.folder}")
         else:
             path = require_file(who, data_path)
         series = read_csv(path, [self.column])[self.column]

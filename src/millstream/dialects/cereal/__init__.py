@@ -4,6 +4,7 @@ from millstream._core.contracts import Stream as Source
 from millstream.datasets import CIFAR10Dataset as CIFAR10Dataset
 from millstream.datasets import MNISTDataset as MNISTDataset
 from millstream.datasets import dataset_to_jax as dataset_to_jax
+from millstream.dialects._bare_sources import ArraySampleSource as ArraySampleSource
 from millstream.dialects.cereal._batch import Batch as Batch
 from millstream.dialects.cereal._loader import DataLoader as DataLoader
 from millstream.dialects.cereal._sources import DiskSampleSource as DiskSampleSource
@@ -16,7 +17,6 @@ from millstream.dialects.cereal._transforms import HostCallbackTransform as Host
 from millstream.dialects.cereal._transforms import MapTransform as MapTransform
 from millstream.dialects.cereal._transforms import NormalizeImageTransform as NormalizeImageTransform
 from millstream.loader import LoaderState as LoaderState
-from millstream.sources import ArraySampleSource as ArraySampleSource
 
 __all__ = [
     "ArraySampleSource",

@@ -1,12 +1,13 @@
-"""Sources whose arguments stand in another order than in Millstream."""
+"""Sources whose arguments stand in a different order than in Millstream."""
 
 import os
 from collections.abc import Callable
 from typing import Any
 
-from millstream import datasets, rl, sources
+from millstream import datasets, rl
 from millstream._core.contracts import PyTree
 from millstream._core.ordering import Ordering
+from millstream.dialects import _bare_sources
 
 
 def DiskSampleSource(
@@ -15,7 +16,7 @@ def DiskSampleSource(
     sample_spec: Any = None,
     prefetch_size: int = 64,
     ordering: Ordering = "shuffle",
-) -> sources.DiskSampleSource:
+) -> _bare_sources.DiskSampleSource:
     """The samples of any function from an index to a pytree of arrays.
 
     Example:
@@ -29,7 +30,7 @@ def DiskSampleSource(
         prefetch_size: How many samples are read before they are needed.
         ordering: "shuffle" or "sequential".
     """
-    return sources.DiskSampleSource(length, sample_fn, sample_spec, ordering, prefetch_size)
+    return _bare_sources.DiskSampleSource(length, sample_fn, sample_spec, ordering, prefetch_size)
 
 
 def MNISTDiskSource(

@@ -4,6 +4,7 @@ from typing import Any
 
 from millstream import transforms
 from millstream._core.contracts import IndexedSource, Stream
+from millstream.dialects import _declared_spec
 
 
 class _BehindInner:
@@ -20,7 +21,7 @@ class _BehindInner:
         return stage(inner)
 
 
-class BatchTransform(_BehindInner, transforms.BatchTransform):
+class BatchTransform(_BehindInner, _declared_spec.BatchTransform):
     """`millstream.BatchTransform`, with or without the source it stands behind.
 
     Example:
@@ -60,7 +61,7 @@ class HostCallbackTransform(_BehindInner, transforms.HostCallbackTransform):
     """
 
 
-class MapTransform(_BehindInner, transforms.MapTransform):
+class MapTransform(_BehindInner, _declared_spec.MapTransform):
     """`millstream.MapTransform`, with or without the source it stands behind.
 
     Example:

@@ -1,12 +1,12 @@
 """The sources of cyreal, under the names of all its versions."""
 
 from millstream._core.contracts import Stream as Source
+from millstream.dialects._bare_sources import ArraySampleSource as ArraySampleSource
+from millstream.dialects._bare_sources import ArraySampleSource as ArraySource
+from millstream.dialects._bare_sources import DiskSampleSource as DiskSampleSource
+from millstream.dialects._bare_sources import DiskSampleSource as DiskSource
 from millstream.rl import GymnaxSource as GymnaxSource
 from millstream.rl import GymnaxSourceState as GymnaxSourceState
-from millstream.sources import ArraySampleSource as ArraySampleSource
-from millstream.sources import ArraySampleSource as ArraySource
-from millstream.sources import DiskSampleSource as DiskSampleSource
-from millstream.sources import DiskSampleSource as DiskSource
 
 __all__ = [
     "ArraySampleSource",

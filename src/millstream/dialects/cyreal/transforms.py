@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from millstream import transforms
 from millstream._core.contracts import PyTree
 from millstream._core.errors import describe_leaf, require_int
-from millstream.transforms import BatchTransform as BatchTransform
+from millstream.dialects._declared_spec import BatchTransform as BatchTransform
+from millstream.dialects._declared_spec import MapTransform as MapTransform
 from millstream.transforms import DevicePutTransform as DevicePutTransform
 from millstream.transforms import HostCallbackTransform as HostCallbackTransform
-from millstream.transforms import MapTransform as MapTransform
 from millstream.transforms import RenameTransform as RenameTransform
 from millstream.transforms import TimeSeriesBatchTransform as TimeSeriesBatchTransform
 from millstream.transforms._rename import require_keys
@@ -30,7 +30,7 @@ class FlattenTransform(transforms.Transform):
 
     Args:
         data_key: Which value.
-        start_index: The first axis that is flattened; before a `BatchTransform` those of a sample are counted, behind
+        start_index: The first axis that is flattened; before a `BatchTransform` those of a sample are counted, after
             it those of the batch.
     """
 

@@ -1,0 +1,81 @@
+"""Transforms that can be told the shapes they are to find, as in cyreal; here these are always derived."""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from millstream import transforms
+from millstream._core.contracts import PyTree, Stream
+from millstream._core.errors import describe_leaf, table
+from millstream._core.pipeline import as_stream
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchTransform(transforms.BatchTransform):
+    """`millstream.BatchTransform`, which can also be told what it is to find.
+
+    Example:
+        >>> from millstream.dialects import cyreal
+        >>> stage = cyreal.BatchTransform(4, element_spec_override=jax.ShapeDtypeStruct((), jnp.int32))
+        >>> cyreal.DataLoader([cyreal.ArraySource(np.arange(10)), stage]).element_spec().shape
+        (4,)
+
+    Args:
+        element_spec_override: The shapes and dtypes of the elements that are stacked. They are derived in any case;
+            others than those are refused.
+    """
+
+    element_spec_override: PyTree | None = dataclasses.field(default=None, compare=False)
+
+    def __call__(self, source: Any) -> Stream:
+        """Put this stage after a source."""
+        inner = as_stream(source)
+        require_spec("BatchTransform", self.element_spec_override, inner.element_spec())
+        return transforms.BatchTransform(self.batch_size, self.drop_last, self.pad_last_batch, self.collate)(inner)
+
+
+@dataclasses.dataclass(frozen=True)
+class MapTransform(transforms.MapTransform):
+    """`millstream.MapTransform`, which can also be told what comes out.
+
+    Example:
+        >>> from millstream.dialects import cyreal
+        >>> spec = {"twice": jax.ShapeDtypeStruct((), jnp.float32)}
+        >>> stage = cyreal.MapTransform(lambda value, mask: {"twice": 2 * value}, element_spec_override=spec)
+        >>> loader = cyreal.DataLoader([cyreal.ArraySource(np.arange(10.0)), stage])
+
+    Args:
+        element_spec_override: The shapes and dtypes of what `fn` returns. They are derived in any case; others than
+            those are refused.
+    """
+
+    element_spec_override: PyTree | None = dataclasses.field(default=None, compare=False)
+
+    def __call__(self, source: Any) -> Stream:
+        """Put this stage after a source."""
+        stream = transforms.MapTransform(self.fn)(source)
+        require_spec(self.name, self.element_spec_override, stream.element_spec())
+        return stream
+
+
+def require_spec(who: str, declared: PyTree | None, derived: PyTree) -> None:
+    """Refuse a declared spec that differs from the one that is there."""
+    if declared is None:
+        return
+    ours, theirs = (dict(_leaves(spec)) for spec in (derived, declared))
+    if ours != theirs:
+        differing = table(
+            (path or "value", f"{theirs.get(path, 'nothing')} declared, {ours.get(path, 'nothing')} found")
+            for path in {**ours, **theirs}
+            if ours.get(path) != theirs.get(path)
+        )
+        raise ValueError(
+            f"{who} got an element_spec_override that differs from what is there:\n{differing}\n"
+            "Leave it out: shapes and dtypes are derived. To change a dtype, use a MapTransform."
+        )
+
+
+def _leaves(spec: PyTree) -> list[tuple[str, str]]:
+    leaves = jax.tree_util.tree_leaves_with_path(spec)
+    return [(jax.tree_util.keystr(path), describe_leaf(leaf)) for path, leaf in leaves]
