@@ -1,5 +1,6 @@
 """Bad input is refused when a thing is built, in words that name it."""
 
+import dataclasses
 import re
 
 import jax
@@ -265,12 +266,123 @@ def test_steps_out_of_range(key):
     loader = ms.DataLoader([source(), BATCH])
     with refuses(ValueError, "steps to be an int of at least 0", "-1 (int)"):
         loader.iterate(loader.init_state(key), steps=-1)
-    with refuses(ValueError, "init_state needs a step from 0 to 4,294,967,294. Got -1."):
+    with refuses(ValueError, "init_state needs a step from 0 to 4,294,967,294, an integer. Got -1."):
         loader.init_state(key, step=-1)
     with refuses(ValueError, "iterate can reach step 4,294,967,295, not 4,294,967,298"):
         loader.iterate(loader.init_state(key, step=2**32 - 2), steps=4)
     with refuses(ValueError, "can start only indexed sources at step 3"):
         ms.DataLoader([source(), lambda inner: Echo(inner)]).init_state(key, step=3)
+
+
+def joined_loaders():
+    plain = ms.DataLoader([source(), BATCH])
+    return {
+        "in memory": plain,
+        "read on the host": ms.DataLoader([ms.HostArraySource({"x": np.arange(20)}), BATCH]),
+        "mixed": ms.MixedLoader({"a": plain, "b": plain}),
+    }
+
+
+NO_STEPS = [1.9999999, "3", True, None, np.nan, np.float64(1), np.bool_(True), np.array([1, 2]), jnp.float32(2.7), -1]
+NO_STEPS += [jnp.int32(-1), np.int64(-5), 2**32 - 1, np.uint64(2**40), jax.random.key(0)]
+
+
+@pytest.mark.parametrize("name", ["in memory", "read on the host", "mixed"])
+def test_only_integers_are_steps(name, key):
+    loader = joined_loaders()[name]
+    for step in (3, np.int64(3), np.uint8(3), np.array(3), jnp.int32(3)):
+        assert int(loader.init_state(key, step=step).step) == 3
+    assert int(jax.jit(lambda step: loader.init_state(key, step).step)(3)) == 3
+    state = loader.init_state(key)
+    for step in NO_STEPS:
+        with refuses(ValueError, "init_state needs a step from 0 to ", ", an integer. Got "):
+            loader.init_state(key, step=step)
+        if not isinstance(step, int) or step < 0:
+            with refuses(ValueError, "iterate needs a step from 0 to ", ", an integer. Got "):
+                loader.iterate(dataclasses.replace(state, step=step))
+    with refuses(TypeError, "iterate needs a key such as jax.random.key(0)", "shape (3,), float32"):
+        loader.iterate(dataclasses.replace(state, key=np.zeros(3, np.float32)))
+
+
+def test_a_traced_step_that_is_not_an_integer(key):
+    loader = ms.DataLoader([source(), BATCH])
+    with refuses(ValueError, "init_state needs a step from 0 to", "an integer"):
+        jax.jit(lambda step: loader.init_state(key, step).step)(1.5)
+
+
+def test_steps_of_streams(key):
+    train, stream = (
+        ms.TrainStream(ms.DataLoader([source(), BATCH])),
+        ms.DataLoader([source(), lambda inner: Echo(inner)]),
+    )
+    with refuses(ValueError, "iterate needs a step from 0 to 4,294,967,295, an integer. Got -1"):
+        train.iterate(dataclasses.replace(train.init_state(key), step=jnp.int32(-1)))
+    with refuses(ValueError, "init_state needs a step from 0 to"):
+        stream.init_state(key, step=False)
+
+
+def test_a_position_that_get_state_has_not_given(key):
+    loader = ms.DataLoader([source(), BATCH])
+    batches = loader.iterate(loader.init_state(key))
+    saved = batches.get_state()
+    for wrong in ({}, None, [], {**saved, "origin": 3}, {**saved, "key": None}):
+        with refuses(
+            TypeError, "set_state needs what get_state has given: a dict with key, step, left and origin. Got "
+        ):
+            batches.set_state(wrong)
+    for step in (-1, 1.5, "3", True, 2**32):
+        with refuses(ValueError, "set_state needs a step from 0 to 4,294,967,295, an integer"):
+            batches.set_state({**saved, "step": step})
+    with refuses(ValueError, "set_state needs left to be an int of at least 0. Got -1"):
+        batches.set_state({**saved, "left": -1})
+    with refuses(ValueError, "set_state needs a key of numbers from 0 to 4,294,967,295. Got [-1, 0]"):
+        batches.set_state({**saved, "key": [-1, 0]})
+    batches.set_state(saved)
+    assert len(list(batches)) == loader.steps_per_epoch
+
+
+def test_steps_that_can_be_counted_no_further_are_empty_in_programs_and_refused_outside(key):
+    last = 2**32 - 2
+    for name, loader in joined_loaders().items():
+        if name == "mixed":
+            continue
+        state = loader.init_state(key, step=last)
+        step = jax.jit(loader.next_batch)
+        _, state, mask = step(state)
+        assert (int(state.step), mask.any()) == (last + 1, True)
+        _, state, mask = step(state)
+        assert (int(state.step), mask.any()) == (last + 1, False)
+        with refuses(ValueError, "iterate can reach step 4,294,967,295, not 4,294,967,296"):
+            loader.iterate(state, steps=1)
+        if name == "read on the host":
+            with refuses(ValueError, "next_batch needs a step from 0 to 4,294,967,294, an integer. Got 4,294,967,295."):
+                loader.next_batch(state)
+
+
+def test_masked_arrays_are_refused_where_arrays_enter(key):
+    masked = np.ma.MaskedArray(np.arange(8.0), np.arange(8) % 2 == 0)
+    words = "a masked array (shape (8,), float64) would lose its mask. Fill it, as in array.filled(0), and pass"
+    for make in (ms.ArraySampleSource, ms.HostArraySource):
+        with refuses(TypeError, f"{make.__name__}: data['x']: ", words):
+            make({"x": masked})
+    with refuses(TypeError, "DiskSampleSource: sample['x']: ", words):
+        ms.DiskSampleSource(4, lambda index: {"x": masked})
+    later = ms.DiskSampleSource(4, lambda index: {"x": masked if index == 3 else np.zeros(8)}, ordering="sequential")
+    loader = ms.DataLoader([later, BATCH])
+    with refuses(TypeError, "sample 3['x']: ", words):
+        list(loader.iterate(loader.init_state(key)))
+    with refuses(TypeError, words):
+        ms.DataLoader([source(), ms.HostMapTransform(lambda value: masked), BATCH])
+
+
+@pytest.mark.parametrize("dtype", [np.longdouble, np.clongdouble])
+def test_numbers_of_more_than_64_bits_are_refused_when_the_source_is_built(dtype):
+    words = f"JAX has no {np.dtype(dtype)}. Convert it, as in array.astype(np.float32)."
+    for make in (ms.ArraySampleSource, ms.HostArraySource):
+        with refuses(TypeError, "data['x']: ", words):
+            make({"x": np.zeros(4, dtype)})
+    with refuses(TypeError, "sample: ", words):
+        ms.DiskSampleSource(4, lambda index: dtype(index))
 
 
 def test_a_body_that_is_no_function(key):

@@ -1,8 +1,12 @@
 """What the loader does beyond the contract of every pipeline."""
 
+import copy
+import pickle
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -347,3 +351,72 @@ def test_a_loader_of_a_users_own_kind_can_be_an_argument_of_a_program(key):
     loader = Mine([ms.ArraySampleSource({"x": np.arange(20.0, dtype=np.float32)}), ms.BatchTransform(4)])
     batch, _, _ = jax.jit(lambda loader, state: loader.next_batch(state))(loader, loader.init_state(key))
     assert_trees_equal(batch, loader.next_batch(loader.init_state(key))[0])
+
+
+def streams():
+    plain = ms.DataLoader([ms.ArraySampleSource({"x": np.arange(40)}), ms.BatchTransform(4)])
+    slow = ms.DiskSampleSource(40, lambda index: {"x": np.int32(index)}, readers=1)
+    mixed, train = ms.MixedLoader({"a": plain, "b": plain}), ms.TrainStream(plain)
+    return {
+        "in memory": plain.iterate(plain.init_state(jax.random.key(0)), steps=1000),
+        "threads": (read := ms.DataLoader([slow, ms.BatchTransform(4)], executor=ms.Threads(2))).iterate(
+            read.init_state(jax.random.key(0)), steps=1000
+        ),
+        "mixed": mixed.iterate(mixed.init_state(jax.random.key(0)), steps=1000),
+        "train stream": train.iterate(train.init_state(jax.random.key(0))),
+    }
+
+
+@pytest.mark.parametrize("name", ["in memory", "threads", "mixed", "train stream"])
+def test_an_iterator_refuses_a_second_thread_while_one_is_inside(name):
+    batches = streams()[name]
+    inside, go_on = threading.Event(), threading.Event()
+    draw = batches._draw
+
+    def slow_draw(state):
+        inside.set()
+        go_on.wait(60)
+        return draw(state)
+
+    batches._draw = slow_draw
+    first = threading.Thread(target=lambda: next(batches))
+    first.start()
+    inside.wait(60)
+    calls = [lambda: next(batches)] if name == "train stream" else [lambda: next(batches), batches.get_state]
+    for call in calls:
+        with pytest.raises(ValueError, match="Iterator is already executing in another thread, and is for one thread"):
+            call()
+    go_on.set()
+    first.join()
+    next(batches)  # one thread after the other is fine
+    batches.close()
+
+
+def test_threads_that_share_an_iterator_lose_and_repeat_nothing():
+    loader = ms.DataLoader([ms.ArraySampleSource({"x": np.arange(400)}), ms.BatchTransform(4)])
+    batches, found = loader.iterate(loader.init_state(jax.random.key(0))), []
+
+    def draw():
+        while True:
+            try:
+                found.append(np.asarray(next(batches)[0]["x"]))
+            except ValueError:
+                time.sleep(0.001)
+            except StopIteration:
+                return
+
+    threads = [threading.Thread(target=draw) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(np.concatenate(found).tolist()) == list(range(400))
+
+
+@pytest.mark.parametrize("copying", [pickle.dumps, copy.copy, copy.deepcopy], ids=lambda copying: copying.__name__)
+def test_an_iterator_that_is_pickled_or_copied_says_what_to_keep_instead(copying):
+    batches = streams()["in memory"]
+    with pytest.raises(
+        TypeError, match=r"A BatchIterator cannot be pickled or copied: it reads ahead\. Keep its `state`"
+    ):
+        copying(batches)

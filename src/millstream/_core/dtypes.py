@@ -5,15 +5,28 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core.errors import describe_value
+from millstream._core.errors import describe_leaf, describe_value
 
 _PAIRS = (("int64", "int32"), ("uint64", "uint32"), ("float64", "float32"), ("complex128", "complex64"))
+_EXTENDED = {np.dtype(np.longdouble), np.dtype(np.clongdouble)} - {np.dtype(np.float64), np.dtype(np.complex128)}
 _NARROW = {np.dtype(wide): np.dtype(narrow) for wide, narrow in _PAIRS}
 
 
 def holds_numbers(dtype: np.dtype) -> bool:
     """Whether an array of this dtype is its bytes: numbers and bools, those of JAX included."""
     return dtype.kind in "biufc" or (dtype.kind == "V" and dtype.isbuiltin == 2)
+
+
+def check_array(name: str, leaf: Any) -> None:
+    """Refuse arrays that would lose what they mean: masked ones, and numbers of more than 64 bits."""
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise TypeError(
+            f"{name}: a masked array ({describe_leaf(leaf)}) would lose its mask. Fill it, as in array.filled(0), and "
+            "pass np.ma.getmaskarray(array) as an array of its own."
+        )
+    dtype = getattr(leaf, "dtype", None)
+    if isinstance(dtype, np.dtype) and dtype in _EXTENDED:
+        raise TypeError(f"{name}: JAX has no {dtype}. Convert it, as in array.astype(np.float32).")
 
 
 def dtype_of_array(value: Any) -> np.dtype | None:

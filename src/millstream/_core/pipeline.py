@@ -24,7 +24,7 @@ from millstream._core.read_in_graph import read_in_graph
 from millstream._core.rows import blank, take
 from millstream._core.samples import ObjectSpec
 from millstream._core.stages import apply_stage, element_key, keeps_mask, stage_names
-from millstream._core.state import LoaderState, Origin, check_origin, is_traced, key_words
+from millstream._core.state import LoaderState, Origin, check_origin, checked_step, is_traced, key_words
 from millstream._core.streams import BatchedStream, MappedStream
 
 if TYPE_CHECKING:
@@ -133,8 +133,7 @@ class Pipeline:
     def init_state(self, key: Any, step: int = 0) -> LoaderState:
         """The state of the run with this key before batch number `step`."""
         words = key_words("init_state", key)
-        if isinstance(step, int) and not 0 <= step < self.plan.step_limit:
-            raise ValueError(f"init_state needs a step from 0 to {self.plan.step_limit - 1:,}. Got {step:,}.")
+        step = checked_step("init_state", step, self.plan.step_limit - 1)
         return LoaderState(words, jnp.asarray(step, np.uint32), self.origin)
 
     def next(self, state: LoaderState, *, apart: bool = False) -> tuple[PyTree, jax.Array, LoaderState]:
@@ -143,7 +142,10 @@ class Pipeline:
         if not is_traced((state, self.arrays)):
             return _compiled_next(self, state)
         value, mask = self.at(state.key, state.step, apart=apart)
-        return value, mask, dataclasses.replace(state, step=state.step + np.uint32(1))
+        # A compiled program cannot raise. Where steps can be counted no further, batches are empty and the state stays.
+        countable = state.step < np.uint32(self.plan.step_limit)
+        after = state.step + jnp.asarray(countable, np.uint32)
+        return value, mask & countable, dataclasses.replace(state, step=after)
 
     def element_spec(self) -> PyTree:
         """The shape and dtype of one batch, derived by tracing; None for Python objects."""

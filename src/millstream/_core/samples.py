@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from millstream._core.contracts import PyTree
-from millstream._core.dtypes import can_become, dtype_of_array, holds_numbers, kept_dtype, narrowed
+from millstream._core.dtypes import can_become, check_array, dtype_of_array, holds_numbers, kept_dtype, narrowed
 from millstream._core.errors import describe_leaf, describe_value
 from millstream._core.trees import OtherStructure, flatten_like, outline, unflatten_like
 
@@ -105,6 +105,8 @@ class SampleSpec:
             leaves = self.flatten(_told(who, index), sample)
         for number, leaf in enumerate(leaves):
             shape, dtype, target = self.shapes[number], self.dtypes[number], out[number]
+            if isinstance(leaf, np.ma.MaskedArray):
+                check_array(f"{_told(who, index)}{self.names[number]}", leaf)
             array = leaf if type(leaf) is np.ndarray else np.asarray(leaf)
             if array.shape == shape and array.dtype == dtype:
                 target[row] = array
@@ -124,6 +126,7 @@ class SampleSpec:
             mend: What to do about another shape or dtype, in errors.
         """
         for name, target, leaf in zip(self.names, out, self.flatten(who, rows), strict=True):
+            check_array(f"{who}{name}", leaf)
             array = np.asarray(leaf)
             if array.shape != target.shape or not can_become(array.dtype, target.dtype):
                 raise _other_array(who, name, array, target.shape, target.dtype, mend)
@@ -241,6 +244,7 @@ def spec_of(who: str, sample: PyTree) -> SampleSpec:
     lenient = not all(isinstance(leaf, (*_PLAIN, jax.Array, jax.ShapeDtypeStruct)) for _, leaf in paths)
     for path, leaf in paths:
         names.append(jax.tree_util.keystr(path))
+        check_array(f"{who}: sample{names[-1]}", leaf)
         leaf = _as_array(leaf) if dtype_of_array(leaf) is None else leaf
         if not holds_numbers(np.dtype(leaf.dtype)):
             found = f"sample{names[-1]}: {describe_value(leaf.tolist() if isinstance(leaf, np.ndarray) else leaf)}"

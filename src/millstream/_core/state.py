@@ -52,6 +52,32 @@ def key_words(who: str, key: Any) -> jax.Array:
     return jnp.asarray(words)
 
 
+def checked_step(who: str, step: Any, most: int) -> Any:
+    """A step as an int, or as it is if it is traced, which nobody can look at; refuses all but integers up to `most`.
+
+    Args:
+        who: What was called, for errors.
+        step: An int, an integer of NumPy, or an array of one integer.
+        most: The last step that can be counted.
+    """
+    if isinstance(step, np.generic | np.ndarray | jax.Array):
+        is_integer = step.ndim == 0 and jnp.issubdtype(step.dtype, np.integer)
+    else:
+        is_integer = isinstance(step, int) and not isinstance(step, bool)
+    if is_integer and isinstance(step, Tracer):
+        return step
+    if not is_integer or not 0 <= int(step) <= most:
+        found = f"{int(step):,}" if is_integer else describe_value(step)
+        raise ValueError(f"{who} needs a step from 0 to {most:,}, an integer. Got {found}.")
+    return int(step)
+
+
+def check_position(who: str, state: LoaderState, limit: int) -> int:
+    """The step of a state; refuses one whose key or step was tampered with."""
+    key_words(who, state.key)
+    return checked_step(who, state.step, limit)
+
+
 def check_origin(who: str, state: Any, origin: Origin) -> None:
     """Refuse a state that another pipeline made, naming what differs."""
     if not isinstance(state, LoaderState):

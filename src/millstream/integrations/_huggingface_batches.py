@@ -9,6 +9,7 @@ import numpy as np
 
 from millstream._core.contracts import PyTree
 from millstream._core.errors import describe_value, needs, require_bool, require_callable, require_int
+from millstream._core.one_thread import OneThread
 from millstream._core.samples import NotAnArray, SampleSpec, spec_of
 from millstream.integrations._arrow_columns import Unreadable, to_numpy
 from millstream.integrations._huggingface_tables import are_numbers, numbers_table
@@ -117,11 +118,16 @@ class HuggingFaceIterator(Iterator[tuple[PyTree, np.ndarray]]):
         self._found: Any = None  # a batch that is not handed out yet, and stays if it cannot be
         self._batches: Iterator[Any] | None = None  # what is left of the epoch; None if it has to be begun
         self._position = self._dataset.state_dict()
+        self._one_thread = OneThread(type(self).__name__)
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> tuple[PyTree, np.ndarray]:
+        with self._one_thread:
+            return self._draw_next()
+
+    def _draw_next(self) -> tuple[PyTree, np.ndarray]:
         while self._epochs is None or self._epoch < self._epochs:
             self._found = self._drawn() if self._found is None else self._found
             if self._found is not None:

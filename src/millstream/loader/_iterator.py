@@ -1,7 +1,6 @@
 """Python iteration over the batches of a run."""
 
 import collections
-import operator
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
@@ -10,10 +9,12 @@ import jax
 import numpy as np
 
 from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value
+from millstream._core.errors import describe_value, require_int
 from millstream._core.interrupts import Interrupts
+from millstream._core.one_thread import OneThread
+from millstream._core.plan import STEP_LIMIT
 from millstream._core.policy import set_policy_state
-from millstream._core.state import LoaderState
+from millstream._core.state import LoaderState, checked_step
 from millstream._core.stats import Clock, LoaderStats
 
 # How many samples a batch has, if these are its first rows; if not, its mask, read when somebody asks.
@@ -29,6 +30,8 @@ class BatchIterator(Iterator[Any]):
     Leaving a `with` block, running to the end, an error and being forgotten all end the reading. Inside of a `with`
     block the first Ctrl-C ends the stream after the current batch, the second raises KeyboardInterrupt at the next
     batch (`interrupted` is then True in both cases), the third ends the process.
+
+    It is for one thread at a time, and refuses others meanwhile. `close` may be called from any.
 
     Example:
         >>> with loader.iterate(state, steps=2) as batches:
@@ -67,6 +70,7 @@ class BatchIterator(Iterator[Any]):
         self._replayed: list[tuple[Any, Real]] = []
         self._replay = replay
         self._interrupts = interrupts
+        self._one_thread = OneThread(type(self).__name__)
         self.interrupted = False
         self.real: Real = 0
 
@@ -74,6 +78,10 @@ class BatchIterator(Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
+        with self._one_thread:
+            return self._draw_next()
+
+    def _draw_next(self) -> Any:
         self._clock.asked()
         self._interrupts.waiting = True
         try:
@@ -163,13 +171,14 @@ class BatchIterator(Iterator[Any]):
             >>> other = loader.iterate(state)
             >>> other.set_state(saved)  # goes on with the second batch
         """
-        state = self.state
+        with self._one_thread:
+            state, left = self.state, self._left
         if not isinstance(state, LoaderState):
             raise TypeError("get_state has plain values only for indexed sources; a stream has its `.state`, a pytree.")
         return {
             "key": np.asarray(state.key).tolist(),
             "step": int(state.step),
-            "left": self._left,
+            "left": left,
             "origin": [list(pair) for pair in state.origin],
         }
 
@@ -177,18 +186,17 @@ class BatchIterator(Iterator[Any]):
         """Go on from what `get_state` gave, of this loader or one like it, with as many batches as were left then."""
         if self._again is None:
             raise TypeError(f"set_state cannot move a {type(self).__name__}. Make one at the state: iterate(state).")
-        try:
-            origin = tuple((what, words) for what, words in saved["origin"])
-            words = np.array([operator.index(word) for word in saved["key"]], np.uint32)
-            step, left = np.array(operator.index(saved["step"]), np.uint32), operator.index(saved["left"])
-        except (KeyError, TypeError, ValueError, OverflowError):
-            raise ValueError(
-                "set_state needs what get_state gave: a dict with key, step, left and origin. "
-                f"Got {describe_value(saved)}."
-            ) from None
-        moved = self._again(LoaderState(words, step, origin), steps=left)  # pyright: ignore[reportArgumentType]
-        self.close()
-        self.__dict__.update(moved.__dict__)
+        state, left = _position(saved)
+        with self._one_thread:
+            moved = self._again(state, steps=left)
+            self.close()
+            self.__dict__.update(moved.__dict__)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"A {type(self).__name__} cannot be pickled or copied: it reads ahead. Keep its `state`, or what "
+            "`get_state` gives, and make another one of it: loader.iterate(state)."
+        )
 
     def set_policy_state(self, policy_state: PyTree, *, new_episode: Any = None) -> None:
         """Act with another policy state from the next batch on, for a pipeline that starts with an environment.
@@ -216,3 +224,20 @@ class BatchIterator(Iterator[Any]):
     ) -> None:
         self._interrupts.restore()
         self.close()
+
+
+def _position(saved: Any) -> tuple[LoaderState, int]:
+    """The state and the number of batches left that `get_state` has written down."""
+    try:
+        key, left = [int(word) for word in saved["key"]], saved["left"]
+        origin = tuple((what, words) for what, words in saved["origin"])
+        step = np.asarray(checked_step("set_state", saved["step"], STEP_LIMIT), np.uint32)
+        if not all(0 <= word < 1 << 32 for word in key):
+            raise ValueError(f"set_state needs a key of numbers from 0 to 4,294,967,295. Got {key}.")
+    except (KeyError, TypeError):
+        raise TypeError(
+            "set_state needs what get_state has given: a dict with key, step, left and origin. "
+            f"Got {describe_value(saved)}."
+        ) from None
+    require_int("set_state", "left", left, least=0)
+    return LoaderState(np.asarray(key, np.uint32), step, origin), left  # pyright: ignore[reportArgumentType]

@@ -22,11 +22,12 @@ from millstream._core.jaxprs import is_all_true
 from millstream._core.ordering import as_shuffle
 from millstream._core.pipeline import Pipeline
 from millstream._core.placement import readable
+from millstream._core.plan import STEP_LIMIT
 from millstream._core.policy import set_policy_state
 from millstream._core.read_ahead import Backend, PlannedRun, ReadAhead, still_open
 from millstream._core.read_in_graph import end_reading_in_graph
 from millstream._core.reading import OnError, Report
-from millstream._core.state import check_origin, is_traced
+from millstream._core.state import check_origin, check_position, checked_step, is_traced
 from millstream._core.stats import LoaderStats
 from millstream.host import BatchCache, InGraph, Processes, Threads, is_worker
 from millstream.loader._build import build, check_first_sample, read_on_host, sharded, stages
@@ -203,7 +204,8 @@ class DataLoader:
         """
         if isinstance(self._source, Pipeline):
             return self._beside_data(self._source.init_state(key, step))
-        if step != 0:
+        step = checked_step("init_state", step, STEP_LIMIT)
+        if is_traced(step) or step != 0:
             raise ValueError(
                 f"init_state can start only indexed sources at step {step}; {type(self._source).__name__} is a stream."
             )
@@ -235,7 +237,7 @@ class DataLoader:
         self._reader = still_open(self._reader)
         if self._reader is None:
             self._reader = self._host.open(self._source.plan, LoaderStats())
-        step, words = int(state.step), np.asarray(state.key)
+        step, words = checked_step("next_batch", state.step, self._source.plan.step_limit - 1), np.asarray(state.key)
         value, mask = self._delivery.deliver(words, self._reader.rows(words, step))
         return value, dataclasses.replace(state, step=np.asarray(step + 1, np.uint32)), mask
 
@@ -252,6 +254,8 @@ class DataLoader:
                 took no time?
         """
         self._check_state("iterate", state)
+        if isinstance(self._source, Pipeline):
+            check_position("iterate", state, self._source.plan.step_limit)
         if steps is None:
             steps = self.steps_per_epoch - int(getattr(state, "step", 0)) % self.steps_per_epoch
         require_int("iterate", "steps", steps, least=0)

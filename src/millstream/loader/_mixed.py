@@ -14,7 +14,7 @@ from millstream._core.errors import describe_value, require_int
 from millstream._core.interrupts import Interrupts
 from millstream._core.keys import named_key
 from millstream._core.plan import STEP_LIMIT
-from millstream._core.state import LoaderState, Origin, check_origin, key_words
+from millstream._core.state import LoaderState, Origin, check_origin, check_position, checked_step, key_words
 from millstream.loader._iterator import BatchIterator, Drawn
 from millstream.loader._loader import DataLoader
 from millstream.loader._part import JoinedIterator, Part, require_indexed, step_limit
@@ -116,8 +116,7 @@ class MixedLoader:
             step: Where to start; any step costs the same.
         """
         words = key_words("init_state", key)
-        if isinstance(step, int) and not 0 <= step < self._step_limit:
-            raise ValueError(f"init_state needs a step from 0 to {self._step_limit - 1:,}. Got {step:,}.")
+        step = checked_step("init_state", step, self._step_limit - 1)
         return LoaderState(words, jnp.asarray(step, np.uint32), self._origin)
 
     def iterate(self, state: LoaderState, *, steps: int | None = None, with_info: bool = False) -> BatchIterator:
@@ -130,7 +129,7 @@ class MixedLoader:
                 its steps and its epoch are those of the mix; indices, items and seeds are the loader's.
         """
         check_origin("iterate", state, self._origin)
-        first = int(state.step)
+        first = check_position("iterate", state, self._step_limit)
         if steps is None:
             steps = self.steps_per_epoch - first % self.steps_per_epoch
         require_int("iterate", "steps", steps, least=0)

@@ -9,7 +9,7 @@ from millstream._core.errors import describe_value, require_int
 from millstream._core.interrupts import Interrupts
 from millstream._core.keys import named_key
 from millstream._core.plan import STEP_LIMIT
-from millstream._core.state import LoaderState, Origin, check_origin, key_words
+from millstream._core.state import LoaderState, Origin, check_origin, check_position, key_words
 from millstream.loader._loader import DataLoader
 from millstream.loader._mixed import MixedLoader
 from millstream.loader._part import Part, crosses_epochs, require_indexed, step_limit
@@ -123,6 +123,7 @@ class TrainStream:
             with_info: Give each item its `info`.
         """
         check_origin("iterate", state, self._origin)
+        check_position("iterate", state, STEP_LIMIT)
         end = None if end_at is None else self._batches("end_at", end_at, least=0)
         if end is not None:
             self._require_reachable("iterate", end)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from millstream._core.contracts import PyTree
-from millstream._core.dtypes import holds_numbers, kept
+from millstream._core.dtypes import check_array, holds_numbers, kept
 from millstream._core.errors import describe_leaf, describe_value, table
 from millstream._core.ordering import Ordering, as_shuffle
 
@@ -91,6 +91,7 @@ def check_rows(who: str, data: PyTree) -> None:
                 f"{who} needs arrays. Got {name}: {describe_value(leaf)}. "
                 "Lists and tuples are trees here; turn them into arrays with np.asarray."
             )
+        check_array(f"{who}: {name}", leaf)
         if isinstance(leaf, np.ndarray) and not holds_numbers(leaf.dtype):
             raise TypeError(
                 f"{who} needs numbers or bools. Got {name}: {describe_leaf(leaf)}. "

@@ -104,9 +104,9 @@ class HostMapTransform:
         >>> loader = ms.DataLoader([source, ms.HostMapTransform(np.sqrt), ms.BatchTransform(5)])
 
     Args:
-        fn: `fn(sample) -> sample`. Arrays and numbers come in the dtypes that a batch has; a sample with anything else in
-            it, such as an image of Pillow or a tensor, comes as it is. Shapes and dtypes are those it gives for sample
-            0, or for the first one that can be read.
+        fn: `fn(sample) -> sample`. Arrays and numbers come in the dtypes that a batch has; a sample with anything else
+            in it, such as an image of Pillow or a tensor, comes as it is. Shapes and dtypes are those it gives for
+            sample 0, or for the first one that can be read.
         readers: How many threads read and call it, if the loader has no executor.
     """
 

@@ -10,6 +10,7 @@ import numpy as np
 
 import millstream as ms
 from millstream._core.errors import require_choice
+from millstream._core.one_thread import OneThread
 from millstream.dialects.hydrax._arguments import (
     end_of,
     groups_of,
@@ -120,6 +121,7 @@ class Dataloader(Generic[D]):
         self._cachers = Cachers(cacher_count)
         self._items: StreamIterator | None = None
         self._closed = self._begun = self._interrupted = False
+        self._one_thread = OneThread("Dataloader")
         self._dropped = 0
         self._idle = 0.0
 
@@ -182,6 +184,10 @@ class Dataloader(Generic[D]):
         return self
 
     def __next__(self) -> Batch[D]:
+        with self._one_thread:
+            return self._draw_next()
+
+    def _draw_next(self) -> Batch[D]:
         items, begun = self._open_items(), time.perf_counter()
         while True:
             if self._interrupted:

@@ -7,6 +7,7 @@ from typing import Any, Generic, Self, TypeVar
 import numpy as np
 
 from millstream._core.errors import describe_value, require_int
+from millstream._core.one_thread import OneThread
 from millstream.dialects.loadax._batcher import Batcher, ListBatcher
 from millstream.dialects.loadax._dataset import View
 from millstream.dialects.loadax._items import Items, require_items
@@ -136,15 +137,17 @@ class LoaderIterator(Iterator[B_co]):
     def __init__(self, batches: BatchIterator, items: int) -> None:
         self._batches = batches
         self._progress = Progress(0, items)
+        self._one_thread = OneThread(type(self).__name__)
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> B_co:
-        batch, _ = next(self._batches)
-        items = self._progress.items_processed + self._batches.samples
-        self._progress = dataclasses.replace(self._progress, items_processed=items)
-        return batch
+        with self._one_thread:
+            batch, _ = next(self._batches)
+            items = self._progress.items_processed + self._batches.samples
+            self._progress = dataclasses.replace(self._progress, items_processed=items)
+            return batch
 
     def __len__(self) -> int:
         """Batches of the whole pass."""
