@@ -406,6 +406,11 @@ def test_more_rows_than_a_program_can_index():
         ms.DataLoader([Huge(), BATCH])
 
 
+def test_more_rows_in_a_batch_than_an_array_can_have():
+    with refuses(ValueError, "BatchTransform needs a batch_size of at most 2,147,483,647. Got 1,099,511,627,776."):
+        ms.BatchTransform(2**40)
+
+
 def test_an_unknown_split():
     with refuses(ValueError, "DigitsDataset needs split 'train' or 'test'", "'valid' (str)"):
         ms.datasets.DigitsDataset("valid")  # pyright: ignore[reportArgumentType]

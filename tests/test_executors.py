@@ -1,6 +1,7 @@
 """The same batches from threads and from worker processes, in memory that is used again."""
 
 import collections
+import functools
 import gc
 import re
 import sys
@@ -548,3 +549,73 @@ def test_threads_may_hand_out_batches_at_the_same_time():
     finally:
         sys.setswitchinterval(before)
     assert errors == []
+
+
+# What reaches a worker
+
+
+class Handle:
+    """Something that is open in this process alone."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize("way", ["function", "object", "map", "partial", "startup"])
+def test_what_cannot_be_sent_to_a_worker_is_named_with_its_variable(way, key):
+    handle, spec = Handle(), jax.ShapeDtypeStruct((), np.int32)
+
+    def read(index):
+        assert handle is not None
+        return np.int32(index)
+
+    def held(index, other):
+        return np.int32(index)
+
+    class Dataset:
+        def __init__(self):
+            self.connection = handle
+
+        __len__, __getitem__ = (lambda self: 8), (lambda self, index: np.int32(index))
+
+    good = ms.DiskSampleSource(8, lambda index: np.int32(index), sample_spec=spec)
+    partial = functools.partial(held, other=handle)
+    variable = {"function": "its variable 'handle', lock", "object": "dataset, connection, lock", "map": "fn, its var"}
+    stages = {
+        "function": [ms.DiskSampleSource(8, read, sample_spec=spec)],
+        "object": [ms.DatasetSource(Dataset())],
+        "map": [good, ms.HostMapTransform(read)],
+        "partial": [ms.DiskSampleSource(8, partial, sample_spec=spec)],
+    }
+    names = {"function": "DiskSampleSource(read)", "object": "DatasetSource(Dataset)", "map": "HostMapTransform(read)"}
+    names |= {"partial": "DiskSampleSource(held)", "startup": "startup"}
+    variable |= {"partial": "sample_fn, other, lock", "startup": "its variable 'handle', lock"}
+    executor = ms.Processes(1, startup=(lambda: handle) if way == "startup" else None)
+    loader = ms.DataLoader([*stages.get(way, [good]), ms.BatchTransform(4)], executor=executor)
+    with refuses(
+        TypeError,
+        f"Processes sends {names[way]} to worker processes, and it cannot be pickled: ",
+        variable[way],
+        "cannot pickle '_thread.lock' object",
+        "Open such a thing inside the function",
+        "Processes(startup=...)",
+        "use Threads",
+    ):
+        next(loader.iterate(loader.init_state(key)))
+
+
+@pytest.mark.parametrize("executor", [ms.Threads(1), ms.Processes(1)], ids=["threads", "processes"])
+def test_a_function_may_write_into_an_array_of_its_own(executor, key):
+    scratch, table = np.zeros(1000, np.int32), np.arange(1000, dtype=np.int32)
+    table.flags.writeable = False
+
+    def read(index):
+        scratch[:] = table + index
+        assert not table.flags.writeable
+        return scratch[:2].copy()
+
+    source = ms.DiskSampleSource(8, read, sample_spec=jax.ShapeDtypeStruct((2,), np.int32), ordering="sequential")
+    loader = ms.DataLoader([source, ms.BatchTransform(4)], executor=executor)
+    batches = [np.asarray(batch).tolist() for batch, _ in loader.iterate(loader.init_state(key))]
+    assert batches == [[[row, row + 1] for row in rows] for rows in (range(4), range(4, 8))]
+    assert isinstance(executor, ms.Threads) or not scratch.any()

@@ -557,19 +557,6 @@ def test_a_metric_of_an_earlier_step_says_nothing_of_this_state(folder):
     assert [dict(ms.restore(folder, jnp.int32(0), step=step).metrics) for step in (1, 2)] == [{"loss": 0.5}, {}]
 
 
-@pytest.mark.parametrize(
-    "saved",
-    [{}, None, 3, "state", {"key": "ab"}, {"key": [0, 0], "step": 1.9, "left": 3, "origin": []}],
-    ids=str,
-)
-def test_a_position_of_an_iterator_that_is_none_is_refused(saved):
-    loader = ms.DataLoader([ms.ArraySampleSource({"x": np.arange(8.0)}), ms.BatchTransform(4)])
-    batches = loader.iterate(loader.init_state(jax.random.key(0)))
-    with pytest.raises(ValueError, match=r"set_state needs what get_state gave: a dict with key, step, left and orig"):
-        batches.set_state(saved)
-    assert next(batches) is not None
-
-
 def monitored(folder, monitor, tasks=None, **options):
     """A run of 12 steps in epochs of 4 that logs loss at every step, and loss_test at the end of an epoch."""
     tested = {ms.every(epochs=1): lambda: ms.logs().add_metric("loss_test", 0.5)}

@@ -3,17 +3,23 @@
 It goes from the main process to its own children alone. Nothing is ever unpickled on the way back.
 """
 
+import functools
+import inspect
 import io
 import mmap
 import pickle
+from collections.abc import Mapping
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
+from millstream._core.errors import describe_value
 from millstream._core.memory import ALIGNMENT, mapped_file
 from millstream._core.plain import decode, encode
-from millstream.host._shared_memory import SharedFile, map_shared
+from millstream.host._shared_memory import SharedFile, map_private
+
+_DEPTH = 8  # how deep the variable is looked for that cannot be pickled
 
 
 def pack(value: Any, shared: SharedFile) -> tuple[int, int]:
@@ -21,13 +27,11 @@ def pack(value: Any, shared: SharedFile) -> tuple[int, int]:
 
     Nothing of it goes through the socket: a worker that is slow to start keeps nobody waiting.
     """
-    buffers: list[pickle.PickleBuffer] = []
-    stream = io.BytesIO()
-    _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
+    data, buffers = _pickled(value)
     views = [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
     starts = np.cumsum([0, *(-(-view.nbytes // ALIGNMENT) * ALIGNMENT for view in views)]).tolist()
-    places = [(start, view.nbytes) for start, view in zip(starts, views, strict=False)]
-    rest = np.frombuffer(encode((stream.getvalue(), places)), np.uint8)
+    places = [(start, view.nbytes, view.flags.writeable) for start, view in zip(starts, views, strict=False)]
+    rest = np.frombuffer(encode((data, places)), np.uint8)
     memory = shared.grow(starts[-1] + rest.nbytes)
     for start, view in zip(starts, [*views, rest], strict=True):
         memory[start : start + view.nbytes] = view
@@ -35,10 +39,80 @@ def pack(value: Any, shared: SharedFile) -> tuple[int, int]:
 
 
 def unpack(fd: int, start: int, size: int) -> Any:
-    """The value again; its arrays are read-only and share the memory of all workers."""
-    memory = map_shared(fd, 0, start + size, writable=False)
+    """The value again. Its arrays share the memory of all workers, until one writes into a page, which it then has."""
+    memory = map_private(fd, start + size)
     data, places = decode(memory[start:].tobytes())
-    return pickle.loads(data, buffers=[memory[start : start + size] for start, size in places])
+    views = []
+    for start, size, writable in places:
+        views.append(memory[start : start + size])
+        if not writable:
+            views[-1].flags.writeable = False
+    return pickle.loads(data, buffers=views)
+
+
+def explain_unpicklable(parts: Mapping[str, Any]) -> str | None:
+    """Which of these parts cannot be sent to a worker, by what they hold, and what to do; None if all can be."""
+    for name, part in parts.items():
+        error = _failure(part)
+        if error is not None:
+            where, held, error = _innermost(part, error)
+            variable = f": {where} ({describe_value(held)})" if where else ""
+            return (
+                f"Processes sends {name} to worker processes, and it cannot be pickled{variable}: {error}. Open such a "
+                "thing inside the function when it is first needed, or in Processes(startup=...); or use Threads, "
+                "which share it."
+            )
+    return None
+
+
+def _innermost(value: Any, error: Exception) -> tuple[str, Any, Exception]:
+    """The variable that keeps a value from being pickled: its path, what it holds, and the error."""
+    path = []
+    for _ in range(_DEPTH):
+        found = ((name, held, _failure(held)) for name, held in _variables(value).items())
+        deeper = next((entry for entry in found if entry[2] is not None), None)
+        if deeper is None:
+            break
+        name, value, error = deeper[0], deeper[1], deeper[2] or error
+        path.append(name)
+    return ", ".join(path), value, error
+
+
+def _variables(value: Any) -> dict[str, Any]:
+    """What a value is made of, by name."""
+    if isinstance(value, functools.partial):
+        return {
+            "function": value.func,
+            **{f"argument {i}": held for i, held in enumerate(value.args)},
+            **value.keywords,
+        }
+    if inspect.ismethod(value):
+        return {"self": value.__self__, "function": value.__func__}
+    if inspect.isfunction(value):
+        variables = inspect.getclosurevars(value)
+        named = {**variables.nonlocals, **variables.globals}
+        return {f"its variable {name!r}": held for name, held in named.items() if not inspect.ismodule(held)}
+    if isinstance(value, dict):
+        return {f"[{key!r}]": held for key, held in value.items()}
+    if isinstance(value, list | tuple):
+        return {f"[{number}]": held for number, held in enumerate(value)}
+    return {name.lstrip("_"): held for name, held in getattr(value, "__dict__", {}).items()}
+
+
+def _failure(value: Any) -> Exception | None:
+    try:
+        _pickled(value)
+    except Exception as error:
+        return error
+    return None
+
+
+def _pickled(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
+    """A value as bytes, and the memory of its arrays."""
+    buffers: list[pickle.PickleBuffer] = []
+    stream = io.BytesIO()
+    _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
+    return stream.getvalue(), buffers
 
 
 class _Pickler(cloudpickle.Pickler):

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from millstream._core.derived_sources import named_parts
 from millstream._core.faults import WorkerStalled
 from millstream._core.held_batches import describe_holders
 from millstream._core.host_source import HostSource
@@ -23,7 +24,7 @@ from millstream._core.settings import settings
 from millstream._core.slots import Layout, Slots, slots_for
 from millstream.host._crew import Crew, Job
 from millstream.host._messages import SETUP, SlotForm
-from millstream.host._payload import pack
+from millstream.host._payload import explain_unpicklable, pack
 from millstream.host._process import WorkerProcess, describe_workers, stacks_of_busy
 from millstream.host._whereabouts import Whereabouts
 
@@ -91,7 +92,16 @@ class Pool:
     def _open_workers(self, count: int, knowledge: Any, nice: int) -> None:
         data = self._crew.shared("The source's own arrays", "Keep them in files, with NpySource or np.memmap.")
         control = self._crew.shared("The control page", "Take fewer workers.")
-        start, size = pack(knowledge, data)
+        try:
+            start, size = pack(knowledge, data)
+        except OSError:  # no room
+            raise
+        except Exception as error:
+            source, _, startup, _ = knowledge
+            text = explain_unpicklable({**dict(named_parts(source)), "startup": startup})
+            if text is None:
+                raise
+            raise TypeError(text) from error
         setup = encode({"start": start, "size": size, "nice": nice})
         memory = control.grow(count * Whereabouts.SIZE)
         ring, data, control = (file.fd for file in self._crew.files)

@@ -64,10 +64,22 @@ class SharedFile:
         return "the limit is one of this process, such as ulimit -f, or of its container"
 
 
-def map_shared(fd: int, offset: int, size: int, *, writable: bool = True) -> np.ndarray:
+def map_shared(fd: int, offset: int, size: int) -> np.ndarray:
     """A piece of a shared file, in the process that inherited it."""
-    access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-    return np.frombuffer(mmap.mmap(fd, size, offset=offset, access=access), np.uint8)
+    return np.frombuffer(mmap.mmap(fd, size, offset=offset), np.uint8)
+
+
+def map_private(fd: int, size: int) -> np.ndarray:
+    """The beginning of a shared file, in the process that inherited it; what it writes there, it alone sees.
+
+    Where the kernel sets memory aside for all that might be written, and has not enough, nothing can be written.
+    """
+    flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
+    try:
+        memory = mmap.mmap(fd, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    except OSError:
+        memory = mmap.mmap(fd, size, access=mmap.ACCESS_READ)
+    return np.frombuffer(memory, np.uint8)
 
 
 def _nameless_file() -> io.FileIO:

@@ -11,6 +11,8 @@ from millstream._core.pipeline import Pipeline, as_stream
 from millstream._core.plan import Batching, Ending
 from millstream._core.transform import Transform
 
+_MOST_ROWS = (1 << 31) - 1  # that an array of a compiled program can have
+
 
 @dataclasses.dataclass(frozen=True)
 class BatchTransform(Transform):
@@ -42,6 +44,8 @@ class BatchTransform(Transform):
         if self.collate is not None:
             require_callable("BatchTransform", "collate", self.collate)
         require_int("BatchTransform", "batch_size", self.batch_size, least=1)
+        if self.batch_size > _MOST_ROWS:
+            raise ValueError(f"BatchTransform needs a batch_size of at most {_MOST_ROWS:,}. Got {self.batch_size:,}.")
         for name in ("drop_last", "pad_last_batch"):
             require_bool("BatchTransform", name, getattr(self, name))
 
