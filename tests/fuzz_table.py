@@ -443,7 +443,7 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "ArrayCache.put": lambda f: {"info": _info()},
     "BatchIterator.set_policy_state": lambda f: {"policy_state": None},
     "BatchIterator.set_state": lambda f: {"saved": loader().iterate(_state(loader()), steps=1).get_state()},
-    "BufferTransform": lambda f: {"capacity": 1, "prefill": 1},
+    "BufferTransform": lambda f: {"capacity": 8, "prefill": 4},
     "CsvSource": lambda f: {"path": f / "t.csv"},
     "DataLoader": lambda f: {"pipeline": [pipelines.source(), pipelines.BATCH]},
     "DataLoader.replace": lambda f: {"prefetch": 1},

@@ -194,7 +194,7 @@ def test_samples_that_are_no_dicts():
 
 
 def test_bad_arguments_of_small_stages():
-    with refuses(TypeError, "RenameTransform needs a mapping"):
+    with refuses(TypeError, "RenameTransform needs a mapping of names to names"):
         ms.RenameTransform(["a"])  # pyright: ignore[reportArgumentType]
     with refuses(TypeError, "floating-point dtype"):
         ms.NormalizeImageTransform(dtype=jnp.int32)

@@ -103,7 +103,7 @@ class CollatedSource(HostSource):
     def __init__(self, inner: IndexedSource, collate: Callable[[list[Any]], PyTree], size: int) -> None:
         self._inner = as_host_source(inner)
         self._collate = collate
-        self._name = f"collate function {function_name(collate)}"
+        self._name = f"collate function {function_name(collate)} of BatchTransform"
         self.keyed = self._inner.keyed
         self.ordering = inner.ordering
         self.prefetch_size = self._inner.prefetch_size

@@ -1,6 +1,7 @@
 """Words for error messages: how a leaf, a tree or a stage is named to the user."""
 
 import contextlib
+import math
 import os
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -48,6 +49,12 @@ def require_positive(who: str, name: str, value: Any, what: str = "a number", *,
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not value > 0 or (finite and value == float("inf")):
         raise ValueError(f"{who} needs {name} to be {what} above 0. Got {describe_value(value)}.")
+
+
+def require_number(who: str, name: str, value: Any) -> None:
+    """Refuse anything but a finite number (no bool)."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise TypeError(f"{who} needs {name} to be a finite number. Got {describe_value(value)}.")
 
 
 def require_bool(who: str, name: str, value: Any) -> None:

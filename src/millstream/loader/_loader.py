@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from millstream._core.callbacks import original_errors
 from millstream._core.contents import fingerprint
 from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value, function_name, require_choice, require_int
+from millstream._core.errors import describe_value, function_name, require_bool, require_choice, require_int
 from millstream._core.interrupts import Interrupts
 from millstream._core.jaxprs import is_all_true
 from millstream._core.ordering import as_shuffle
@@ -109,7 +109,7 @@ class DataLoader:
         check_first_sample(source)
         placements = [stage.placement for stage in stages(source) if isinstance(stage, DevicePutTransform)]
         if sharding is not None:
-            source = sharded(source, as_batch_sharding(sharding), placements)
+            source = sharded(source, as_batch_sharding(sharding, "DataLoader"), placements)
         self._placement = placements[-1] if placements else None
         self._prefetch = prefetch
         self._set_source(source)
@@ -259,6 +259,7 @@ class DataLoader:
         if steps is None:
             steps = self.steps_per_epoch - int(getattr(state, "step", 0)) % self.steps_per_epoch
         require_int("iterate", "steps", steps, least=0)
+        require_bool("iterate", "with_info", with_info)
         if replay is not None:
             require_int("iterate", "replay", replay, least=1)
         self._check_agreement("iterate", state, steps)
@@ -422,6 +423,14 @@ class DataLoader:
         self._check_state("scan_epoch", state)
         if not callable(body_fn):
             raise TypeError(f"scan_epoch needs body_fn to be a function. Got {describe_value(body_fn)}.")
+        if not isinstance(unroll, bool):
+            require_int("scan_epoch", "unroll", unroll, least=1)
+        try:
+            jax.eval_shape(lambda carry: carry, carry)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise TypeError(
+                f"scan_epoch needs carry to be a tree of arrays and numbers. Got {describe_value(carry)}."
+            ) from error
         self._require_auto_mesh("scan_epoch")
         if is_traced((state, carry)):
             self._warn_of_constants()

@@ -6,10 +6,11 @@ from typing import Any
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from millstream._core.errors import describe_value, require_int
+from millstream._core.pipeline import MAX_IN_GRAPH
 from millstream.sharding._mesh_config import MeshConfig, checked_axes, over_axes
 
 
-def as_batch_sharding(sharding: Any) -> NamedSharding:
+def as_batch_sharding(sharding: Any, who: str = "as_batch_sharding") -> NamedSharding:
     """The sharding of the first axis of a batch, for leaves of any rank.
 
     Example:
@@ -20,20 +21,21 @@ def as_batch_sharding(sharding: Any) -> NamedSharding:
     Args:
         sharding: A `NamedSharding` whose spec speaks of the first axis alone; a `Mesh` with an axis "data", over
             which rows are divided; or a `MeshConfig`.
+        who: Who needs it, for errors.
     """
     if isinstance(sharding, MeshConfig):
         return sharding.batch_sharding(sharding.create_device_mesh())
     if isinstance(sharding, Mesh):
-        return over_axes(sharding, checked_axes("as_batch_sharding", "data", sharding.axis_names))
+        return over_axes(sharding, checked_axes(who, "data", sharding.axis_names))
     if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
         raise TypeError(
-            "as_batch_sharding needs a NamedSharding over devices, a Mesh with an axis 'data', or a MeshConfig. "
+            f"{who} needs sharding to be a NamedSharding over devices, a Mesh with an axis 'data', or a MeshConfig. "
             f"Got {describe_value(sharding)}."
         )
     first, *others = (*sharding.spec, None)
     if any(entry is not None for entry in others) or first is PartitionSpec.UNCONSTRAINED:
         raise ValueError(
-            "as_batch_sharding needs a spec of the first axis alone, which fits a batch's leaves of any rank and its "
+            f"{who} needs a spec of the first axis alone, which fits a batch's leaves of any rank and its "
             f"mask. Got {sharding.spec}. Divide other axes in your step, with with_sharding_constraint."
         )
     if len(sharding.spec) < 2:
@@ -48,7 +50,7 @@ def batch_axes(sharding: NamedSharding) -> tuple[str, ...]:
         >>> ms.sharding.batch_axes(ms.sharding.as_batch_sharding(jax.make_mesh((1,), ("data",))))
         ('data',)
     """
-    first = (*sharding.spec, None)[0]
+    first = (*require_sharding("batch_axes", sharding).spec, None)[0]
     if first is None:
         return ()
     return (first,) if isinstance(first, str) else tuple(first)
@@ -61,7 +63,18 @@ def shard_count(sharding: NamedSharding) -> int:
         >>> ms.sharding.shard_count(ms.sharding.as_batch_sharding(jax.make_mesh((1,), ("data",))))
         1
     """
+    require_sharding("shard_count", sharding)
     return math.prod(sharding.mesh.shape[axis] for axis in batch_axes(sharding))
+
+
+def require_sharding(who: str, sharding: Any) -> NamedSharding:
+    """The sharding, if it is one over a mesh."""
+    if not isinstance(sharding, NamedSharding):
+        raise TypeError(
+            f"{who} needs sharding to be a NamedSharding, such as as_batch_sharding(mesh) gives. "
+            f"Got {describe_value(sharding)}."
+        )
+    return sharding
 
 
 def check_batch_size(who: str, batch_size: int, sharding: NamedSharding) -> None:
@@ -77,6 +90,8 @@ def check_batch_size(who: str, batch_size: int, sharding: NamedSharding) -> None
         sharding: Of the batch.
     """
     require_int(who, "batch_size", batch_size, least=1)
+    if batch_size > MAX_IN_GRAPH:
+        raise ValueError(f"{who} needs a batch_size of at most {MAX_IN_GRAPH:,}. Got {batch_size:,}.")
     shards = shard_count(sharding)
     if batch_size % shards:
         axes = " x ".join(f"{axis!r} of size {sharding.mesh.shape[axis]}" for axis in batch_axes(sharding))

@@ -24,12 +24,23 @@ def with_sharding_constraint(x: PyTree, shardings: PyTree) -> PyTree:
         shardings: A `PartitionSpec` or a `Sharding` for all of them, or a pytree of these shaped like `x` or like the
             upper part of it.
     """
+    try:
+        parts = jax.tree.map(lambda _, values: values, shardings, x, is_leaf=_is_spec)
+    except ValueError as error:
+        raise ValueError(
+            "with_sharding_constraint needs shardings shaped like x or like the upper part of it. "
+            f"Got {describe_value(shardings)}."
+        ) from error
     return jax.tree.map(
         lambda sharding, values: jax.tree.map(lambda value: _constrained(value, sharding), values),
         shardings,
-        x,
-        is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
+        parts,
+        is_leaf=_is_spec,
     )
+
+
+def _is_spec(leaf: Any) -> bool:
+    return isinstance(leaf, PartitionSpec)
 
 
 def _constrained(value: Any, sharding: Any) -> Any:

@@ -3,11 +3,11 @@
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import NamedSharding
 
 from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_leaf, table
+from millstream._core.dtypes import dtype_of_array, holds_numbers
+from millstream._core.errors import describe_leaf, describe_value, table
 from millstream.sharding._batch_sharding import as_batch_sharding, nearest, shard_count
 
 
@@ -27,7 +27,8 @@ def distribute_global_batch(local_batch: PyTree, sharding: Any) -> PyTree:
         local_batch: A pytree of arrays with the same number of rows.
         sharding: A `NamedSharding`, a `Mesh` with an axis "data", or a `MeshConfig`; see `as_batch_sharding`.
     """
-    return global_rows("distribute_global_batch", local_batch, as_batch_sharding(sharding))
+    who = "distribute_global_batch"
+    return global_rows(who, local_batch, as_batch_sharding(sharding, who))
 
 
 def global_rows(who: str, local_batch: PyTree, sharding: NamedSharding) -> PyTree:
@@ -49,9 +50,10 @@ def common_rows(who: str, batch: PyTree) -> int:
     """The number of rows that all leaves have."""
     leaves = [(f"batch{jax.tree_util.keystr(path)}", leaf) for path, leaf in jax.tree.leaves_with_path(batch)]
     if not leaves:
-        raise ValueError(f"{who} needs arrays. Got a tree without any.")
+        raise ValueError(f"{who} needs arrays. Got {describe_value(batch)}, a tree without any.")
     for name, leaf in leaves:
-        if not np.ndim(leaf):
+        dtype = dtype_of_array(leaf)
+        if dtype is None or not holds_numbers(dtype) or not leaf.shape:
             raise ValueError(f"{who} needs arrays with rows. Got:\n{table([(name, describe_leaf(leaf))])}")
         if leaf.shape[0] != leaves[0][1].shape[0]:
             found = table((name, describe_leaf(leaf)) for name, leaf in (leaves[0], (name, leaf)))

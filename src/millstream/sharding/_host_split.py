@@ -5,7 +5,7 @@ import operator
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from millstream._core.errors import describe_value, require_choice, require_int
+from millstream._core.errors import describe_value, require_bool, require_choice, require_int, require_items
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -24,6 +24,11 @@ class HostSplit:
 
     dataset: Any
     items: range
+
+    def __post_init__(self) -> None:
+        require_items("HostSplit", "a dataset", self.dataset)
+        if not isinstance(self.items, range):
+            raise TypeError(f"HostSplit needs items to be a range. Got {describe_value(self.items)}.")
 
     def __len__(self) -> int:
         return len(self.items)
@@ -73,8 +78,7 @@ def split_by_host(
         num_shards: How many parts; by default the number of processes.
         shard_id: Which of them; by default the number of this process.
     """
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise TypeError(f"split_by_host needs an object with a length and [index]. Got {describe_value(dataset)}.")
+    require_items("split_by_host", "an object", dataset)
     require_choice("split_by_host", "how", how, ["contiguous", "strided"])
     if num_shards is None or shard_id is None:
         import jax
@@ -110,6 +114,7 @@ def _bounds(who: str, num_shards: int, shard_id: int, size: int, drop_remainder:
     require_int(who, "num_shards", num_shards, least=1)
     require_int(who, "shard_id", shard_id, least=0)
     require_int(who, "size", size, least=0)
+    require_bool(who, "drop_remainder", drop_remainder)
     if shard_id >= num_shards:
         raise ValueError(f"{who} needs shard_id below num_shards, {num_shards}. Got {shard_id}.")
     each, extra = divmod(size, num_shards)

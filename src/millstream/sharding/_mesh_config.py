@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from millstream._core.errors import describe_value
+from millstream._core.errors import describe_value, listed, require_text
 from millstream.sharding._device_grid import across_slices, hybrid_grid, slice_count
 from millstream.sharding._mesh_shape import HybridMeshShape, MeshShape, checked_shape, complete
 
@@ -39,7 +39,7 @@ class MeshConfig:
 
     def __post_init__(self) -> None:
         names = _checked_names(self.mesh_axis_names)
-        rules = () if self.mesh_rules is None else tuple(_checked_rule(rule) for rule in self.mesh_rules)
+        rules = _checked_rules(self.mesh_rules)
         object.__setattr__(self, "mesh_axis_names", names)
         object.__setattr__(self, "mesh_shape", checked_shape("MeshConfig", "mesh_shape", self.mesh_shape))
         object.__setattr__(self, "mesh_rules", rules)
@@ -68,6 +68,8 @@ class MeshConfig:
             >>> config.shape_for("v5e-256"), config.shape_for("h100")
             ((16,), (-1,))
         """
+        if selector is not None:
+            require_text("MeshConfig", "selector", selector)
         if selector is not None and self.mesh_rules is not None:
             for pattern, shape in self.mesh_rules:
                 if re.fullmatch(pattern, selector):
@@ -84,7 +86,10 @@ class MeshConfig:
             devices: Those of the mesh, all of which are used; by default `jax.devices()`.
             selector: What the rules are matched with, such as the name of a type of machine.
         """
-        devices = list(jax.devices() if devices is None else devices)
+        given = jax.devices() if devices is None else listed(devices)
+        if not given or not all(isinstance(device, jax.Device) for device in given):
+            raise TypeError(f"MeshConfig needs devices to be a list of jax.Devices. Got {describe_value(devices)}.")
+        devices = given
         shape, names = self.shape_for(selector), tuple(self.mesh_axis_names)
         types = (AxisType.Auto,) * len(names)
         if not isinstance(shape, HybridMeshShape):
@@ -102,6 +107,8 @@ class MeshConfig:
             >>> config = ms.sharding.MeshConfig((-1,), ("data",))
             >>> sharding = config.batch_sharding(config.create_device_mesh())
         """
+        if not isinstance(mesh, Mesh):
+            raise TypeError(f"MeshConfig needs mesh to be a jax.sharding.Mesh. Got {describe_value(mesh)}.")
         return over_axes(mesh, tuple(self.batch_axis_names))
 
 
@@ -120,22 +127,34 @@ def checked_axes(who: str, axes: Any, known: Sequence[str]) -> tuple[str, ...]:
         )
     names = (axes,) if isinstance(axes, str) else tuple(axes)
     for name in names:
-        if name not in known:
-            listed = ", ".join(map(repr, known))
-            raise ValueError(f"{who} knows no axis {name!r} to divide a batch over. The mesh has: {listed}.")
+        if not isinstance(name, str) or name not in known:
+            raise ValueError(
+                f"{who} knows no axis {describe_value(name)} to divide a batch over. "
+                f"The mesh has: {', '.join(map(repr, known))}."
+            )
     if len(set(names)) < len(names):
         raise ValueError(f"{who} can divide a batch over an axis once. Got {names}.")
     return names
 
 
 def _checked_names(names: Any) -> tuple[str, ...]:
-    listed = not isinstance(names, str) and isinstance(names, Sequence) and len(names) > 0
-    if not listed or any(not isinstance(name, str) for name in names) or len(set(names)) < len(names):
+    is_list = not isinstance(names, str) and isinstance(names, Sequence) and len(names) > 0
+    if not is_list or any(not isinstance(name, str) for name in names) or len(set(names)) < len(names):
         raise ValueError(
             "MeshConfig needs mesh_axis_names to be a tuple of different names, such as ('data', 'model'). "
             f"Got {describe_value(names)}."
         )
     return tuple(names)
+
+
+def _checked_rules(rules: Any) -> tuple[tuple[str, MeshShape], ...]:
+    pairs = [] if rules is None else listed(rules)
+    if pairs is None:
+        raise TypeError(
+            "MeshConfig needs mesh_rules to be a list of pairs (regular expression, shape). "
+            f"Got {describe_value(rules)}."
+        )
+    return tuple(map(_checked_rule, pairs))
 
 
 def _checked_rule(rule: Any) -> tuple[str, MeshShape]:

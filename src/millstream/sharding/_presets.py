@@ -2,7 +2,9 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
+from millstream._core.errors import require_names
 from millstream.sharding._mesh_config import MeshConfig
 from millstream.sharding._mesh_shape import HybridMeshShape, MeshShape
 
@@ -27,7 +29,7 @@ def make_ddp_mesh_config(
         mesh_rules: See `MeshConfig`.
         mesh_selector: What the rules are matched with; where one matches, its shape is taken.
     """
-    shape = [-1] + [1] * (len(mesh_axis_names) - 1)
+    shape = [-1, *_ones("make_ddp_mesh_config", mesh_axis_names)]
     return _selected(MeshConfig(shape, mesh_axis_names, batch_axis_names, mesh_rules), mesh_selector)
 
 
@@ -53,10 +55,15 @@ def make_fsdp_mesh_config(
         mesh_rules: See `MeshConfig`.
         mesh_selector: What the rules are matched with; where one matches, its shape is taken.
     """
-    ones = [1] * (len(mesh_axis_names) - 1)
+    ones = _ones("make_fsdp_mesh_config", mesh_axis_names)
     shape = HybridMeshShape(ici_mesh_shape=[*ones, -1], dcn_mesh_shape=[-1, *ones])
     batch_axes = mesh_axis_names if batch_axis_names is None else batch_axis_names
     return _selected(MeshConfig(shape, mesh_axis_names, batch_axes, mesh_rules), mesh_selector)
+
+
+def _ones(who: str, names: Any) -> list[int]:
+    """A size of 1 for each axis but one."""
+    return [1] * (len(require_names(who, "mesh_axis_names", names)) - 1)
 
 
 def _selected(config: MeshConfig, selector: str | None) -> MeshConfig:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from jax.sharding import NamedSharding
 
-from millstream.sharding._batch_sharding import batch_axes, check_batch_size
+from millstream.sharding._batch_sharding import batch_axes, check_batch_size, require_sharding
 
 
 def rows_by_process(sharding: NamedSharding, batch_size: int) -> dict[int, np.ndarray]:
@@ -20,6 +20,7 @@ def rows_by_process(sharding: NamedSharding, batch_size: int) -> dict[int, np.nd
         sharding: Of the batch, from `as_batch_sharding`.
         batch_size: Rows of the global batch, over all hosts.
     """
+    require_sharding("rows_by_process", sharding)
     check_batch_size("rows_by_process", batch_size, sharding)
     devices = np.asarray(sharding.mesh.devices)
     processes = np.reshape([device.process_index for device in devices.flat], devices.shape)

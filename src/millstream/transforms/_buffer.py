@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from millstream._core.contracts import Stream
 from millstream._core.errors import describe_value, require_bool, require_choice, require_int
-from millstream._core.pipeline import as_stream
+from millstream._core.pipeline import MAX_IN_GRAPH, as_stream
 from millstream._core.transform import Transform
 from millstream.transforms._buffer_stream import BufferedStream
 
@@ -55,6 +55,11 @@ class BufferTransform(Transform):
     def __post_init__(self) -> None:
         for name in ("capacity", "prefill", "sample_size"):
             require_int("BufferTransform", name, getattr(self, name), least=1)
+        if self.capacity > MAX_IN_GRAPH:
+            raise ValueError(
+                f"BufferTransform needs a capacity of at most {MAX_IN_GRAPH:,}, which a compiled program can index. "
+                f"Got {self.capacity:,}."
+            )
         if not self.sample_size <= self.prefill <= self.capacity:
             raise ValueError(
                 "BufferTransform needs sample_size <= prefill <= capacity, so that there is enough to draw from. "

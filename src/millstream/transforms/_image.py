@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value
+from millstream._core.dtypes import require_dtype
+from millstream._core.errors import describe_value, require_number, require_text
 from millstream._core.transform import Transform
 from millstream.transforms._rename import require_keys
 
@@ -32,10 +33,14 @@ class NormalizeImageTransform(Transform):
     offset: float = 0.0
 
     def __post_init__(self) -> None:
-        if not jnp.issubdtype(self.dtype, jnp.floating):
-            raise TypeError(f"NormalizeImageTransform needs a floating-point dtype. Got {describe_value(self.dtype)}.")
+        who = "NormalizeImageTransform"
+        require_text(who, "image_key", self.image_key)
+        if not jnp.issubdtype(require_dtype(who, "dtype", self.dtype), jnp.floating):
+            raise TypeError(f"{who} needs a floating-point dtype. Got {describe_value(self.dtype)}.")
+        for name in ("scale", "offset"):
+            require_number(who, name, getattr(self, name))
         if self.scale == 0:
-            raise ValueError("NormalizeImageTransform needs a scale other than 0, which would erase the image.")
+            raise ValueError(f"{who} needs a scale other than 0, which would erase the image.")
 
     def apply(self, value: PyTree, mask: jax.Array, key: jax.Array | None) -> tuple[PyTree, jax.Array]:
         require_keys("NormalizeImageTransform", value, [self.image_key])
@@ -58,6 +63,9 @@ class FlattenImageTransform(Transform):
     """
 
     image_key: str = "image"
+
+    def __post_init__(self) -> None:
+        require_text("FlattenImageTransform", "image_key", self.image_key)
 
     def apply(self, value: PyTree, mask: jax.Array, key: jax.Array | None) -> tuple[PyTree, jax.Array]:
         require_keys("FlattenImageTransform", value, [self.image_key])

@@ -22,9 +22,11 @@ class RenameTransform(Transform):
     renames: Mapping[str, str]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.renames, Mapping):
+        is_mapping = isinstance(self.renames, Mapping)
+        if not is_mapping or not all(isinstance(name, str) for pair in self.renames.items() for name in pair):
             raise TypeError(
-                f'RenameTransform needs a mapping, such as {{"old": "new"}}. Got {describe_value(self.renames)}.'
+                'RenameTransform needs a mapping of names to names, such as {"old": "new"}. '
+                f"Got {describe_value(self.renames)}."
             )
         object.__setattr__(self, "renames", _FrozenDict(self.renames))
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from millstream._core.contracts import PyTree
-from millstream._core.errors import require_choice
+from millstream._core.errors import require_choice, require_text
 from millstream._core.transform import Transform
 from millstream.transforms._rename import require_keys
 
@@ -39,6 +39,8 @@ class TimeSeriesBatchTransform(Transform):
     sequence_start_key: str = "sequence_start"
 
     def __post_init__(self) -> None:
+        for name in ("sequence_key", "sequence_start_key"):
+            require_text("TimeSeriesBatchTransform", name, getattr(self, name))
         require_choice("TimeSeriesBatchTransform", "mode", self.mode, ("batched", "packed"))
 
     def apply(self, value: PyTree, mask: jax.Array, key: jax.Array | None) -> tuple[PyTree, jax.Array]:
