@@ -42,6 +42,7 @@ RAISED = "as the user's function raised it"
 ADDRESSES = ("path", "paths", "shards", "root")  # that may have a password in them
 # What makes a thing of a name of its own may be named as that.
 ALIASES = {
+    "Period": "at",
     "cloud.CloudOptions": "cloud.configure",
     "datasets.MNISTDiskSource": "MNISTDataset.make_disk_source",
     "sharding.make_ddp_mesh_config": "MeshConfig.make_ddp_mesh_config",
@@ -184,11 +185,8 @@ def _judged(case: Case, wrong: dict[str, Any], error: Exception) -> str:
         return "" if set(wrong) <= right | {"cache_dir", "data_dir"} else f"it looks at {wrong} after a download"
     if RAISED in text or re.search(r"got an unexpected keyword argument|needs mlflow", text):
         return ""
-    if any(
-        callable(value) and text.startswith(f"{value.__qualname__}() ")
-        for value in wrong.values()
-        if hasattr(value, "__qualname__")
-    ):
+    functions = [value for value in wrong.values() if hasattr(value, "__qualname__")]
+    if any(text.startswith(f"{function.__qualname__}() ") for function in functions):
         return ""  # Python itself says that a function of the user's takes other arguments
     if not isinstance(error, REFUSALS) or not _names_call(case.name, text) or not _names_argument(wrong, text):
         return f"{type(error).__name__}: {text[:400]}\n{_place(error)}"
@@ -234,7 +232,7 @@ def _names_argument(wrong: dict[str, Any], text: str) -> bool:
             words |= {repr(item) for pair in value.items() for item in pair} | {str(item) for item in value.values()}
         is_plain = isinstance(value, str | bytes | list | dict | set)
         if value is None or (is_plain and value in ("", b"", [], [None], {}, set())):
-            words |= {"empty", "at least one"}
+            words |= {"empty", "at least one", "Got none"}
         if any(word and word in text for word in words):
             return True
     return False
@@ -280,7 +278,7 @@ def _bounded() -> Iterator[None]:
 def _use(thing: Any) -> None:
     """Use what was made as far as it takes to find what is wrong with it."""
     if isinstance(thing, ms.Schedule):
-        thing(ms.Elapsed(steps=3, samples=12, epochs=1))
+        thing(ms.Elapsed(steps=3, samples=12, epochs=1, samples_before=8, epochs_before=0))
     elif isinstance(thing, ms.Callback | ms.Observer):
         tasks = {ms.on_train_step: fuzz_table.step}
         ms.train_loop(0, [np.ones(2)] * 2, {**tasks, ms.every(1): thing}, epoch_duration=2, stop=2)

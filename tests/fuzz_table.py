@@ -418,7 +418,7 @@ SHARED: dict[str, Callable[[], Any]] = {
     "batch_size": lambda: 4,
     "data": pipelines.data,
     "directory": lambda: "run",
-    "elapsed": lambda: ms.Elapsed(steps=3, samples=12, epochs=1),
+    "elapsed": lambda: ms.Elapsed(steps=3, samples=12, epochs=1, samples_before=8, epochs_before=0),
     "fn": lambda: read,
     "key": _key,
     "log_dir": lambda: "out",

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value, require_choice
+from millstream._core.errors import describe_value, require_bool, require_choice
 from millstream.callbacks._monitor import Monitor, require_logged
 from millstream.loops._callback import Callback
 from millstream.loops._elapsed import Elapsed
@@ -46,6 +46,8 @@ class EarlyStopping(Callback):
         check_finite: bool,
     ) -> None:
         require_choice(_WHO, "mode", mode, ["min", "max"])
+        require_bool(_WHO, "restore_best_weights", restore_best_weights)
+        require_bool(_WHO, "check_finite", check_finite)
         self._monitor = Monitor(_WHO, monitor)
         self._patience = as_period(_WHO, "patience", patience)
         if not self._patience.units:

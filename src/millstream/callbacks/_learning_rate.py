@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from millstream._core.errors import describe_value, function_name
+from millstream._core.errors import describe_value, function_name, require_text
 from millstream.loops._callback import Callback
 from millstream.loops._elapsed import Elapsed
 from millstream.loops._logs import Logs
@@ -30,6 +30,9 @@ class LogLearningRate(Callback):
             )
         if source is not None and within is not None:
             raise ValueError(f"{_WHO} can use within only to look into the state, not with a schedule.")
+        require_text(_WHO, "name", name)
+        if within is not None:
+            require_text(_WHO, "within", within)
         self._name = name
         self._schedule = None if source is None else _on_host(source)
         self._within = within

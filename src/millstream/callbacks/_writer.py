@@ -151,4 +151,7 @@ def writes_here() -> bool:
 
 
 def _as_every(who: str, every: Any) -> Schedule:
-    return every_so_many(every) if isinstance(every, int) else as_schedule(who, every)
+    if not isinstance(every, int):
+        return as_schedule(who, every)
+    require_int(who, "every", every, least=1)
+    return every_so_many(every)

@@ -141,7 +141,8 @@ def register_adapter(kind: type, adapter: Callable[[Any], Any]) -> None:
         adapter: Makes a callback of such an object.
     """
     if not isinstance(kind, type) or not callable(adapter):
-        raise TypeError(f"register_adapter needs a class and a function. Got {kind!r} and {describe_value(adapter)}.")
+        found = f"{describe_value(kind)} and {describe_value(adapter)}"
+        raise TypeError(f"register_adapter needs a class and a function. Got {found}.")
     if kind in _adapters:
         raise ValueError(f"register_adapter has an adapter for {kind.__name__} already.")
     _adapters[kind] = adapter

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from millstream._core.contracts import PyTree
-from millstream._core.errors import require_bool, require_path
+from millstream._core.errors import require_bool, require_choice, require_int, require_path
 from millstream.checkpoints import CheckpointStore, Retention
 from millstream.loops._callback import Observer
 from millstream.loops._elapsed import Elapsed
@@ -248,6 +248,13 @@ def checkpoint(
     require_bool("checkpoint", "overwrite", overwrite)
     if monitor is not None:
         require_name("checkpoint", monitor, "monitor")
+    for name, number in {"keep": keep, "keep_every": keep_every}.items():
+        if number is not None:
+            require_int("checkpoint", name, number, least=1)
+    require_int("checkpoint", "best", best, least=0)
+    require_choice("checkpoint", "mode", mode, ["min", "max"])
+    if best and monitor is None:
+        raise ValueError(f"checkpoint needs monitor, the name of a metric, to keep the best {best}.")
     retention = Retention(latest=keep, best=best, monitor=monitor, mode=mode, every=keep_every)
     point = None if monitor_from is None else as_period("checkpoint", "monitor_from", monitor_from)
     return CheckpointCallback(directory, retention, overwrite, point)

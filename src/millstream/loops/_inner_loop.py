@@ -4,7 +4,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, overload
 
-from millstream._core.errors import describe_value
+from millstream._core.errors import describe_value, require_bool
 from millstream.loops._aggregate import Aggregation
 from millstream.loops._callback import Callback
 from millstream.loops._history import History
@@ -23,6 +23,7 @@ class InnerLoop(Callback):
             )
         if not isinstance(name, str | None):
             raise TypeError(f"inner_loop needs a name, and then a function. Got {describe_value(name)} as the name.")
+        require_bool("inner_loop", "output_state", output_state)
         self._fn = fn
         self._suffix = "" if name is None else f"_{name}"
         self._output_state = output_state

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from millstream._core.contracts import PyTree
-from millstream._core.errors import require_int
+from millstream._core.errors import require_bool, require_int
 from millstream._core.memory import nbytes
 from millstream._core.text_table import size_text, text_table
 
@@ -95,6 +95,7 @@ def overview(tree: PyTree, *, depth: int | None = None, stats: bool = False) -> 
     """
     if depth is not None:
         require_int("overview", "depth", depth, least=1)
+    require_bool("overview", "stats", stats)
     groups: dict[str, list[Any]] = {}
     for keys, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):

@@ -33,11 +33,24 @@ class Period(Schedule):
         time: float | datetime.timedelta | None = None,
         date: datetime.datetime | None = None,
     ) -> None:
-        units = units_given("at", {"steps": steps, "samples": samples, "epochs": epochs, "time": time}, least=0)
+        self._set("at", steps, samples, epochs, time, date)
+
+    @classmethod
+    def named(cls, who: str, steps: Any = None, **units: Any) -> "Period":
+        """A point whose errors name who asked for it."""
+        point = cls.__new__(cls)
+        point._set(who, steps, **units)
+        return point
+
+    def _set(
+        self, who: str, steps: Any, samples: Any = None, epochs: Any = None, time: Any = None, date: Any = None
+    ) -> None:
+        units = units_given(who, {"steps": steps, "samples": samples, "epochs": epochs, "time": time}, least=0)
         if date is not None and not isinstance(date, datetime.datetime):
-            raise TypeError(f"at needs date to be a datetime.datetime. Got {describe_value(date)}.")
+            raise TypeError(f"{who} needs date to be a datetime.datetime. Got {describe_value(date)}.")
         if not units and date is None:
-            raise ValueError("at needs a point: at(100), at(samples=5000), at(epochs=3), at(time=60) or at(date=...).")
+            forms = ", ".join(f"{who}({unit})" for unit in ("100", "samples=5000", "epochs=3", "time=60"))
+            raise ValueError(f"{who} needs a point: {forms} or {who}(date=...). Got none.")
         self._date = date
         self.units: dict[str, float] = units
 
@@ -86,6 +99,7 @@ def as_period(who: str, name: str, value: Any) -> Period:
     if isinstance(value, datetime.timedelta):
         return Period(time=value)
     if isinstance(value, int) and not isinstance(value, bool):
+        require_int(who, name, value, least=0)
         return Period(value)
     raise TypeError(f"{who} needs {name} as steps or as at(samples=...) and the like. Got {describe_value(value)}.")
 

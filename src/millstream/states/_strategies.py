@@ -110,7 +110,8 @@ def register_strategy(name: str, strategy: Strategy) -> None:
     """
     if not isinstance(name, str) or not isinstance(strategy, Strategy):
         raise TypeError(
-            f"register_strategy needs a name and a managed.Strategy. Got {name!r} and {describe_value(strategy)}."
+            "register_strategy needs a name and a managed.Strategy. "
+            f"Got {describe_value(name)} and {describe_value(strategy)}."
         )
     if _plain(name) in _strategies:
         raise ValueError(f"register_strategy has a strategy {_plain(name)!r} already: {_strategies[_plain(name)]}.")
