@@ -181,9 +181,9 @@ def _judged(case: Case, wrong: dict[str, Any], error: Exception) -> str:
     """What is wrong with an error; empty if nothing is."""
     text = "\n".join([str(error), *getattr(error, "__notes__", [])])
     if isinstance(error, ms.datasets.DownloadError):
-        right = {name for name, value in case.wrong.items() if value in ("True", "3", "2**40")}
+        right = {name for name, value in case.wrong.items() if value in ("None", "True", "3", "2**40")}
         return "" if set(wrong) <= right | {"cache_dir", "data_dir"} else f"it looks at {wrong} after a download"
-    if RAISED in text or re.search(r"got an unexpected keyword argument|needs mlflow", text):
+    if RAISED in text or re.search(r"got an unexpected keyword argument|needs mlflow|Raised in step at step", text):
         return ""
     functions = [value for value in wrong.values() if hasattr(value, "__qualname__")]
     if any(text.startswith(f"{function.__qualname__}() ") for function in functions):

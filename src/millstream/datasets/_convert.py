@@ -6,7 +6,7 @@ import numpy as np
 
 from millstream._core.contracts import PyTree
 from millstream._core.dtypes import kept
-from millstream._core.errors import describe_value
+from millstream._core.errors import describe_value, noted, require_items
 
 
 def dataset_to_jax(dataset: Any, storage_device: Any = "cpu") -> PyTree:
@@ -25,14 +25,19 @@ def dataset_to_jax(dataset: Any, storage_device: Any = "cpu") -> PyTree:
 
     from millstream.transforms import DevicePutTransform
 
-    if hasattr(dataset, "as_array_dict"):
-        stacked = dataset.as_array_dict()
-    elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and len(dataset) > 0:
-        stacked = jax.tree.map(lambda *rows: np.stack(rows), *(dataset[index] for index in range(len(dataset))))
-    else:
-        raise TypeError(
-            "dataset_to_jax needs as_array_dict(), or a length of at least 1 and [index]. "
-            f"Got {describe_value(dataset)}."
-        )
-    arrays = jax.tree.map(lambda leaf: kept("dataset_to_jax", leaf), stacked)
-    return jax.device_put(arrays, DevicePutTransform(storage_device).placement)
+    who = "dataset_to_jax"
+    if not hasattr(dataset, "as_array_dict"):
+        require_items(who, "a dataset", dataset)
+    try:
+        stacked = dataset.as_array_dict() if hasattr(dataset, "as_array_dict") else _stacked(dataset)
+        arrays = jax.tree.map(lambda leaf: kept(who, leaf), stacked)
+        return jax.device_put(arrays, DevicePutTransform(storage_device).placement)
+    except Exception as error:
+        given = f"{describe_value(dataset)} and storage_device={describe_value(storage_device)}"
+        raise noted(error, f"Raised in {who}, which was given {given}.")  # noqa: B904
+
+
+def _stacked(dataset: Any) -> PyTree:
+    import jax
+
+    return jax.tree.map(lambda *rows: np.stack(rows), *(dataset[index] for index in range(len(dataset))))

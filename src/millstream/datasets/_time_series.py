@@ -5,13 +5,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from millstream._core.files import require_file
+from millstream._core.files import local_path, require_file
 from millstream._core.ordering import Ordering
 from millstream.datasets._array_dataset import ArrayDataset
 from millstream.datasets._cache import CacheDir, find_or_fetch, require_place, require_reading
 from millstream.datasets._download import RemoteFile
 from millstream.datasets._time_split import require_split, split_by_time
-from millstream.datasets._windows import require_windows, time_series_windows
+from millstream.datasets._windows import cut_windows, require_windows
 from millstream.sources import HostArraySource
 from millstream.sources._csv import read_csv
 
@@ -46,13 +46,13 @@ class _TimeSeriesDataset(ArrayDataset):
         require_place(who, "data_path", data_path)
         series = self._series(who, cache_dir, data_path)
         part = split_by_time(who, series, split, train_fraction, val_fraction, context)
-        super().__init__(time_series_windows(part, context, prediction_length, overlapping=overlapping, stride=stride))
+        super().__init__(cut_windows(who, part, context, prediction_length, overlapping, stride))
 
     def _series(self, who: str, cache_dir: CacheDir, data_path: str | os.PathLike[str] | None) -> np.ndarray:
         if data_path is None:
             path = find_or_fetch(who, self.file, cache_dir, self.folder, f"cyreal_{self.folder}")
         else:
-            path = require_file(who, data_path)
+            path = require_file(who, local_path(who, data_path))
         series = read_csv(path, [self.column])[self.column]
         if not np.isfinite(series).all():
             row = int(np.flatnonzero(~np.isfinite(series))[0])

@@ -29,7 +29,13 @@ def time_series_windows(
         overlapping: Whether windows may share values.
         stride: Steps from one window to the next: 1 by default, or the length of a window if they must not overlap.
     """
-    who = "time_series_windows"
+    return cut_windows("time_series_windows", series, context_length, prediction_length, overlapping, stride)
+
+
+def cut_windows(
+    who: str, series: Any, context_length: int, prediction_length: int, overlapping: bool, stride: int | None
+) -> dict[str, np.ndarray]:
+    """What `time_series_windows` does, under the name of the caller."""
     require_windows(who, context_length, prediction_length, overlapping, stride)
     try:
         values = np.asarray(series)

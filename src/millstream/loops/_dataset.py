@@ -145,7 +145,7 @@ def _mask_of(iterator: Any) -> np.ndarray | None:
 def as_dataset(who: str, given: Any) -> Any:
     """A loader or an iterable, as it was given or as a function returns it."""
     dataset = given() if callable(given) and not isinstance(given, Iterable | Loader) else given
-    if not isinstance(dataset, Iterable | Loader):
+    if not isinstance(dataset, Iterable | Loader) or getattr(dataset, "shape", None) == ():
         raise TypeError(
             f"{who} needs a dataset: a DataLoader, an iterable of batches, or a function that returns one. "
             f"Got {describe_value(dataset)}{'' if dataset is given else ' from the function'}."

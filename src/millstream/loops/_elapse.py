@@ -44,6 +44,8 @@ def elapse(
     """
     if not isinstance(initial, Elapsed | None):
         raise TypeError(f"elapse needs initial as an earlier run's elapsed. Got {describe_value(initial)}.")
+    if batch_size_fn is not None and not callable(batch_size_fn):
+        raise TypeError(f"elapse needs batch_size_fn to be a function. Got {describe_value(batch_size_fn)}.")
     dataset = as_dataset("elapse", dataset)
     if isinstance(dataset, Loader):
         stop = Period(epochs=1 + (0 if initial is None else initial.epochs or 0)) if stop is None else stop

@@ -13,6 +13,7 @@ from millstream.loops._in_flight import array_of
 from millstream.loops._logs import Logs
 from millstream.loops._period import Period
 from millstream.loops._run import Run
+from millstream.loops._run_parts import caller_of
 from millstream.loops._saved_run import SavedRun
 from millstream.loops._tasks import Task
 
@@ -21,10 +22,10 @@ class FusedRun(Run):
     """A run with up to `fuse` steps per program. Where something is due in between, a program does fewer."""
 
     def __init__(self, state: Any, dataset: Any, tasks: list[Task], *, fuse: int, name: str, **options: Any) -> None:
-        require_int(name, "fuse", fuse, least=1)
+        require_int(caller_of(name), "fuse", fuse, least=1)
         super().__init__(state, dataset, tasks, name=name, **options)
         self._width = fuse
-        self._before, self._compiled, self._behind = split_tasks(name, self._tasks)
+        self._before, self._compiled, self._behind = split_tasks(self._who, self._tasks)
         self._cuts = [*self._behind, *(task for task in self._observers if task.schedule is not None)]
         told = isinstance(self._stop, Period) and list(self._stop.units) == ["steps"]
         self._asked = None if told else self._stops

@@ -5,11 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 from millstream._core.contracts import PyTree
+from millstream._core.errors import require_text
 from millstream.loops._elapsed import Elapsed
 from millstream.loops._fused_run import FusedRun
 from millstream.loops._history import History
 from millstream.loops._loop_state import LoopOutput
 from millstream.loops._run import Run
+from millstream.loops._run_parts import caller_of
 from millstream.loops._tasks import as_pairs, bind_all, bind_some
 
 
@@ -74,14 +76,16 @@ def loop(
     Returns:
         (state, history, elapsed); see `LoopOutput` for the rest.
     """
+    require_text("loop", "name", name)
+    who = caller_of(name)
     options: dict[str, Any] = {} if fuse is None else {"fuse": fuse}
     return (Run if fuse is None else FusedRun)(
         state,
         dataset,
-        bind_all(name, as_pairs(name, tasks)),
+        bind_all(who, as_pairs(who, tasks)),
         stop=stop,
-        on_start=bind_some(name, on_start),
-        on_end=bind_some(name, on_end),
+        on_start=bind_some(who, on_start),
+        on_end=bind_some(who, on_end),
         history=history,
         elapsed=elapsed,
         key=key,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value, require_path
+from millstream._core.errors import describe_value, require_bool, require_path
 from millstream._core.interrupts import Interrupts
 from millstream.loops._clock import Clock
 from millstream.loops._dataset import Batches, Loader, LoaderBatches, as_dataset, open_batches
@@ -19,6 +19,11 @@ from millstream.loops._preemption import PreemptionPoint
 from millstream.loops._saved_run import SavedRun, load_run, restore_callbacks
 from millstream.loops._stop import as_epoch, as_stop
 from millstream.loops._tasks import Task, parts
+
+
+def caller_of(name: str) -> str:
+    """The function that a loop of this name is run by, as its user calls it."""
+    return f"{name}_loop" if name in ("train", "test", "predict") else name
 
 
 class RunParts:
@@ -44,10 +49,14 @@ class RunParts:
         metadata: Any,
         name: str,
     ) -> None:
-        self._who = name
+        who = self._who = caller_of(name)
         if not isinstance(history, History | None) or not isinstance(elapsed, Elapsed | None):
-            raise TypeError(f"{name} needs history and elapsed as an earlier loop returned them.")
-        dataset = as_dataset(name, dataset)
+            found = f"{describe_value(history)} and {describe_value(elapsed)}"
+            raise TypeError(f"{who} needs history and elapsed as an earlier loop returned them. Got {found}.")
+        require_bool(who, "catch_keyboard_interrupt", catch_keyboard_interrupt)
+        if batch_size_fn is not None and not callable(batch_size_fn):
+            raise TypeError(f"{who} needs batch_size_fn to be a function. Got {describe_value(batch_size_fn)}.")
+        dataset = as_dataset(who, dataset)
         self._dataset: Any = dataset
         self._tasks = [task for task in tasks if not task.observes]
         # Savers come last: what they save is a step that is complete.
@@ -55,19 +64,19 @@ class RunParts:
         self._on_start, self._on_end = on_start, on_end
         callbacks = parts([*on_start, *self._tasks, *self._observers, *on_end])
         self._savers: list[Any] = [callback for callback in callbacks if getattr(callback, "saves", False)]
-        self._stop = None if stop is None else as_stop(name, stop)
+        self._stop = None if stop is None else as_stop(who, stop)
         point = self._stop if isinstance(self._stop, Period) else None
         self._stops = self._stop if point is None else point.reached
         self._last = None if point is None else point.units.get("steps")
         if self._stop is None and isinstance(dataset, Loader):
             raise ValueError(
-                f"{name} over a DataLoader goes on for ever, unless told when to stop: stop=ms.at(epochs=3), "
+                f"{who} over a DataLoader goes on for ever, unless told when to stop: stop=ms.at(epochs=3), "
                 "stop=1000, or stop=ms.never(), if a callback will stop it."
             )
         self._saved: SavedRun | None = None
         if resume is not None and resume is not False:
             if elapsed is not None or history is not None or data_state is not None:
-                raise ValueError(f"{name} takes elapsed, history and data_state from what it resumes. Leave them out.")
+                raise ValueError(f"{who} takes elapsed, history and data_state from what it resumes. Leave them out.")
             self._saved = self._find(resume, state, key)
         if self._saved is not None:
             state, elapsed, history = self._saved.state, self._saved.elapsed, self._saved.history
@@ -75,7 +84,7 @@ class RunParts:
             restore_callbacks(callbacks, self._saved)
         if epoch_duration is None and isinstance(dataset, Loader):
             epoch_duration = dataset.steps_per_epoch
-        self._clock = Clock(elapsed, None if epoch_duration is None else as_epoch(name, epoch_duration))
+        self._clock = Clock(elapsed, None if epoch_duration is None else as_epoch(who, epoch_duration))
         if history is not None:
             history.begin_run(None if elapsed is None else elapsed.steps)
         self._opening = {"key": key, "data_state": data_state, "batch_size_fn": batch_size_fn}
