@@ -214,10 +214,19 @@ def test_logs_may_be_dicts_and_plain_values_are_metrics():
 
 
 @pytest.mark.parametrize("kind", ["losses", "metrics", "stateful_metrics", "outputs"])
-@pytest.mark.parametrize("entries", [3, None, [("loss", 0.5)], "loss"], ids=str)
+@pytest.mark.parametrize("entries", [3, [("loss", 0.5)], "loss"], ids=str)
 def test_several_entries_are_a_dict(kind, entries):
     with pytest.raises(TypeError, match=rf"Logs needs several {kind} as a dict from names to values.* Got "):
         getattr(ms.logs(), f"add_{kind}")(entries)
+
+
+def test_several_entries_are_given_as_to_an_update_of_a_dict():
+    values = {"self": 1, "metrics": 2, "collection": 3, "a/b": 4}
+    given = ms.logs().add_metrics(values).add_stateful_metrics(**values).add_outputs({"a/b": 4}, self=1)
+    assert given == {"metrics": values, "stateful_metrics": values, "outputs": {"a/b": 4, "self": 1}}
+    assert ms.logs().add_entries("own", values, entries=5).own == {**values, "entries": 5}
+    both = ms.logs().add_losses({"loss": 1}, penalty=2, add_metrics=True)
+    assert both.losses == both.metrics == {"loss": 1, "penalty": 2}
 
 
 def test_logs_that_are_a_dict_are_told_from_a_state_that_is_a_tuple():
@@ -572,6 +581,16 @@ def test_samples_are_counted_by_shape_or_by_a_function():
     assert ms.loop(0, [{"a": np.ones((3, 2)), "b": np.ones(5)}, np.ones(2)], {}).elapsed.samples == 7
     assert ms.loop(0, ["text", 3], {}).elapsed.samples == 2
     assert ms.loop(0, ["text", "ab"], {}, batch_size_fn=len).elapsed.samples == 6
+
+
+@pytest.mark.parametrize("size", [7.0, np.float32(7), -1, "3", np.ones(2)])
+def test_a_function_that_gives_no_number_of_samples_is_named(size):
+    def count(batch):
+        return size
+
+    for run in (lambda: ms.loop(0, [1], {}, batch_size_fn=count), lambda: next(ms.elapse([1], batch_size_fn=count))):
+        with pytest.raises(TypeError, match=r"batch_size_fn must return how many samples .* count returned"):
+            run()
 
 
 def test_a_dataset_may_be_a_function_that_makes_one():

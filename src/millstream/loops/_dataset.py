@@ -1,5 +1,6 @@
 """What a loop draws its batches from: any iterable, or a loader, whose state is then the loop's to keep."""
 
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, runtime_checkable
 
@@ -7,7 +8,7 @@ import jax
 import numpy as np
 
 from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value
+from millstream._core.errors import describe_value, function_name
 from millstream.loops._elapsed import Elapsed
 from millstream.loops._period import Period
 from millstream.loops._position import seek
@@ -51,7 +52,7 @@ class Batches:
     def __init__(self, dataset: Iterable[Any], batch_size_fn: Callable[[Any], int] | None) -> None:
         self.iterator: Any = iter(dataset)
         self.draw: Callable[[], Any] = self.iterator.__next__
-        self.size_of: Callable[[Any], int] = batch_size if batch_size_fn is None else batch_size_fn
+        self.size_of: Callable[[Any], int] = batch_size if batch_size_fn is None else _checked(batch_size_fn)
         if batch_size_fn is None and hasattr(self.iterator, "samples"):
             self.size_of = lambda _: self.iterator.samples
         self.may_break = not hasattr(self.iterator, "get_state")
@@ -199,6 +200,25 @@ def loader_state(who: str, loader: Any, key: Any, data_state: PyTree, step: int)
             )
         key = jax.random.key(0)  # any will do
     return loader.init_state(key, step) if step else loader.init_state(key)
+
+
+def _checked(batch_size_fn: Callable[[Any], int]) -> Callable[[Any], int]:
+    """A user's function that must give a number of rows."""
+
+    def size_of(batch: Any) -> int:
+        size = batch_size_fn(batch)
+        try:
+            count = operator.index(size)
+        except TypeError:
+            count = -1
+        if count < 0:
+            raise TypeError(
+                "batch_size_fn must return how many samples a batch has, an int of at least 0: len(batch['label']). "
+                f"{function_name(batch_size_fn)} returned {describe_value(size)}."
+            )
+        return count
+
+    return size_of
 
 
 def batch_size(batch: Any) -> int:

@@ -34,7 +34,7 @@ class Logs(dict[str, dict[str, Any]]):
     metrics are averages already and count as they are; outputs are arrays, one after the other.
 
     Example:
-        >>> logs = ms.logs().add_loss("loss", 0.5).add_metric("accuracy", 0.9)
+        >>> logs = ms.logs().add_loss("loss", 0.5).add_metrics(accuracy=0.9, error=0.1)
         >>> logs.losses.loss
         0.5
         >>> logs.entry_value("accuracy")
@@ -65,14 +65,15 @@ class Logs(dict[str, dict[str, Any]]):
         self.setdefault(collection, {})[name] = value
         return self
 
-    def add_entries(self, collection: str, entries: Mapping[str, Any]) -> Self:
-        """Several values in a collection of your own."""
+    def add_entries(self, collection: str, entries: Mapping[str, Any] | None = None, /, **more: Any) -> Self:
+        """Several values in a collection of your own, as `dict.update` takes them: a mapping, keywords, or both."""
+        entries = {} if entries is None else entries
         if not isinstance(entries, Mapping):
             raise TypeError(
-                f"Logs needs several {collection} as a dict from names to values, such as {{'loss': 0.5}}. "
-                f"Got {describe_value(entries)}."
+                f"Logs needs several {collection} as a dict from names to values, such as {{'loss': 0.5}}, or as "
+                f"keywords. Got {describe_value(entries)}."
             )
-        self.setdefault(collection, {}).update(entries)
+        self.setdefault(collection, {}).update(entries, **more)
         return self
 
     def add_loss(self, name: str, value: Any, *, add_metric: bool = False) -> Self:
@@ -80,34 +81,34 @@ class Logs(dict[str, dict[str, Any]]):
         self.add_entry("losses", name, value)
         return self.add_metric(name, value) if add_metric else self
 
-    def add_losses(self, losses: Mapping[str, Any], *, add_metrics: bool = False) -> Self:
-        """Several losses."""
-        self.add_entries("losses", losses)
-        return self.add_metrics(losses) if add_metrics else self
+    def add_losses(self, losses: Mapping[str, Any] | None = None, /, *, add_metrics: bool = False, **more: Any) -> Self:
+        """Several losses: a mapping, keywords, or both."""
+        self.add_entries("losses", losses, **more)
+        return self.add_metrics(losses, **more) if add_metrics else self
 
     def add_metric(self, name: str, value: Any) -> Self:
         """A value of this batch alone."""
         return self.add_entry("metrics", name, value)
 
-    def add_metrics(self, metrics: Mapping[str, Any]) -> Self:
-        """Several metrics."""
-        return self.add_entries("metrics", metrics)
+    def add_metrics(self, metrics: Mapping[str, Any] | None = None, /, **more: Any) -> Self:
+        """Several metrics: a mapping, keywords, or both."""
+        return self.add_entries("metrics", metrics, **more)
 
     def add_stateful_metric(self, name: str, value: Any) -> Self:
         """A value that stands for all batches so far."""
         return self.add_entry("stateful_metrics", name, value)
 
-    def add_stateful_metrics(self, metrics: Mapping[str, Any]) -> Self:
-        """Several stateful metrics."""
-        return self.add_entries("stateful_metrics", metrics)
+    def add_stateful_metrics(self, metrics: Mapping[str, Any] | None = None, /, **more: Any) -> Self:
+        """Several stateful metrics: a mapping, keywords, or both."""
+        return self.add_entries("stateful_metrics", metrics, **more)
 
     def add_output(self, name: str, value: Any) -> Self:
         """What the model says, one row per sample."""
         return self.add_entry("outputs", name, value)
 
-    def add_outputs(self, outputs: Mapping[str, Any]) -> Self:
-        """Several outputs."""
-        return self.add_entries("outputs", outputs)
+    def add_outputs(self, outputs: Mapping[str, Any] | None = None, /, **more: Any) -> Self:
+        """Several outputs: a mapping, keywords, or both."""
+        return self.add_entries("outputs", outputs, **more)
 
     def merge(self, other: Mapping[str, Any] | None) -> Self:
         """Take in other logs; their values win."""
