@@ -33,7 +33,7 @@ def distribute_global_batch(local_batch: PyTree, sharding: Any) -> PyTree:
 
 def global_rows(who: str, local_batch: PyTree, sharding: NamedSharding) -> PyTree:
     """What `distribute_global_batch` does, under the name of whoever asks."""
-    rows, shards, here = common_rows(who, local_batch), shard_count(sharding), _local_shards(sharding)
+    rows, shards, here = common_rows(who, local_batch), shard_count(sharding), local_shards(sharding)
     if here == 0:
         raise ValueError(f"{who} needs this process, number {jax.process_index()}, to have devices in the mesh.")
     if rows % here:
@@ -61,6 +61,7 @@ def common_rows(who: str, batch: PyTree) -> int:
     return leaves[0][1].shape[0]
 
 
-def _local_shards(sharding: NamedSharding) -> int:
+def local_shards(sharding: NamedSharding) -> int:
+    """Into how many parts the devices of this process divide their rows of a batch."""
     parts = sharding.addressable_devices_indices_map((shard_count(sharding),))
     return len({index[0].start for index in parts.values() if index is not None})

@@ -20,7 +20,7 @@ from millstream.sharding import (
     make_ddp_mesh_config,
     make_fsdp_mesh_config,
 )
-from millstream.sharding._global_batch import common_rows, global_rows
+from millstream.sharding._global_batch import common_rows, global_rows, local_shards
 from millstream.states._strategies import Strategy, Traced, jitted, register_strategy
 
 
@@ -70,6 +70,9 @@ class DataParallel(Strategy):
             return compiled(state, batch, elapsed)
 
         return run
+
+    def lift_batch_size(self, batch_size: int) -> int:
+        return super().lift_batch_size(batch_size) * local_shards(self.batch_sharding)
 
 
 @dataclasses.dataclass(frozen=True)

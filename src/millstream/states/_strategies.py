@@ -8,7 +8,7 @@ import jax
 from jax.core import Tracer
 
 from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value
+from millstream._core.errors import describe_value, require_int
 
 Traced = Callable[..., tuple[Any, Any]]  # (state, batch, elapsed) -> (logs, state)
 
@@ -43,6 +43,16 @@ class Strategy:
     def compile(self, traced: Traced) -> Traced:
         """What runs a step, given as a pure function of (state, batch, elapsed) to (logs, state)."""
         raise NotImplementedError
+
+    def lift_batch_size(self, batch_size: int) -> int:
+        """The rows of a batch of this process in which each of its devices has `batch_size` rows of its own.
+
+        Example:
+            >>> ms.managed.get_strategy("data-parallel").lift_batch_size(32) == 32 * jax.local_device_count()
+            True
+        """
+        require_int(f"{type(self).__name__}.lift_batch_size", "batch_size", batch_size, least=1)
+        return batch_size
 
 
 @dataclasses.dataclass(frozen=True)
