@@ -1,7 +1,18 @@
 """ciclo, as it is documented: change `import ciclo` to `from millstream.dialects import ciclo`, and the rest stays."""
 
+from millstream.dialects.ciclo import callbacks as callbacks
 from millstream.dialects.ciclo import managed as managed
-from millstream.dialects.ciclo.callbacks import LoopCallbackBase as LoopCallbackBase
+from millstream.dialects.ciclo import schedules as schedules
+from millstream.dialects.ciclo._elements import LoopCallbackBase as LoopCallbackBase
+from millstream.dialects.ciclo._elements import LoopElement as LoopElement
+from millstream.dialects.ciclo._elements import callback as callback
+from millstream.dialects.ciclo._elements import inject as inject
+from millstream.dialects.ciclo._loops import elapse as elapse
+from millstream.dialects.ciclo._loops import logs as logs
+from millstream.dialects.ciclo._loops import loop as loop
+from millstream.dialects.ciclo._loops import predict_loop as predict_loop
+from millstream.dialects.ciclo._loops import test_loop as test_loop
+from millstream.dialects.ciclo._loops import train_loop as train_loop
 from millstream.dialects.ciclo.callbacks import checkpoint as checkpoint
 from millstream.dialects.ciclo.callbacks import early_stopping as early_stopping
 from millstream.dialects.ciclo.callbacks import inner_loop as inner_loop
@@ -12,12 +23,12 @@ from millstream.dialects.ciclo.callbacks import wandb_logger as wandb_logger
 from millstream.dialects.ciclo.managed import JIT as JIT
 from millstream.dialects.ciclo.managed import DataParallel as DataParallel
 from millstream.dialects.ciclo.managed import Eager as Eager
-from millstream.dialects.ciclo.managed import ManagedState as ManagedState
 from millstream.dialects.ciclo.managed import Strategy as Strategy
 from millstream.dialects.ciclo.managed import get_strategy as get_strategy
 from millstream.dialects.ciclo.managed import register_strategy as register_strategy
 from millstream.dialects.ciclo.schedules import after as after
 from millstream.dialects.ciclo.schedules import always as always
+from millstream.dialects.ciclo.schedules import at as at
 from millstream.dialects.ciclo.schedules import every as every
 from millstream.dialects.ciclo.schedules import never as never
 from millstream.dialects.ciclo.schedules import piecewise as piecewise
@@ -27,11 +38,7 @@ from millstream.loops import Logs as Logs
 from millstream.loops import LoopOutput as LoopOutput
 from millstream.loops import LoopState as LoopState
 from millstream.loops import Period as Period
-from millstream.loops import at as at
-from millstream.loops import elapse as elapse
 from millstream.loops import history as history
-from millstream.loops import logs as logs
-from millstream.loops import loop as loop
 from millstream.loops import on_epoch_end as on_epoch_end
 from millstream.loops import on_predict_batch_begin as on_predict_batch_begin
 from millstream.loops import on_predict_batch_end as on_predict_batch_end
@@ -49,8 +56,5 @@ from millstream.loops import on_train_batch_end as on_train_batch_end
 from millstream.loops import on_train_begin as on_train_begin
 from millstream.loops import on_train_end as on_train_end
 from millstream.loops import on_train_step as on_train_step
-from millstream.loops import predict_loop as predict_loop
-from millstream.loops import test_loop as test_loop
-from millstream.loops import train_loop as train_loop
 from millstream.states import create_flax_state as create_flax_state
 from millstream.states._linen import FlaxState as FlaxState

@@ -1,23 +1,32 @@
 """The managed API of ciclo."""
 
+from typing import TYPE_CHECKING
+
+from millstream._core.lazy import loads_on_demand
+from millstream.dialects.ciclo._managed_step import ManagedStep as ManagedStep
+from millstream.dialects.ciclo._managed_step import step as step
+from millstream.dialects.ciclo._managed_step import train_step as train_step
 from millstream.states.managed import DataParallel as DataParallel
 from millstream.states.managed import Eager as Eager
 from millstream.states.managed import Jit as JIT
-from millstream.states.managed import ManagedState as ManagedState
 from millstream.states.managed import Strategy as Strategy
 from millstream.states.managed import get_strategy as get_strategy
 from millstream.states.managed import register_strategy as register_strategy
-from millstream.states.managed import step as step
-from millstream.states.managed import train_step as train_step
+
+if TYPE_CHECKING:
+    from millstream.dialects.ciclo._managed_state import ManagedState as ManagedState
 
 __all__ = [
     "JIT",
     "DataParallel",
     "Eager",
     "ManagedState",
+    "ManagedStep",
     "Strategy",
     "get_strategy",
     "register_strategy",
     "step",
     "train_step",
 ]
+
+__getattr__ = loads_on_demand("millstream.dialects.ciclo", {"_managed_state": ["ManagedState"]})  # it needs flax

@@ -1,8 +1,72 @@
 """The schedules of ciclo."""
 
+import datetime
+from collections.abc import Mapping
+from typing import Any
+
+import millstream.loops
+from millstream._core.errors import require_int
+from millstream.loops import Period
 from millstream.loops import Schedule as Schedule
 from millstream.loops import after as after
 from millstream.loops import always as always
-from millstream.loops import every as every
 from millstream.loops import never as never
-from millstream.loops import piecewise as piecewise
+
+__all__ = ["Schedule", "after", "always", "at", "every", "never", "piecewise"]
+
+
+def every(
+    steps: int | None = None,
+    *,
+    samples: int | None = None,
+    time: float | datetime.timedelta | None = None,
+    steps_offset: int = 0,
+) -> Schedule:
+    """Due whenever that many more steps, samples or seconds are complete.
+
+    Args:
+        steps: Steps.
+        samples: Samples.
+        time: Seconds, or a timedelta.
+        steps_offset: The step that steps are counted from: `every(10, steps_offset=1)` is `after(1).every(10)`.
+    """
+    require_int("every", "steps_offset", steps_offset, least=0)
+    if steps_offset == 0:
+        return millstream.loops.every(steps, samples=samples, time=time)
+    if steps is None:
+        units = [name for name, value in {"samples": samples, "time": time}.items() if value is not None]
+        raise ValueError(
+            f"every counts steps_offset in steps, and {', '.join(units) or 'nothing'} has no steps. Write "
+            "after(...).every(...) instead."
+        )
+    return after(steps_offset).every(steps, samples=samples, time=time)
+
+
+def at(
+    steps: int | None = None,
+    *,
+    samples: int | None = None,
+    time: float | datetime.timedelta | None = None,
+    date: datetime.datetime | float | None = None,
+) -> Period:
+    """A point of a run: where to stop.
+
+    Args:
+        steps: Completed steps.
+        samples: Samples.
+        time: Seconds of the run, or a timedelta.
+        date: A timestamp in seconds, or a datetime.
+    """
+    if isinstance(date, int | float) and not isinstance(date, bool):
+        date = datetime.datetime.fromtimestamp(date)
+    return millstream.loops.at(steps, samples=samples, time=time, date=date)  # pyright: ignore[reportArgumentType]
+
+
+def piecewise(schedule: Any, period_schedules: Mapping[Any, Any]) -> Schedule:
+    """One schedule, and others from given points on, each counting from its point.
+
+    Args:
+        schedule: Due until the first point.
+        period_schedules: What is due from which point on.
+    """
+    return millstream.loops.piecewise(schedule, period_schedules)
