@@ -314,6 +314,23 @@ def test_cereal_scan_epoch_runs_a_body_that_draws_its_batches(count_compilations
     assert tuple(map(int, total)) == (10, 45)
 
 
+def test_cereal_scan_epoch_carries_what_is_not_an_array(count_compilations):
+    loader = small_loader()
+
+    def body_fn(carry, _):
+        model, count, loader_state = carry
+        _, loader_state, mask = loader.next_batch(loader_state)
+        total = model["total"] + jnp.sum(model["fn"](jnp.zeros(model["size"]))) + jnp.sum(mask)
+        return ({**model, "total": total}, count + 1, loader_state), None
+
+    model = {"total": jnp.int32(0), "fn": lambda x: x.astype(jnp.int32), "size": 2}
+    (after, count, state), _ = loader.scan_epoch((model, 0, loader.init_state(jax.random.PRNGKey(0))), None, body_fn)
+    assert (int(after["total"]), int(count), after["size"], after["fn"]) == (10, 3, 2, model["fn"])
+    with count_compilations() as compilations:
+        loader.scan_epoch((model, 0, state), None, body_fn)
+    assert compilations == [0]
+
+
 def test_cereal_scan_epoch_gives_batches_to_a_body_that_takes_them():
     loader = small_loader()
     state = loader.init_state(jax.random.PRNGKey(0))

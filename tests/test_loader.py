@@ -323,6 +323,65 @@ def _sum_rows(total, batch, mask):
     return total + jnp.sum(jnp.where(mask, batch["x"], 0)), batch["x"]
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["alone", "in jit"])
+def test_a_carry_may_hold_anything_and_keeps_what_is_not_an_array(key, compiled, count_compilations):
+    loader = ms.DataLoader([ms.ArraySampleSource({"x": np.arange(10, dtype=np.float32)}), ms.BatchTransform(4)])
+    carry = {"total": 0.0, "fn": jnp.square, "size": 3, "name": "a", "none": None, "count": 0, "weak": np.float32(2)}
+
+    def run(state, total):
+        return loader.scan_epoch(state, {**carry, "total": total}, _use_all)[1:]
+
+    run_arrays = jax.jit(lambda state, total: jax.tree.map(lambda leaf: leaf * 1, _arrays(run(state, total))))
+    expected = sum((value**2 + 3 * 0.1) * 2 for value in range(10))
+    if compiled:
+        count, total = run_arrays(loader.init_state(key), jnp.float32(0))
+    else:
+        after, outputs = run(loader.init_state(key), 0.0)
+        assert after["size"] is carry["size"] and after["fn"] is jnp.square and after["name"] == "a"
+        assert outputs.shape == (3,)
+        count, total = after["count"], after["total"]
+        state, after, _ = loader.run_steps(loader.init_state(key), carry, _use_all, 3, width=4)
+        np.testing.assert_allclose(after["total"], total, rtol=1e-6)
+        state, after, _ = loader.run_steps(state, after, _use_all, 3, width=4)
+        with count_compilations() as compilations:
+            state, after, _ = loader.run_steps(state, after, _use_all, 3, width=4)
+            run(loader.init_state(key), 0.0)
+        assert compilations == [0] and after["size"] == 3 and int(after["count"]) == 9
+    assert int(count) == 3
+    np.testing.assert_allclose(total, expected, rtol=1e-5)
+
+
+def _arrays(output):
+    return output[0]["count"], output[0]["total"]
+
+
+def _use_all(carry, batch, mask):
+    assert carry["name"] == "a"
+    made = carry["fn"](batch["x"]) + jnp.sum(jnp.full(carry["size"], 0.1))
+    total = carry["total"] + jnp.sum(jnp.where(mask, made * carry["weak"], 0))
+    return {**carry, "total": total, "count": carry["count"] + 1}, carry["size"]
+
+
+@pytest.mark.parametrize("number", [1, 1.0, True, -1.0, 0.0, -0.0], ids=repr)
+def test_numbers_that_are_equal_and_of_different_types_have_programs_of_their_own(key, number):
+    loader = ms.DataLoader([ms.ArraySampleSource({"x": np.arange(4, dtype=np.int32)}), ms.BatchTransform(4)])
+    carry, output = loader.scan_epoch(loader.init_state(key), {"number": number}, _show)[1:]
+    assert repr(carry["number"]) == repr(number)
+    assert output.dtype == jnp.asarray(number).dtype and np.signbit(output[0]) == np.signbit(number)
+
+
+def _show(carry, batch, mask):
+    return carry, jnp.asarray(carry["number"])
+
+
+def test_a_carry_that_changes_its_static_part_is_refused(key):
+    loader = ms.DataLoader([ms.ArraySampleSource({"x": np.arange(4)}), ms.BatchTransform(4)])
+    with pytest.raises(
+        TypeError, match=r"scan_epoch.* nothing else\. The step changed:\n  carry\['f'\]: 'a' \(str\) became"
+    ):
+        loader.scan_epoch(loader.init_state(key), {"f": "a"}, lambda carry, batch, mask: ({"f": "b"}, None))
+
+
 def test_iterators_say_how_many_samples_a_batch_has(key):
     batchwise = ms.ArraySampleSource({"x": np.arange(10)}, ordering=ms.Shuffle("batchwise"))
     plain = ms.ArraySampleSource({"x": np.arange(10)})

@@ -7,6 +7,8 @@ import signal
 import threading
 import types
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -874,6 +876,142 @@ def test_fused_observers_see_every_row(loader, key):
 def test_what_cannot_be_fused_is_named(loader, key):
     with pytest.raises(ValueError, match=r"around plus_one, which is due at every step"):
         ms.loop(jnp.float32(0), loader, {ms.every(1): [loader_step, plus_one]}, stop=3, key=key, fuse=2)
+
+
+class Cell(eqx.Module):
+    """Holds every kind of leaf: arrays, sizes, rates, flags, text, functions, and nothing."""
+
+    weight: jax.Array
+    scale: np.ndarray
+    hidden_size: int
+    rate: float
+    is_on: bool
+    name: str
+    activation: Callable[..., Any]
+    nothing: None = None
+
+    def __call__(self, x):
+        assert self.is_on and self.name == "cell"
+        return jnp.sum(self.activation(jnp.full(self.hidden_size, x) * self.weight * self.scale)) * self.rate
+
+
+def equinox_model(kind):
+    if kind == "mlp":
+        return eqx.nn.MLP("scalar", "scalar", 4, 1, key=jax.random.key(0))
+    return Cell(jnp.full(3, 0.5), np.full(3, 2, np.float32), 3, 0.25, True, "cell", jax.nn.tanh)
+
+
+def mean_square(values, mask):
+    return jnp.mean(jnp.where(mask, values**2, 0))
+
+
+@eqx.filter_jit
+def equinox_step(state, batch):
+    values, mask = batch
+    loss, grads = eqx.filter_value_and_grad(lambda model: mean_square(jax.vmap(model)(values["x"]), mask))(state[0])
+    model = eqx.apply_updates(state[0], jax.tree.map(lambda grad: -0.125 * grad, grads))
+    return ms.logs().add_metric("loss", loss), (model, state[1] + 1, *state[2:])
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cell"])
+def test_fused_steps_carry_what_is_not_an_array_as_it_is(loader, key, kind, count_compilations):
+    state = (equinox_model(kind), jnp.int32(0), {"note": "kept", "fn": plus_one, "none": None, "size": 7, "rate": 0.1})
+
+    def run(**options):
+        output = ms.loop(state, loader, {ms.every(1): equinox_step}, stop=11, key=key, **options)
+        return output.state, output.history.collect("loss")
+
+    (expected, losses), (found, fused_losses) = run(), run(fuse=4)
+    assert jax.tree.structure(found) == jax.tree.structure(expected) and fused_losses == losses
+    for before, one, other in zip(*map(jax.tree.leaves, (state, expected, found)), strict=True):
+        assert type(other) is type(one)
+        assert np.array_equal(other, one) if isinstance(one, jax.Array) else other is before
+    with count_compilations() as count:
+        run(fuse=4)
+    assert count == [0]
+
+
+@jax.jit
+def numbers_step(state, batch):
+    return {**state, "count": state["count"] + 1, "sum": state["sum"] + state["rate"]}
+
+
+def test_fused_steps_of_jit_have_arrays_of_python_numbers_as_without_fuse(loader, key, count_compilations):
+    state = {"count": 0, "sum": jnp.float32(0), "rate": 0.1, "flag": True}
+
+    def run(**options):
+        return ms.loop(state, loader, {ms.every(1): numbers_step}, stop=7, key=key, **options).state
+
+    expected, found = run(), run(fuse=3)
+    assert_trees_equal(found, expected)
+    assert {name: leaf.dtype for name, leaf in found.items()} == {name: leaf.dtype for name, leaf in expected.items()}
+    with count_compilations() as count:
+        run(fuse=3)
+    assert count == [0]
+
+
+@nnx.jit
+def nnx_step(state, batch):
+    values, mask = batch
+    loss, grads = nnx.value_and_grad(lambda model: mean_square(model(values["x"][:, None])[:, 0], mask))(state[0])
+    nnx.update(state[0], jax.tree.map(lambda leaf, grad: leaf - 0.125 * grad, nnx.state(state[0], nnx.Param), grads))
+    return ms.logs().add_metric("loss", loss)
+
+
+def test_fused_steps_change_modules_of_nnx_in_place(loader, key):
+    def run(**options):
+        state = nnx.Sequential(nnx.Linear(1, 2, rngs=nnx.Rngs(0)), nnx.tanh, nnx.Dropout(0.5, rngs=nnx.Rngs(1))), 0.5
+        output = ms.loop(state, loader, {ms.every(1): nnx_step}, stop=7, key=key, **options)
+        assert output.state[1] == 0.5 and output.state[0].layers[1] is nnx.tanh
+        return nnx.state(output.state[0], nnx.Param), output.history.collect("loss")
+
+    expected, found = run(), run(fuse=3)
+    assert_trees_equal(found[0], expected[0])
+    assert found[1] == expected[1]
+
+
+@pytest.mark.parametrize(
+    ("state", "change", "words"),
+    [
+        (
+            {"n": 0},
+            lambda n: n + 1,
+            ["fuse= runs several steps", "state['n']: 0 (int) became 1 (int)", "jnp.asarray(0)"],
+        ),
+        ({"n": True}, lambda n: not n, ["fuse= runs several steps", "state['n']: True (bool) became False (bool)"]),
+        ({"n": 0.0}, lambda n: -n, ["fuse= runs several steps", "state['n']: 0.0 (float) became -0.0 (float)"]),
+        ({"n": "a"}, lambda n: n + "b", ["(fuse=, scan_epoch, run_steps)", "carry.state['n']: 'a' (str) became 'ab'"]),
+        ({"n": None}, lambda n: "a", ["(fuse=, scan_epoch, run_steps)", "The step changed its structure"]),
+    ],
+    ids=["int", "bool", "float", "text", "structure"],
+)
+def test_fused_steps_that_change_what_is_not_an_array_are_refused_by_name(loader, key, state, change, words):
+    @eqx.filter_jit
+    def step(state, batch):
+        return {"x": state["x"] + 1, "n": change(state["n"])}
+
+    state = {"x": jnp.int32(0), **state}
+    assert ms.loop(state, loader, {ms.every(1): step}, stop=1, key=key).state["n"] == change(state["n"])
+    with pytest.raises(TypeError) as caught:
+        ms.loop(state, loader, {ms.every(1): step}, stop=3, key=key, fuse=2)
+    for word in words:
+        assert word in str(caught.value)
+    assert "With fuse=2, up to that many steps are one program." in caught.value.__notes__
+
+
+def test_what_fused_steps_cannot_carry_or_log_is_named(loader, key):
+    @eqx.filter_jit
+    def step(state, batch):
+        return ms.logs().add_metric("word", state["name"]), state
+
+    with pytest.raises(TypeError, match=r"fuse=.*can log and give out arrays and numbers.*\n.*word.*'a' \(str\)"):
+        ms.loop({"name": "a", "x": jnp.ones(1)}, loader, {ms.every(1): step}, stop=3, key=key, fuse=2)
+    with pytest.raises(TypeError, match=r"fuse=.*arrays, or else hashable.*\n  carry.state\['x'\]: \{1\} \(set\)"):
+        ms.loop({"x": {1}}, loader, {ms.every(1): step}, stop=3, key=key, fuse=2)
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+    sharded = loader.replace(sharding=mesh)
+    with pytest.raises(TypeError, match=r"^loop with fuse=2 compiles your function together"):
+        ms.loop(jnp.float32(0), sharded, {ms.every(1): loader_step}, stop=3, key=key, fuse=2)
 
 
 def test_fused_errors_of_the_host_and_interrupts_end_the_run(loader, key, capfd):

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import functools
 import sys
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -398,6 +399,19 @@ def test_metric_objects_in_logs_become_their_values(usual_promotion):
     assert float(plain.stateful_metrics.loss_standard_deviation) == pytest.approx(LOSSES.std(), rel=1e-6)
     assert (plain.mine.host_mean, float(plain.mine.median)) == (1.5, 1.0)
     assert isinstance(logs.metrics.average, nnx.metrics.Average)
+
+
+def test_metric_objects_may_hold_functions_and_sizes(usual_promotion):
+    class Scaled(eqx.Module):
+        total: jax.Array
+        fn: Any = jnp.square
+        size: int = 2
+
+        def compute(self):
+            return self.fn(self.total + jnp.zeros(self.size)).sum()
+
+    plain = with_computed(ms.logs().add_metric("scaled", Scaled(jnp.float32(3))))
+    assert float(plain.metrics.scaled) == 18
 
 
 def test_metric_objects_in_logs_are_computed_by_one_program(usual_promotion, count_compilations):

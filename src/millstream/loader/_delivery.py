@@ -15,7 +15,8 @@ from millstream._core.host_source import HostSource
 from millstream._core.pipeline import Pipeline
 from millstream._core.reading import Filled
 from millstream._core.samples import SampleSpec
-from millstream.loader._program import batch_of, split
+from millstream._core.static_part import split
+from millstream.loader._program import batch_of
 
 # XLA copies what only passes through a program. Above this size placing an array on its own is faster than that.
 _LARGE = 1 << 19

@@ -28,6 +28,7 @@ from millstream._core.read_ahead import Backend, PlannedRun, ReadAhead, still_op
 from millstream._core.read_in_graph import end_reading_in_graph
 from millstream._core.reading import OnError, Report
 from millstream._core.state import check_origin, check_position, checked_step, is_traced
+from millstream._core.static_part import StaticPart, settled, split
 from millstream._core.stats import LoaderStats
 from millstream.host import BatchCache, InGraph, Processes, Threads, is_worker
 from millstream.loader._build import build, check_first_sample, read_on_host, sharded, stages
@@ -36,7 +37,7 @@ from millstream.loader._host_reading import HostReading
 from millstream.loader._hosts import require_agreement
 from millstream.loader._info import describe_batch
 from millstream.loader._iterator import BatchIterator, Drawn
-from millstream.loader._program import BodyFn, compiled_scan, compiled_steps, next_batch, scan, split
+from millstream.loader._program import BeforeFn, BodyFn, compiled_scan, compiled_steps, next_batch, part_after, scan
 from millstream.sharding import as_batch_sharding
 from millstream.transforms import DevicePutTransform
 
@@ -412,7 +413,9 @@ class DataLoader:
 
         Args:
             state: The loader's state.
-            carry: What `body_fn` hands from step to step, such as a model.
+            carry: What `body_fn` hands from step to step, such as a model: any pytree. Its arrays may change, and so
+                may its Python numbers, which are arrays then; what `body_fn` leaves as it is, such as a function or the
+                size of a layer, is part of the program.
             body_fn: `body_fn(carry, batch, mask) -> (carry, output)`. Programs are looked up by function: define it
                 once, not per epoch.
             unroll: Steps per turn of the loop, as in `lax.scan`.
@@ -434,20 +437,39 @@ class DataLoader:
         self._require_auto_mesh("scan_epoch")
         if is_traced((state, carry)):
             self._warn_of_constants()
-            return scan(self._program, self._arrays, state, carry, body_fn, unroll)
+            return self._scan_carry(scan, state, carry, body_fn, unroll)
         self._warn_of_fresh_functions(body_fn)
         self._check_agreement("scan_epoch", state)
-        arguments = (self._program, self._arrays, state, carry, body_fn, unroll)
         if self._host is None:
-            return self._run(compiled_scan, *arguments)
+            return self._scan_carry(compiled_scan, state, carry, body_fn, unroll)
         try:
             with original_errors():
-                return jax.block_until_ready(self._run(compiled_scan, *arguments))
+                return jax.block_until_ready(self._scan_carry(compiled_scan, state, carry, body_fn, unroll))
         finally:
             self.end_steps()
 
+    def _scan_carry(
+        self, program: Any, state: PyTree, carry: Any, body_fn: BodyFn, unroll: int | bool
+    ) -> tuple[PyTree, Any, Any]:
+        static, carried = self._settled(state, carry, body_fn, None)
+        run = self._run(program, self._program, self._arrays, state, static, carried, body_fn, unroll)
+        return run[0], static.join(run[1]), run[2]
+
+    def _settled(self, state: PyTree, carry: Any, body_fn: BodyFn, before_fn: BeforeFn) -> tuple[StaticPart, list[Any]]:
+        arguments = (self._program, self._arrays, state, body_fn, before_fn)
+        with self._own_mesh():
+            return settled(carry, functools.partial(part_after.eval_shape, *arguments))
+
     def run_steps(
-        self, state: PyTree, carry: Any, body_fn: BodyFn, count: int, *, width: int
+        self,
+        state: PyTree,
+        carry: Any,
+        body_fn: BodyFn,
+        count: int,
+        *,
+        width: int,
+        before_fn: BeforeFn = None,
+        who: str = "run_steps",
     ) -> tuple[PyTree, Any, Any]:
         """Run `count` steps as one compiled program, which serves every count up to `width`.
 
@@ -458,24 +480,30 @@ class DataLoader:
 
         Args:
             state: The loader's state.
-            carry: What `body_fn` hands from step to step.
+            carry: What `body_fn` hands from step to step; see `scan_epoch`.
             body_fn: `body_fn(carry, batch, mask) -> (carry, output)`, defined once.
             count: How many steps.
             width: The most steps it will ever be asked for.
+            before_fn: `before_fn(state, carry) -> state`, called before each batch is drawn, such as to act with the
+                policy that the carry holds.
+            who: The name of the caller, for errors.
 
         Returns:
             The new state, the last carry, and the outputs: `width` rows, of which the first `count` count.
         """
-        self._check_state("run_steps", state)
-        require_int("run_steps", "width", width, least=1)
+        self._check_state(who, state)
+        require_int(who, "width", width, least=1)
         if not 0 <= count <= width:
-            raise ValueError(f"run_steps needs a count from 0 to its width, {width}. Got {count}.")
-        self._require_auto_mesh("run_steps")
-        arguments = (self._program, self._arrays, state, carry, np.int32(count), body_fn, width)
+            raise ValueError(f"{who} needs a count from 0 to its width, {width}. Got {count}.")
+        self._require_auto_mesh(who)
+        static, carried = self._settled(state, carry, body_fn, before_fn)
+        arguments = (self._program, self._arrays, state, static, carried, np.int32(count), body_fn, before_fn, width)
         if self._host is None:
-            return self._run(compiled_steps, *arguments)
-        with original_errors():
-            return jax.block_until_ready(self._run(compiled_steps, *arguments))
+            state, carried, outputs = self._run(compiled_steps, *arguments)
+        else:
+            with original_errors():
+                state, carried, outputs = jax.block_until_ready(self._run(compiled_steps, *arguments))
+        return state, static.join(carried), outputs
 
     def end_steps(self) -> None:
         """End the reading that `run_steps` has begun, unless threads and worker processes are kept.
@@ -634,7 +662,7 @@ def _unflatten(kind: type[DataLoader], static: tuple[Any, ...], children: tuple[
     loader = object.__new__(kind)
     program, loader._placement, loader._prefetch = static
     loader._made_of = None
-    loader._set_source(program.source(children[0]))
+    loader._set_source(program.join(children[0]))
     return loader
 
 

@@ -9,58 +9,27 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from millstream._core.contracts import PyTree, Stream
+from millstream._core.contracts import PyTree
 from millstream._core.pipeline import Pipeline
+from millstream._core.static_part import StaticPart, require_arrays, split_carry
 
 BodyFn = Callable[[Any, Any, jax.Array], tuple[Any, Any]]
-
-
-class Program:
-    """The static part of a source, hashed once."""
-
-    def __init__(self, structure: Any, leaves: tuple[Any, ...]):
-        self._parts = (structure, leaves)
-        self._hash = hash(self._parts)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Program) and self._parts == other._parts)
-
-    def source(self, arrays: list[Any]) -> Any:
-        """The source again, over these arrays."""
-        structure, leaves = self._parts
-        rest = iter(arrays)
-        return jax.tree.unflatten(structure, [next(rest) if leaf is _ARRAY else leaf for leaf in leaves])
-
-
-_ARRAY = object()  # stands for a leaf that is passed as an argument
-
-
-def split(source: Stream) -> tuple[Program, list[Any]]:
-    """A source as a program and its arrays."""
-    leaves, structure = jax.tree.flatten(source)
-    is_array = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
-    arrays = [leaf for leaf, array in zip(leaves, is_array, strict=True) if array]
-    statics = tuple(_ARRAY if array else leaf for leaf, array in zip(leaves, is_array, strict=True))
-    return Program(structure, statics), arrays
+BeforeFn = Callable[[PyTree, Any], PyTree] | None  # (state, carry) -> state, before a batch is drawn
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
-def next_batch(program: Program, arrays: list[Any], state: PyTree, apart: bool) -> tuple[PyTree, PyTree, jax.Array]:
+def next_batch(program: StaticPart, arrays: list[Any], state: PyTree, apart: bool) -> tuple[PyTree, PyTree, jax.Array]:
     """One batch, as a program of its own (`apart`) or as part of one that is being traced."""
-    source = program.source(arrays)
+    source = program.join(arrays)
     value, mask, state = source.next(state, apart=apart) if isinstance(source, Pipeline) else source.next(state)
     return value, state, mask
 
 
 @functools.partial(jax.jit, static_argnums=(0, 5))
 def batch_of(
-    program: Program, words: jax.Array, step: Any, rows: list[Any], intact: Any, passing: tuple[int, ...]
+    program: StaticPart, words: jax.Array, step: Any, rows: list[Any], intact: Any, passing: tuple[int, ...]
 ) -> list[Any]:
     """The leaves of batch number `step` and its mask, from rows that were read on the host.
 
@@ -72,7 +41,7 @@ def batch_of(
         intact: Which rows could be read; None if all could.
         passing: The leaves that need not be made, because they are such rows.
     """
-    source = program.source([])
+    source = program.join([])
     specs = source.row_specs()
     given = [jnp.zeros(spec.shape, spec.dtype) if row is None else row for row, spec in zip(rows, specs, strict=True)]
     made = jax.tree.leaves(source.at(words, step, apart=True, rows=given, intact=intact))
@@ -80,42 +49,79 @@ def batch_of(
 
 
 def scan(
-    program: Program, arrays: list[Any], state: PyTree, carry: Any, body_fn: BodyFn, unroll: int | bool
-) -> tuple[PyTree, Any, Any]:
-    """One epoch's number of steps as one `lax.scan`."""
-    source = program.source(arrays)
+    program: StaticPart,
+    arrays: list[Any],
+    state: PyTree,
+    static: StaticPart,
+    carried: list[Any],
+    body_fn: BodyFn,
+    unroll: int | bool,
+) -> tuple[PyTree, list[Any], Any]:
+    """One epoch's number of steps as one `lax.scan`. The carry comes as its static part and its arrays."""
+    source = program.join(arrays)
 
-    def body(carried: tuple[PyTree, Any], _: None) -> tuple[tuple[PyTree, Any], Any]:
-        state, carry = carried
-        value, mask, state = source.next(state)
-        carry, output = body_fn(carry, value, mask)
-        return (state, carry), output
+    def body(before: tuple[PyTree, list[Any]], _: None) -> tuple[tuple[PyTree, list[Any]], Any]:
+        state, carry, output = _draw_and_run(source, before[0], static.join(before[1]), body_fn)
+        return (state, static.arrays_of(carry)), output
 
-    (state, carry), outputs = lax.scan(body, (state, carry), None, length=source.steps_per_epoch, unroll=unroll)
-    return state, carry, outputs
+    (state, carried), outputs = lax.scan(body, (state, carried), None, length=source.steps_per_epoch, unroll=unroll)
+    return state, carried, outputs
 
 
 def run_steps(
-    program: Program, arrays: list[Any], state: PyTree, carry: Any, count: Any, body_fn: BodyFn, width: int
-) -> tuple[PyTree, Any, Any]:
-    """So many steps, at most `width`, as one loop. How many is an argument: one program serves all numbers."""
-    source = program.source(arrays)
+    program: StaticPart,
+    arrays: list[Any],
+    state: PyTree,
+    static: StaticPart,
+    carried: list[Any],
+    count: Any,
+    body_fn: BodyFn,
+    before_fn: BeforeFn,
+    width: int,
+) -> tuple[PyTree, list[Any], Any]:
+    """That many steps, at most `width`, as one loop. How many is an argument: one program serves all numbers."""
+    source = program.join(arrays)
 
-    def draw_and_run(state: PyTree, carry: Any) -> tuple[PyTree, Any, Any]:
-        value, mask, state = source.next(state)
-        carry, output = body_fn(carry, value, mask)
-        return state, carry, output
+    def step(state: PyTree, carried: list[Any]) -> tuple[PyTree, list[Any], Any]:
+        state, carry, output = _draw_and_run(source, state, static.join(carried), body_fn, before_fn)
+        return state, static.arrays_of(carry), output
 
-    def body(number: Any, carried: tuple[PyTree, Any, Any]) -> tuple[PyTree, Any, Any]:
-        state, carry, outputs = carried
-        state, carry, output = draw_and_run(state, carry)
-        outputs = jax.tree.map(lambda kept, new: lax.dynamic_update_index_in_dim(kept, new, number, 0), outputs, output)
-        return state, carry, outputs
+    def body(number: Any, before: tuple[PyTree, list[Any], Any]) -> tuple[PyTree, list[Any], Any]:
+        state, carried, outputs = before
+        state, carried, output = step(state, carried)
+        outputs = jax.tree.map(
+            lambda kept, new: lax.dynamic_update_index_in_dim(kept, jnp.asarray(new), number, 0), outputs, output
+        )
+        return state, carried, outputs
 
-    spec = jax.eval_shape(draw_and_run, state, carry)[2]
+    spec = jax.eval_shape(step, state, carried)[2]
     outputs = jax.tree.map(lambda leaf: jnp.zeros((width, *leaf.shape), leaf.dtype), spec)
-    return lax.fori_loop(0, count, body, (state, carry, outputs))
+    return lax.fori_loop(0, count, body, (state, carried, outputs))
 
 
-compiled_steps = jax.jit(run_steps, static_argnums=(0, 5, 6))
-compiled_scan = jax.jit(scan, static_argnums=(0, 4, 5))
+@functools.partial(jax.jit, static_argnums=(0, 3, 4))
+def part_after(
+    program: StaticPart,
+    arrays: list[Any],
+    state: PyTree,
+    body_fn: BodyFn,
+    before_fn: BeforeFn,
+    static: StaticPart,
+    carried: list[Any],
+) -> StaticPart:
+    """The static part of a carry after one step; only ever traced, which JAX remembers."""
+    _, carry, _ = _draw_and_run(program.join(arrays), state, static.join(carried), body_fn, before_fn)
+    return split_carry(carry)[0]
+
+
+def _draw_and_run(
+    source: Any, state: PyTree, carry: PyTree, body_fn: BodyFn, before_fn: BeforeFn = None
+) -> tuple[PyTree, PyTree, Any]:
+    value, mask, state = source.next(state if before_fn is None else before_fn(state, carry))
+    carry, output = body_fn(carry, value, mask)
+    require_arrays("output", output)
+    return state, carry, output
+
+
+compiled_steps = jax.jit(run_steps, static_argnums=(0, 6, 7, 8))
+compiled_scan = jax.jit(scan, static_argnums=(0, 5, 6))

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from millstream._core.errors import describe_value
+from millstream._core.errors import describe_value, table
 from millstream._core.placement import readable
+from millstream._core.static_part import is_number
 from millstream.loops._callback import arguments, bind
 from millstream.loops._dataset import Loader, loader_state
 from millstream.loops._elapsed import INT32_LIMIT, Elapsed
@@ -18,6 +19,13 @@ from millstream.loops._returned import absorb
 from millstream.loops._tasks import Task
 
 _MOST_ROWS = 2**30  # of the batches of a program, if nobody knows how many rows count
+
+
+class Carry(NamedTuple):
+    """What a program hands from step to step: the state, and the elapsed with the last step if a step sees them."""
+
+    state: Any
+    timing: Any
 
 
 class Body:
@@ -44,15 +52,17 @@ class Body:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Body) and (self._steps, self._epoch) == (other._steps, other._epoch)
 
-    def __call__(self, carry: tuple[Any, Any], batch: Any, mask: jax.Array) -> tuple[tuple[Any, Any], Logs]:
+    def __call__(self, carry: Carry, batch: Any, mask: jax.Array) -> tuple[Carry, Logs]:
         state, timing = carry
         elapsed = self._after(timing[0], timing[1], mask) if self.times else Elapsed()
         loop_state = LoopState(state, History(), elapsed, (batch, mask))
         for call, name in self._calls:
+            before = jax.tree.leaves_with_path(loop_state.state)  # taken now: a module may be changed in place
             output = call(loop_state)
             if output is not None:
                 absorb(loop_state, output, name)
-        return (loop_state.state, (elapsed, timing[1]) if self.times else None), loop_state.logs
+            _refuse_new_numbers(name, before, loop_state.state)
+        return Carry(loop_state.state, (elapsed, timing[1]) if self.times else None), loop_state.logs
 
     def _after(self, before: Elapsed, last: jax.Array, mask: jax.Array) -> Elapsed:
         """How far the run is one step later."""
@@ -77,6 +87,20 @@ class _WithMask(NamedTuple):
         return carry, (logs, mask)
 
 
+def _refuse_new_numbers(name: str, before: list[tuple[Any, Any]], after: Any) -> None:
+    """Refuse a step that makes a Python number of another, as eqx.filter_jit allows: done once, it would be wrong."""
+    changed = [
+        (f"state{jax.tree_util.keystr(path)}", f"{describe_value(old)} became {describe_value(new)}")
+        for (path, old), new in zip(before, jax.tree.leaves(after), strict=False)
+        if is_number(old) and is_number(new) and (type(old), repr(old)) != (type(new), repr(new))
+    ]
+    if changed:
+        raise TypeError(
+            f"fuse= runs several steps as one program, which can change arrays and no Python numbers. {name} changed:\n"
+            f"{table(changed)}\nKeep in the state what a step changes as an array, such as jnp.asarray(0)."
+        )
+
+
 class FusedData:
     """A loader whose batches are made and used inside of programs of several steps.
 
@@ -98,13 +122,21 @@ class FusedData:
     mask = None
 
     def __init__(
-        self, who: str, loader: Any, key: Any, data_state: Any, start: Elapsed, last: float, width: int
+        self,
+        who: str,
+        loader: Any,
+        key: Any,
+        data_state: Any,
+        start: Elapsed,
+        last: float,
+        width: int,
     ) -> None:
         if not isinstance(loader, Loader) or not hasattr(loader, "run_steps"):
             raise TypeError(
                 f"{who} can fuse steps only over a DataLoader, whose batches a program can make for itself. "
                 f"Got {describe_value(loader)}. Leave fuse out."
             )
+        self._who = f"{who} with fuse={width}"
         self._loader: Any = loader
         self._last = np.int32(last if last < INT32_LIMIT else 0)
         self._width = width
@@ -123,9 +155,11 @@ class FusedData:
     def run(self, body: Body, state: Any, now: Elapsed, count: int) -> tuple[Any, Logs, list[int]]:
         """Some steps; the state after them, what they logged (a row for each, and unused ones), and their samples."""
         samples = [_MOST_ROWS] if self._samples_at is None else self.samples(count)
-        carry = (state, (_as_carry(now, now.samples + sum(samples)), self._last) if body.times else None)
+        carry = Carry(state, (_as_carry(now, now.samples + sum(samples)), self._last) if body.times else None)
         steps: Any = _WithMask(body) if self._samples_at is None else body
-        self.state, (state, _), logs = self._loader.run_steps(self.state, carry, steps, count, width=self._width)
+        self.state, (state, _), logs = self._loader.run_steps(
+            self.state, carry, steps, count, width=self._width, who=self._who
+        )
         self._drawn += count
         if self._samples_at is None:
             logs, masks = logs

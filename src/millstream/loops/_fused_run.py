@@ -93,6 +93,11 @@ class FusedRun(Run):
             return True
         return super()._leave_unfinished(task, ending=ending)
 
+    def _annotate(self, error: BaseException) -> None:
+        super()._annotate(error)
+        if self._calling in self._compiled:
+            error.add_note(f"With fuse={self._width}, up to that many steps are one program.")
+
     def _draw_again(self, saved: SavedRun) -> None:
         """Nothing: callbacks of such a run see no batch."""
 

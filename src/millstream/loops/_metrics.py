@@ -164,7 +164,7 @@ def computed(name: str, metric: Any) -> dict[str, Any]:
         return _expanded(name, metric.compute())
     try:
         return _expanded(name, _computed(metric))
-    except jax.errors.JAXTypeError:  # it computes on the host, with NumPy or the like
+    except TypeError:  # it computes on the host, with NumPy or the like, or holds functions or sizes
         return _expanded(name, metric.compute())
 
 

@@ -1,5 +1,6 @@
 """The loader of cereal."""
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from millstream._core.contracts import PyTree
 from millstream._core.errors import describe_value, require_callable
 from millstream._core.read_in_graph import end_reading_in_graph
 from millstream._core.state import is_traced
+from millstream._core.static_part import StaticPart, settled, split_carry
 from millstream.dialects.cereal._batch import AsBatch
 from millstream.loader._build import build
 from millstream.transforms import HostCallbackTransform
@@ -87,18 +89,38 @@ class DataLoader(loader.DataLoader):
         return self._scan(state, body_fn, unroll)
 
     def _scan(self, carry: Any, body_fn: Callable[..., Any], unroll: int | bool) -> tuple[Any, Any]:
+        static, carried = settled(carry, functools.partial(_part_after.eval_shape, body_fn))
+        body = _of_arrays(body_fn, static)
         scan = functools.partial(lax.scan, length=self.steps_per_epoch, unroll=unroll)
         if is_traced(carry):
-            return scan(body_fn, carry)
+            carried, outputs = scan(body, carried)
+            return static.join(carried), outputs
         self._warn_of_fresh_functions(body_fn)
-        if self._host is None:
-            return self._run(scan, body_fn, carry)
         try:
-            with original_errors():
-                return jax.block_until_ready(self._run(scan, body_fn, carry))
+            with original_errors() if self._host is not None else contextlib.nullcontext():
+                carried, outputs = self._run(scan, body, carried)
+                if self._host is not None:
+                    jax.block_until_ready((carried, outputs))
         finally:
-            if not self._kept:
+            if self._host is not None and not self._kept:
                 end_reading_in_graph(self._host, self._source.plan)
+        return static.join(carried), outputs
+
+
+@functools.lru_cache(maxsize=8)  # a scan is compiled again for a function that it has not seen
+def _of_arrays(body_fn: Callable[[Any, None], tuple[Any, Any]], static: StaticPart) -> Callable[..., Any]:
+    """The body of a scan that carries the arrays of what `body_fn` carries."""
+
+    def body(carried: list[Any], _: None) -> tuple[list[Any], Any]:
+        carry, output = body_fn(static.join(carried), None)
+        return static.arrays_of(carry), output
+
+    return body
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _part_after(body_fn: Callable[[Any, None], tuple[Any, Any]], static: StaticPart, carried: list[Any]) -> StaticPart:
+    return split_carry(body_fn(static.join(carried), None)[0])[0]
 
 
 def _without_mask(batch_transform: Callable[[PyTree], PyTree]) -> Callable[[PyTree, Any], PyTree]:
