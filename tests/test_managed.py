@@ -142,6 +142,16 @@ def test_a_step_may_take_the_elapsed():
     assert train_step(state, BATCH, Elapsed())[0].losses  # who does not take it does not see it
 
 
+def test_a_fused_step_may_take_the_elapsed(key):
+    @managed.step
+    def with_elapsed(state, batch, elapsed):
+        return logs().add_metric("steps", elapsed.steps)
+
+    loader = ms.DataLoader([ms.ArraySampleSource({"x": np.arange(8)}), ms.BatchTransform(batch_size=2)])
+    history = ms.loop(new_state(), loader, {ms.every(1): with_elapsed}, stop=4, key=key, fuse=2).history
+    assert history.collect("metrics.steps") == [1, 2, 3, 4]
+
+
 def test_loops_see_the_arguments_of_the_function():
     class Model(managed.ManagedState):
         @managed.step

@@ -29,7 +29,7 @@ class ManagedState:
     Example:
         >>> import optax
         >>> state = ms.managed.ManagedState.create({"w": jnp.zeros(3)}, optax.sgd(0.1), key=jax.random.key(0))
-        >>> @dataclasses.dataclass(frozen=True)
+        >>> @dataclasses.dataclass(frozen=True, kw_only=True)
         ... class WithStatistics(ms.managed.ManagedState):
         ...     batch_stats: dict
         ...     training: bool = dataclasses.field(default=True, metadata={"static": True})

@@ -152,8 +152,13 @@ def _traced(fn: Callable[..., Any], body: Body, *, takes_elapsed: bool) -> Trace
         logs, new = body(who, _in_precision(who, call) if state.options.precision is not None else call, state, batch)
         return logs, state.strategy.constrain(jax.tree.map(strong, new))
 
-    traced.__name__ = traced.__qualname__ = who
-    return traced
+    def with_elapsed(state: Any, batch: PyTree, elapsed: Any) -> tuple[Logs, Any]:
+        return traced(state, batch, elapsed)  # a fused loop hands over what a function cannot do without
+
+    required = [p for p in inspect.signature(fn).parameters.values() if p.default is p.empty]
+    declared = with_elapsed if len(required) == 3 else traced
+    declared.__name__ = declared.__qualname__ = who
+    return declared
 
 
 def _outputs(who: str, state: Any, output: Any) -> tuple[Logs, Any]:

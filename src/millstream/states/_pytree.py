@@ -52,7 +52,7 @@ def fields_of(kind: type) -> tuple[dataclasses.Field[Any], ...]:
     if own and "__dataclass_fields__" not in kind.__dict__:
         raise TypeError(
             f"{kind.__name__} has fields of its own ({', '.join(own)}), and so must be a dataclass. "
-            "Write @dataclasses.dataclass(frozen=True) above it."
+            "Write @dataclasses.dataclass(frozen=True, kw_only=True) above it."
         )
     return dataclasses.fields(kind)
 
