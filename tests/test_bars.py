@@ -357,13 +357,18 @@ def test_rows_that_are_rare_belong_to_the_epoch_of_their_step(capsys):
     ]
 
 
+def in_epochs(step, length, pause):
+    """The elapsed of a step of one second, if each epoch ends with a test of some seconds."""
+    ended = (step - 1) // length
+    time = step + pause * ended
+    return ms.Elapsed(step, step, step // length, time, 0.0, step - 1, ended, time - 1)
+
+
 def test_in_a_file_a_long_epoch_has_lines_in_between_and_none_beside_its_own(capsys):
     bar = ms.keras_bar(ms.at(epochs=3))
-    for step in range(1, 91):  # a test of five seconds ends each epoch of 30 steps
-        time = step + 5.0 * ((step - 1) // 30)
-        epochs = dict(epochs=step // 30, epochs_before=(step - 1) // 30)
+    for step in range(1, 91):
         logs = {"loss": float(step)} | ({"loss_test": step / 10} if step % 30 == 0 else {})
-        bar(ms.Elapsed(step, step, time=time, time_before=time - 1, samples_before=step - 1, **epochs), logs)
+        bar(in_epochs(step, 30, pause=5.0), logs)
     lines = [
         re.sub(r" - ETA: \S+| \[.*?\]|  [0-9.]+s  .*?/step", "", line) for line in capsys.readouterr().out.splitlines()
     ]
@@ -400,10 +405,8 @@ def test_on_a_terminal_the_first_step_of_an_epoch_shows_the_one_before(monkeypat
     monkeypatch.setattr(sys, "stdout", out := Terminal())
     bar = ms.keras_bar(ms.at(epochs=3), interval=50)
     for step in range(1, 10):  # the test at the end of an epoch takes so long that only its first step is drawn
-        time = step + 100.0 * ((step - 1) // 3)
-        epochs = dict(epochs=step // 3, epochs_before=(step - 1) // 3)
         logs = {"loss": jnp.float32(step)} | ({"loss_test": float(step)} if step % 3 == 0 else {})
-        bar(ms.Elapsed(step, step, time=time, time_before=time - 1, samples_before=step - 1, **epochs), logs)
+        bar(in_epochs(step, 3, pause=100.0), logs)
     drawn = [line.split(" - ")[2:] for line in out.getvalue().replace("\x1b[K", "").split("\r")[1:]]
     assert drawn[0] == ["loss: 1.5000", "loss_test: 3.0000"]  # of steps 1 and 2: the third may still be in flight
     assert drawn[1] == ["loss: 4.5000", "loss_test: 6.0000"]

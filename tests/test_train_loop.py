@@ -276,7 +276,7 @@ def test_an_interrupt_during_a_test_ends_the_training_without_half_a_result(capf
 
     tasks = {ms.on_train_step: lambda state: state + 1, ms.on_test_step: interrupted}
     output = ms.train_loop(0, BATCHES, tasks, test_dataset=BATCHES, epoch_duration=2)
-    assert output.interrupted and output.elapsed.steps == 2 and output.history.collect("loss_test") == []
+    assert output.interrupted and output.elapsed.steps == 2 and output.history.collect("loss_test", missing=0) == []
 
 
 def test_an_interrupt_that_is_not_to_be_caught_raises_out_of_a_test():
