@@ -329,7 +329,7 @@ def test_a_position_that_get_state_has_not_given(key):
         with refuses(
             TypeError, "set_state needs what get_state has given: a dict with key, step, left and origin. Got "
         ):
-            batches.set_state(wrong)
+            batches.set_state(wrong)  # pyright: ignore[reportArgumentType]
     for step in (-1, 1.5, "3", True, 2**32):
         with refuses(ValueError, "set_state needs a step from 0 to 4,294,967,295, an integer"):
             batches.set_state({**saved, "step": step})

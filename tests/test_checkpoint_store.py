@@ -26,6 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from test_bad_input import refuses
 
 from millstream.checkpoints import CheckpointStore, DamagedCheckpoint, Retention
 from millstream.checkpoints._document import decode, encode
@@ -101,6 +102,17 @@ def test_every_kind_of_leaf_comes_back_as_it_was(store):
     expected = many_kinds() | {"swapped": np.arange(3, dtype=np.int32)}
     assert_same_leaves(loaded, expected)
     assert loaded["moments"].mean.flags.writeable
+
+
+def test_a_masked_array_is_refused_when_it_is_saved_and_as_a_template(store):
+    masked = np.ma.MaskedArray(np.arange(3), [True, False, True])
+    with refuses(TypeError, "tree['w']: a masked array (shape (3,), int64) would lose its mask"):
+        store.save(1, {"w": masked})
+    with refuses(TypeError, "would lose its mask"):
+        store.save(1, {}, {"w": masked})
+    store.save(1, {"w": np.arange(3)})
+    with refuses(TypeError, "tree['w']: a masked array"):
+        store.load(like={"w": masked})
 
 
 def test_a_single_array_is_a_tree_and_so_is_nothing_at_all(store):

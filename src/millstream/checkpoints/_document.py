@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from millstream._core import plain
-from millstream._core.dtypes import holds_numbers
+from millstream._core.dtypes import check_array, holds_numbers
 from millstream._core.errors import describe_leaf
 
 _ARRAY, _DICT, _PLAIN, _TUPLE = "$array", "$dict", "$plain", "$tuple"
@@ -51,6 +51,7 @@ def _pack(who: str, value: Any, place: str) -> Any:
         if all(type(key) is str and not key.startswith("$") for key in pairs):
             return pairs
         return {_DICT: [[_pack(who, key, f"a key of {place}"), item] for key, item in pairs.items()]}
+    check_array(f"{who}: {place}", value)
     if isinstance(value, np.ndarray | jax.Array) and _is_plain(value.dtype):
         array = np.asarray(value)
         array = array.astype(array.dtype.newbyteorder("="), copy=False)

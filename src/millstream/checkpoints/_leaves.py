@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from millstream._core.dtypes import holds_numbers
+from millstream._core.dtypes import check_array, holds_numbers
 from millstream._core.errors import describe_leaf, table
 from millstream.checkpoints import _document
 
@@ -70,6 +70,7 @@ def _describe(who: str, path: str, leaf: Any) -> Leaf:
     if type(leaf) in _VALUES:
         return Leaf(path, type(leaf).__name__, value=leaf)
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        check_array(f"{who}: tree{path}", leaf)
         shape = tuple(leaf.shape)
         if is_key(leaf):
             impl = str(jax.random.key_impl(leaf)) if isinstance(leaf, jax.Array) else None
