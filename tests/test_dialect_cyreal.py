@@ -1,6 +1,5 @@
 """The dialects cyreal and cereal: every code block of their documents runs and does what the text says."""
 
-import importlib
 import pathlib
 import re
 from typing import Any
@@ -489,53 +488,3 @@ def test_a_source_says_what_its_samples_are(dialect):
     spec = jax.ShapeDtypeStruct((3,), np.float32)
     disk = dialect.DiskSampleSource(length=4, sample_fn=lambda index: np.zeros(3, np.float32), sample_spec=spec)
     assert disk.element_spec() == spec
-
-
-# names
-
-PUBLIC = {
-    "cyreal.loader": "DataLoader DataLoader.init_state DataLoader.next DataLoader.iterate DataLoader.scan_epoch "
-    "DataLoader.steps_per_epoch LoaderState",
-    "cyreal.sources": "Source ArraySource ArraySampleSource DiskSource DiskSampleSource",
-    "cyreal.transforms": "BatchTransform BufferTransform TimeSeriesBatchTransform MapTransform HostCallbackTransform "
-    "RenameTransform NormalizeImageTransform FlattenTransform DevicePutTransform",
-    "cyreal.rl": "GymnaxSource GymnaxSource.set_policy_state GymnaxSourceState set_loader_policy_state "
-    "set_source_policy_state",
-    "cyreal.datasets": "MNISTDataset FashionMNISTDataset KMNISTDataset EMNISTDataset CIFAR10Dataset CIFAR100Dataset "
-    "CelebADataset DailyMinTemperaturesDataset SunspotsDataset MNIST_URLS",
-    "cyreal.datasets.time_utils": "load_value_column select_split sliding_window_many load_time_series_from_csv "
-    "prepare_time_series_windows prepare_seq_to_seq_windows make_sequence_disk_source",
-    "cyreal.datasets.utils": "download_with_progress resolve_cache_dir ensure_file ensure_csv download_archive "
-    "ensure_tar_extracted to_host_jax_array",
-    "cereal": "ArraySampleSource BatchTransform CIFAR10Dataset DataLoader DataLoader.next_batch DataLoader.scan_epoch "
-    "DevicePutTransform DiskSampleSource FlattenImageTransform GymnaxSource HostCallbackTransform LoaderState "
-    "MNISTDataset MNISTDiskSource MapTransform NormalizeImageTransform Source dataset_to_jax",
-}
-
-
-def found(module, name):
-    """Whether a name is in the dialects: `name`, or `name.attribute`."""
-    try:
-        value = importlib.import_module(f"millstream.dialects.{module}")
-    except ModuleNotFoundError:
-        return False
-    for part in name.split("."):
-        if not hasattr(value, part):
-            return False
-        value = getattr(value, part)
-    return True
-
-
-def names_that_changed(document):
-    """The names in the first column of the table of what is not there under its old name."""
-    table = document.read_text().partition("## Not here under its old name")[2]
-    return {name for row in re.findall(r"^\|([^|]*)\|", table, re.MULTILINE) for name in re.findall(r"`([\w.]+)`", row)}
-
-
-@pytest.mark.parametrize("module", PUBLIC)
-def test_every_name_is_here_or_said_to_have_changed(module):
-    changed = names_that_changed(DOCUMENT)
-    for name in PUBLIC[module].split():
-        assert found(module, name) != (name in changed), f"{module}.{name} must be in the dialect or in the table"
-    if module in ("cyreal.loader", "cyreal.sources", "cyreal.transforms", "cyreal.rl"):
-        assert all(found("cyreal", name) for name in PUBLIC[module].split() if not name.startswith("set_"))

@@ -69,6 +69,8 @@ class CelebADataset:
         )
     }
 
+    attribute_names: tuple[str, ...] = ()
+
     def __init__(
         self,
         split: str = "train",
@@ -82,7 +84,6 @@ class CelebADataset:
         require_place("CelebADataset", "cache_dir", cache_dir)
         require_place("CelebADataset", "data_dir", data_dir)
         names = _read_partition(_find("list_eval_partition.txt", cache_dir, data_dir), _SPLITS[split])
-        self.attribute_names: tuple[str, ...] = ()
         self._attributes = None
         if include_attributes:
             path = _find("list_attr_celeba.txt", cache_dir, data_dir)
