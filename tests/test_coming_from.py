@@ -154,7 +154,7 @@ def is_here(name):
         path += f".{part}"
         if not hasattr(value, part):
             try:
-                value: Any = importlib.import_module(path)
+                value = importlib.import_module(path)
             except ModuleNotFoundError:
                 return False
         else:

@@ -362,6 +362,8 @@ def test_a_distributed_loader_is_made_without_the_builder():
     assert len(loader) == 5 and iter(loader).progress() == Progress(0, 10)
     second = _distributed(shard_id=1, num_shards=2)
     assert [batch[:, 0].tolist() for batch in second] == [[2, 3], [6, 7], [9]]
+    first_form = JaxShardingStrategy(jax.make_mesh((1,), ("data",)), jax.sharding.PartitionSpec("data"))
+    assert len(_distributed(sharding_strategy=first_form)) == 5
     alone = _distributed(sharding_strategy=None)
     assert [len(batch) for batch in alone] == [2] * 5
 

@@ -30,14 +30,15 @@ class JaxShardingStrategy:
 
     Args:
         mesh: The mesh.
-        data_shard_axis: The axis that rows are divided over, or several; "data" by default.
+        data_shard_axis: The axis that rows are divided over, or several; "data" by default. The first versions took a
+            `PartitionSpec` here, whose first axis is meant.
         num_shards: In how many parts the items are divided, if not as the mesh has it: by default each process reads
             what its devices need, which is the same for processes that share rows.
         shard_id: Which part this process reads, with `num_shards`; by default the number of the process.
     """
 
     mesh: Mesh
-    data_shard_axis: str | tuple[str, ...] | None = None
+    data_shard_axis: str | tuple[str, ...] | PartitionSpec | None = None
     num_shards: int | None = None
     shard_id: int | None = None
 
@@ -69,7 +70,7 @@ class JaxShardingStrategy:
 
         Args:
             local_batch: A tree of arrays with one row per item, as the loader gives it.
-            data_axis: Another axis to divide rows over.
+            data_axis: A different axis to divide rows over.
         """
         return distribute_global_batch(
             local_batch, self._over(self.data_shard_axis if data_axis is None else data_axis)
@@ -109,6 +110,8 @@ class JaxShardingStrategy:
         return _checked(Shard(size, shard_count(sharding), held, batch_size // len(held)))
 
     def _over(self, axes: Any) -> NamedSharding:
+        if isinstance(axes, PartitionSpec):
+            axes = next(iter(axes), None)
         return over_axes(self.mesh, checked_axes(_WHO, "data" if axes is None else axes, self.mesh.axis_names))
 
 
