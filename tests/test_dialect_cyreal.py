@@ -385,6 +385,37 @@ def test_cereal_sources_take_their_arguments_in_the_order_of_the_document(cereal
     assert (source.steps_per_epoch, source.element_spec()["action"].shape) == (8, ())
 
 
+class Toy:
+    """As environments were before Gymnax 1.0: five values, and no reset of its own."""
+
+    def reset(self, key, params):
+        return jnp.zeros((1,)), jnp.float32(0)
+
+    def step(self, key, state, action, params):
+        state = state + action
+        return jnp.array([state]), state, -state, state >= 2.0, {}
+
+
+def test_environments_whose_step_returns_five_values_run_as_they_were_written():
+    def advance(obs, policy_state, new_episode, key):
+        return jnp.float32(1), {"count": jnp.where(new_episode, 1, policy_state["count"] + 1)}
+
+    source = cyreal.GymnaxSource(
+        env=Toy(),
+        env_params=None,
+        policy_step_fn=advance,
+        policy_state_template={"count": jnp.int32(0)},
+        steps_per_epoch=4,
+    )
+    loader = cyreal.DataLoader([source, cyreal.BatchTransform(batch_size=4)])
+    (batch, mask), *more = loader.iterate(loader.init_state(jax.random.PRNGKey(0)))
+    assert batch["state"].tolist() == [[0], [1], [0], [1]] and batch["next_state"].tolist() == [[1], [2], [1], [2]]
+    assert batch["reward"].tolist() == [-1, -2, -1, -2] and batch["done"].tolist() == [False, True, False, True]
+    assert not batch["truncated"].any() and mask.all() and not more
+    old = cereal.GymnaxSource(Toy(), None, lambda obs, params, key: params, jnp.float32(1), 4)
+    assert old.element_spec()["done"].shape == ()
+
+
 def test_cereal_batch_transform_does_host_work_on_each_batch():
     def augment(batch):
         assert isinstance(batch["x"], np.ndarray)

@@ -6,6 +6,7 @@ import importlib.util
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 if importlib.util.find_spec("gymnax") is None:
@@ -287,13 +288,314 @@ def test_policies_and_environments_that_return_something_else():
     def grows(obs, policy_state, new_episode, key):
         return jnp.int32(1), jnp.stack([policy_state, policy_state])
 
-    class Old(Corridor):
+    class Short(Corridor):
         def step(self, key, state, action, params=None):  # pyright: ignore[reportIncompatibleVariableOverride]
-            return self.step_env(key, state, action, params)
+            return self.step_env(key, state, action, params)[:4]
+
+    class Silent(Corridor):
+        def step(self, key, state, action, params=None):  # pyright: ignore[reportIncompatibleVariableOverride]
+            return *self.step_env(key, state, action, params)[:4], None
 
     with refuses(TypeError, "policy_step_fn to return (action, policy_state). forgets returned"):
         ms.DataLoader([GymnaxSource(ENV, 5, forgets, jnp.int32(0))])
     with refuses(ValueError, "grows returned another", "policy_state: shape (2,), int32; expected shape (), int32"):
         ms.DataLoader([GymnaxSource(ENV, 5, grows, jnp.int32(0))])
-    with refuses(TypeError, "gymnax 1.0 or later", "Old returned 5 values"):
-        ms.DataLoader([GymnaxSource(Old(), 5, walk, TEMPLATE)])
+    with refuses(TypeError, "(obs, state, reward, done, info), with info a dict", "Short returned 4 values"):
+        ms.DataLoader([GymnaxSource(Short(), 5, walk, TEMPLATE)])
+    with refuses(TypeError, "(obs, state, reward, done, info), with info a dict", "returned None (NoneType) as info"):
+        ms.DataLoader([GymnaxSource(Silent(), 5, walk, TEMPLATE)])
+
+
+class Counter:
+    """Written by hand, with five or six values: counts actions up to 3, or to its time limit."""
+
+    def __init__(self, values, resets_itself=False):
+        self.values, self.resets_itself = values, resets_itself
+
+    def reset(self, key, params):
+        return jnp.zeros(1, jnp.int32), (jnp.int32(0), jnp.int32(0))
+
+    def step(self, key, state, action, params):
+        count, time = state[0] + action, state[1] + 1
+        terminated, truncated, obs, state = count >= 3, time >= params, count[None], (count, time)
+        if self.resets_itself:
+            fresh = self.reset(key, params)
+            obs, state = jax.tree.map(lambda old, new: jnp.where(terminated | truncated, new, old), (obs, state), fresh)
+        if self.values == 5:
+            return obs, state, action, terminated | truncated, {"truncated": truncated}
+        return obs, state, action, terminated, truncated, {}
+
+
+def stay_or_go(obs, params, key):
+    return jax.random.randint(key, (), 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("values", "resets_itself", "num_envs"), [(5, False, 1), (5, False, 3), (5, True, 3), (6, False, 1), (6, True, 3)]
+)
+def test_environments_written_by_hand_are_reset_where_an_episode_ends(key, values, resets_itself, num_envs):
+    env = Counter(values, resets_itself)
+    source = GymnaxSource(env, 4, policy_fn=stay_or_go, policy_params=(), steps_per_epoch=30, num_envs=num_envs)
+    loader = ms.DataLoader([source])
+    _, batch = epoch(loader, loader.init_state(key))
+    assert set(batch["info"]) == ({"truncated"} if values == 5 else set())
+    ends = set()
+    for env in range(num_envs):
+        row = jax.tree.map(lambda leaf, env=env: leaf.reshape(30, num_envs)[:, env], batch)
+        count, time = 0, 0
+        for i in range(30):
+            assert row["state"][i] == count
+            count, time = count + int(row["action"][i]), time + 1
+            terminated, cut, last = count >= 3, time >= 4, i == 29
+            assert row["done"][i] == (terminated or cut or last)
+            # Five values do not say how an episode ended: every end but that of the epoch counts as terminated.
+            told = (last and not (terminated or cut)) if values == 5 else (cut or last) and not terminated
+            assert row["truncated"][i] == told
+            at_reset = resets_itself and (terminated or cut)
+            assert row["next_state"][i] == (0 if at_reset else count)
+            ends.add((terminated, cut))
+            if row["done"][i]:
+                count, time = 0, 0
+    assert {(True, False), (False, True)} <= ends
+
+
+def test_a_gymnax_environment_without_a_time_limit_of_its_own_ends_where_its_step_says(key):
+    """As before 1.0: `step_env` is True at the time limit, too, and there is no `is_truncated`."""
+
+    class Old:
+        reset = Counter.reset
+
+        def step(self, *_):
+            raise AssertionError("it would reset every environment at every step")
+
+        step.__module__ = "gymnax.environments.environment"
+
+        def step_env(self, key, state, action, params):
+            return Counter(5).step(key, state, action, params)
+
+    loader = ms.DataLoader([GymnaxSource(Old(), 4, policy_fn=stay_or_go, policy_params=(), steps_per_epoch=30)])
+    _, batch = epoch(loader, loader.init_state(key))
+    assert batch["done"].sum() > 5 and batch["truncated"].sum() <= 1
+    np.testing.assert_array_equal(batch["next_state"][:, 0], batch["state"][:, 0] + batch["action"])
+
+
+def test_new_episode_of_a_wrong_shape_or_kind_is_refused(key):
+    state = corridor(3).init_state(key)
+    with refuses(
+        ValueError,
+        "set_policy_state needs new_episode to be one bool, or one for each environment, shape (3,)",
+        "shape (2,), bool",
+    ):
+        corridor(3).set_policy_state(state, TEMPLATE, new_episode=[True, False])
+    with refuses(ValueError, "set_loader_policy_state needs new_episode to be one bool. Got 'now' (str)"):
+        set_loader_policy_state(corridor().init_state(key), TEMPLATE, new_episode="now")
+    with refuses(ValueError, "needs new_episode to be one bool. Got shape (), int32: 1 (int)"):
+        set_loader_policy_state(corridor().init_state(key), TEMPLATE, new_episode=1)
+
+
+def step_of_params(obs, params, key):
+    return params["step"]
+
+
+@functools.cache
+def walks(num_envs=3):
+    params = {"step": jnp.int32(50)}
+    source = GymnaxSource(
+        ENV, jnp.int32(LIMIT), None, None, EPOCH, num_envs, policy_fn=step_of_params, policy_params=params
+    )
+    return ms.DataLoader([source, ms.BatchTransform(4)])
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def count_up(state, batch):
+    actions = batch[0]["action"]
+    params = {"step": state["policy"]["step"] + 1}
+    logs = ms.logs().add_metric("least", actions.min()).add_metric("most", actions.max())
+    return logs, {"policy": params, "sum": state["sum"] + batch[0]["next_state"].sum()}
+
+
+def fresh(first=0):
+    return {"policy": {"step": jnp.int32(first)}, "sum": jnp.int32(0)}
+
+
+def policy_of(state):
+    return state["policy"]
+
+
+@pytest.mark.parametrize("fuse", [None, 4])
+def test_every_batch_of_a_loop_is_made_with_the_policy_of_the_state_before_it(key, fuse, folder):
+    def run(**options):
+        return ms.train_loop(fresh(), walks(), {ms.on_train_step: count_up}, key=key, policy=policy_of, **options)
+
+    output, expected = run(stop=9, fuse=fuse), run(stop=9)
+    assert output.history.collect("least") == output.history.collect("most") == list(range(9))
+    assert_trees_equal(output.state, expected.state)
+    saving = {"callbacks": [ms.checkpoint(folder)], "resume": True}
+    first = run(stop=5, fuse=fuse, **saving)
+    assert int(get_policy_state(first.data_state)["step"]) == 4  # of the last batch; the next is made with 5
+    rest = run(stop=9, fuse=fuse, **saving)
+    assert_trees_equal(rest.state, expected.state)
+    assert rest.history.collect("least") == list(range(9))
+    by_hand = ms.train_loop(
+        first.state,
+        walks(),
+        {ms.on_train_step: count_up},
+        stop=9,
+        policy=policy_of,
+        data_state=first.data_state,
+        elapsed=first.elapsed,
+    )
+    assert_trees_equal(by_hand.state, expected.state)
+
+
+def test_a_fixed_policy_is_asked_for_by_name(key):
+    with refuses(
+        ValueError,
+        "train_loop over an environment needs policy=",
+        "policy=lambda state: state.params",
+        'policy="fixed"',
+    ):
+        ms.train_loop(fresh(), walks(), {ms.on_train_step: count_up}, stop=3, key=key)
+    with refuses(ValueError, "loop over an environment needs policy="):
+        ms.loop(fresh(), walks(), {ms.every(1): count_up}, stop=3, key=key)
+    with refuses(ValueError, "loop over an environment needs policy="):
+        ms.loop(fresh(), walks().iterate(walks().init_state(key)), {ms.every(1): count_up})
+    output = ms.train_loop(fresh(), walks(), {ms.on_train_step: count_up}, stop=3, key=key, policy="fixed")
+    assert output.history.collect("least", "most") == ([50] * 3, [50] * 3)
+    batches = walks().iterate(walks().init_state(key), steps=3)
+    output = ms.loop(fresh(), batches, {ms.every(1): count_up}, policy=policy_of)
+    assert output.history.collect("least", "most") == ([0, 1, 2], [0, 1, 2])
+
+
+def test_a_test_over_an_environment_acts_with_the_policy_of_the_state(key):
+    def test_step(state, batch):
+        return ms.logs().add_metric("action", batch[0]["action"].max())
+
+    tasks = {ms.on_test_step: test_step}
+    options = {"key": key, "stop": 2}
+    assert ms.test_loop(fresh(7), walks(), tasks, policy=policy_of, **options).history.collect("action") == [7, 7]
+    assert ms.test_loop(fresh(7), walks(), tasks, policy="fixed", **options).history.collect("action") == [50, 50]
+    with refuses(ValueError, "test over an environment needs policy="):
+        ms.test_loop(fresh(7), walks(), tasks, **options)
+
+    data = ms.DataLoader([ms.ArraySampleSource({"x": np.arange(4)}), ms.BatchTransform(2)])
+    learn = {ms.on_train_step: lambda state, batch: {**state, "policy": {"step": state["policy"]["step"] + 1}}, **tasks}
+    learnt = {"test_dataset": walks(), "test_duration": 1, "stop": 4, "key": key}
+    output = ms.train_loop(fresh(), data, learn, policy=policy_of, **learnt)
+    assert output.history.collect("action_test") == [2, 4]
+    with refuses(ValueError, "train_loop over an environment needs policy="):
+        ms.train_loop(fresh(), data, learn, **learnt)
+    with refuses(
+        ValueError, "train_loop takes policy= for data that come from an environment", "DataLoader has no policy"
+    ):
+        ms.train_loop(fresh(), data, {ms.on_train_step: learn[ms.on_train_step]}, policy=policy_of, stop=2, key=key)
+    with refuses(TypeError, 'needs policy to be a function of the state, or "fixed". Got 3 (int)'):
+        ms.train_loop(fresh(), walks(), {ms.on_train_step: count_up}, policy=3, stop=2, key=key)  # pyright: ignore
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_a_policy_with_a_memory_keeps_it_from_batch_to_batch(key, num_envs):
+    loader = corridor(num_envs, 4)
+
+    def step(state, batch):
+        return state + 1
+
+    def policy(state, policy_state):
+        return {**policy_state, "params": jnp.full(3, state)}
+
+    outputs = [
+        ms.loop(jnp.int32(0), loader, {ms.every(1): jax.jit(step)}, stop=5, key=key, policy=policy, fuse=fuse)
+        for fuse in (None, 3)
+    ]
+    state = loader.init_state(key)
+    for number in range(5):
+        now = {**get_policy_state(state), "params": jnp.full(3, number)}
+        _, state, _ = loader.next_batch(loader.set_policy_state(state, now))
+    for output in outputs:
+        assert_trees_equal(output.data_state, state)
+    with refuses(
+        ValueError, "this policy has a memory of its own, policy_state['age']", "policy=lambda state, policy_state:"
+    ):
+        ms.loop(jnp.int32(0), loader, {ms.every(1): step}, stop=5, key=key, policy=lambda state: TEMPLATE)
+
+
+@pytest.mark.parametrize("fuse", [None, 2])
+def test_a_policy_that_does_not_fit_is_refused_by_the_loop(key, fuse):
+    for policy, words in (
+        (lambda state: state["sum"], ["a policy state that does not fit this source", "policy_state['step']: missing"]),
+        (lambda state: policy_of, ["loop: policy= needs a policy state made of arrays", "policy_of"]),
+    ):
+        with pytest.raises((TypeError, ValueError)) as caught:
+            ms.loop(fresh(), walks(), {ms.every(1): count_up}, stop=4, key=key, policy=policy, fuse=fuse)
+        for word in words:
+            assert word in str(caught.value)
+
+
+RATE, HORIZON = 0.02, 200
+OPTIMIZER = optax.adam(RATE)
+
+
+def logits(params, obs):
+    return jnp.tanh(obs @ params["in"]) @ params["out"]
+
+
+def sample(obs, params, key):
+    return jax.random.categorical(key, logits(params, obs))
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+@jax.numpy_dtype_promotion("standard")  # which optax counts on
+def policy_gradient(state, batch):
+    batch, _ = batch
+
+    def to_go(later, now):
+        total = now[0] + 0.99 * jnp.where(now[1], 0.0, later)
+        return total, total
+
+    returns = jax.lax.scan(to_go, jnp.zeros(16), (batch["reward"], batch["done"]), reverse=True)[1]
+    advantage = (returns - returns.mean()) / returns.std()
+
+    def loss(params):
+        chosen = jnp.take_along_axis(jax.nn.log_softmax(logits(params, batch["state"])), batch["action"][..., None], -1)
+        return -jnp.mean(chosen[..., 0] * advantage)
+
+    updates, opt_state = OPTIMIZER.update(jax.grad(loss)(state["policy"]), state["opt_state"])
+    logs = ms.logs().add_metric("mean_return", batch["reward"].sum() / jnp.sum(batch["done"], dtype=jnp.float32))
+    return logs, {"policy": optax.apply_updates(state["policy"], updates), "opt_state": opt_state}
+
+
+def test_cartpole_is_learnt_in_the_loop_and_resumed_exactly_after_a_crash(folder):
+    def new_state():
+        params = {"in": jax.random.normal(jax.random.key(0), (4, 16)) / 2, "out": jnp.zeros((16, 2))}
+        return {"policy": params, "opt_state": OPTIMIZER.init(params)}
+
+    env, template = CartPole(), new_state()["policy"]
+    source = GymnaxSource(
+        env, env.default_params, policy_fn=sample, policy_params=template, steps_per_epoch=HORIZON, num_envs=16
+    )
+    loader = ms.DataLoader([source, ms.BatchTransform(HORIZON)])
+
+    def run(*tasks, **options):
+        return ms.train_loop(
+            new_state(),
+            loader,
+            [(ms.on_train_step, policy_gradient), *tasks],
+            stop=30,
+            key=jax.random.key(1),
+            policy=policy_of,
+            **options,
+        )
+
+    def crash():
+        raise MemoryError
+
+    whole = run()
+    returns = whole.history.collect("mean_return")
+    assert returns[0] < 30 and min(returns[-5:]) > 100
+    saving = {"callbacks": [ms.checkpoint(folder)], "resume": True}
+    with pytest.raises(MemoryError):
+        run((ms.at(17), crash), **saving)
+    resumed = run(**saving)
+    assert_trees_equal(resumed.state, whole.state)
+    assert_trees_equal(resumed.data_state, whole.data_state)
+    assert resumed.history.collect("mean_return") == returns

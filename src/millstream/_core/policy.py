@@ -20,7 +20,8 @@ class ActingState:
     Attributes:
         policy_state: What the policy knows: parameters, recurrent carries.
         new_episode: Whether the next observation is the first of an episode; one bool per environment.
-        per_env: For every leaf of `policy_state`, whether it has one row per environment.
+        per_env: For every leaf of `policy_state`, whether it is a memory of what an environment has shown; of several
+            environments it has one row for each.
     """
 
     policy_state: PyTree
@@ -39,6 +40,17 @@ def get_policy_state(state: PyTree) -> PyTree:
     return _acting("get_policy_state", state).policy_state
 
 
+def has_policy(state: PyTree) -> bool:
+    """Whether a state is that of a pipeline that starts with an environment."""
+    return any(isinstance(node, ActingState) for node in jax.tree.leaves(state, is_leaf=_is_acting))
+
+
+def memories(state: PyTree) -> list[str]:
+    """The names of the leaves of the policy state inside a state that the policy changes by itself."""
+    acting = _acting("memories", state)
+    return [name for (name, _), own in zip(_leaves(acting.policy_state), acting.per_env, strict=True) if own]
+
+
 def set_policy_state(who: str, state: PyTree, policy_state: PyTree, new_episode: Any) -> PyTree:
     """The state with another policy, wherever in the pipeline it sits; refuses one of another shape.
 
@@ -49,10 +61,7 @@ def set_policy_state(who: str, state: PyTree, policy_state: PyTree, new_episode:
         new_episode: What the policy is told at its next step; None leaves it as it is.
     """
     acting = _acting(who, state)
-    if new_episode is None:
-        flag = acting.new_episode
-    else:
-        flag = jnp.broadcast_to(jnp.asarray(new_episode, bool), acting.new_episode.shape)
+    flag = acting.new_episode if new_episode is None else _as_flags(who, new_episode, acting.new_episode.shape)
     fitted = _fit(who, acting, policy_state)
     changed = dataclasses.replace(acting, policy_state=fitted, new_episode=flag)
     return jax.tree.map(lambda node: changed if isinstance(node, ActingState) else node, state, is_leaf=_is_acting)
@@ -86,13 +95,28 @@ def as_arrays(who: str, policy_state: PyTree) -> PyTree:
     return jax.tree.map(strong, policy_state)
 
 
+def _as_flags(who: str, new_episode: Any, shape: tuple[int, ...]) -> jax.Array:
+    try:
+        flags = jnp.asarray(new_episode)
+    except (TypeError, ValueError):
+        flags = None
+    if flags is None or flags.dtype != bool or flags.shape not in ((), shape):
+        each = f", or one for each environment, shape {shape}" if shape else ""
+        found = (
+            describe_value(new_episode) if flags is None else f"{describe_leaf(flags)}: {describe_value(new_episode)}"
+        )
+        raise ValueError(f"{who} needs new_episode to be one bool{each}. Got {found}.")
+    return jnp.broadcast_to(flags, shape)
+
+
 def _fit(who: str, acting: ActingState, policy_state: PyTree) -> PyTree:
     given = as_arrays(who, policy_state)
     leaves, structure = jax.tree.flatten(given)
     if structure == jax.tree.structure(acting.policy_state):
         targets = jax.tree.leaves(acting.policy_state)
         for i, (target, per_env) in enumerate(zip(targets, acting.per_env, strict=True)):
-            if per_env and leaves[i].shape == target.shape[1:] and leaves[i].dtype == target.dtype:
+            many = per_env and acting.new_episode.ndim > 0
+            if many and leaves[i].shape == target.shape[1:] and leaves[i].dtype == target.dtype:
                 leaves[i] = jnp.broadcast_to(leaves[i], target.shape)
         given = jax.tree.unflatten(structure, leaves)
     lines = differences(acting.policy_state, given)

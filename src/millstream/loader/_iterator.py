@@ -13,7 +13,7 @@ from millstream._core.errors import describe_value, require_int
 from millstream._core.interrupts import Interrupts
 from millstream._core.one_thread import OneThread
 from millstream._core.plan import STEP_LIMIT
-from millstream._core.policy import set_policy_state
+from millstream._core.policy import has_policy, set_policy_state
 from millstream._core.state import LoaderState, checked_step
 from millstream._core.stats import Clock, LoaderStats
 
@@ -197,6 +197,11 @@ class BatchIterator(Iterator[Any]):
             f"A {type(self).__name__} cannot be pickled or copied: it reads ahead. Keep its `state`, or what "
             "`get_state` gives, and make another one of it: loader.iterate(state)."
         )
+
+    @property
+    def has_policy(self) -> bool:
+        """Whether a policy makes the batches: the pipeline starts with an environment."""
+        return has_policy(self._state)
 
     def set_policy_state(self, policy_state: PyTree, *, new_episode: Any = None) -> None:
         """Act with another policy state from the next batch on, for a pipeline that starts with an environment.

@@ -23,7 +23,7 @@ from millstream._core.ordering import as_shuffle
 from millstream._core.pipeline import Pipeline
 from millstream._core.placement import readable
 from millstream._core.plan import STEP_LIMIT
-from millstream._core.policy import set_policy_state
+from millstream._core.policy import has_policy, set_policy_state
 from millstream._core.read_ahead import Backend, PlannedRun, ReadAhead, still_open
 from millstream._core.read_in_graph import end_reading_in_graph
 from millstream._core.reading import OnError, Report
@@ -181,6 +181,13 @@ class DataLoader:
         shuffled = self._source.plan.shuffle != as_shuffle("is_random", "sequential")
         keyed = self._host is not None and self._host.source.keyed
         return shuffled or keyed or any(stage.keyed for stage in self._source.stages)
+
+    @functools.cached_property
+    def has_policy(self) -> bool:
+        """Whether a policy makes the batches: the pipeline starts with an environment, such as `rl.GymnaxSource`."""
+        if isinstance(self._source, Pipeline):
+            return False
+        return has_policy(jax.eval_shape(self._source.init_state, jax.random.key(0)))
 
     def contents(self) -> tuple[tuple[str, str], ...]:
         """What the samples are, in a word that changes when they do: a hash of a few of them.

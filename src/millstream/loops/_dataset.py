@@ -67,6 +67,10 @@ class Batches:
         """The state of a loader's iterator; None for other iterables."""
         return getattr(self.iterator, "state", None)
 
+    def set_policy_state(self, policy_state: PyTree) -> None:
+        """Have the next batch made by this policy."""
+        self.iterator.set_policy_state(policy_state)
+
     def close(self) -> None:
         """End the reading; data that the loop did not open are the caller's to close."""
 
@@ -132,6 +136,10 @@ class LoaderBatches:
     def state(self) -> PyTree:
         """The state of the loader after the batch that came last."""
         return self._iterator.state
+
+    def set_policy_state(self, policy_state: PyTree) -> None:
+        """Have the next batch made by this policy."""
+        self._iterator.set_policy_state(policy_state)
 
     def close(self) -> None:
         """End the reading."""

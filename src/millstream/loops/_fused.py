@@ -9,6 +9,7 @@ import numpy as np
 from millstream._core.errors import describe_value, table
 from millstream._core.placement import readable
 from millstream._core.static_part import is_number
+from millstream.loops._acting import Acting
 from millstream.loops._callback import arguments, bind
 from millstream.loops._dataset import Loader, loader_state
 from millstream.loops._elapsed import INT32_LIMIT, Elapsed
@@ -112,6 +113,7 @@ class FusedData:
         start: How far the run is.
         last: Its last step; infinity if that is not known.
         width: The most steps per program.
+        acting: Sets the policy before each batch; None if there is none to set.
 
     Attributes:
         state: The loader's state after the last program.
@@ -130,6 +132,7 @@ class FusedData:
         start: Elapsed,
         last: float,
         width: int,
+        acting: Acting | None,
     ) -> None:
         if not isinstance(loader, Loader) or not hasattr(loader, "run_steps"):
             raise TypeError(
@@ -138,6 +141,7 @@ class FusedData:
             )
         self._who = f"{who} with fuse={width}"
         self._loader: Any = loader
+        self._before_fn = None if acting is None else acting.before
         self._last = np.int32(last if last < INT32_LIMIT else 0)
         self._width = width
         state = loader_state(who, loader, key, data_state, start.steps)
@@ -158,7 +162,7 @@ class FusedData:
         carry = Carry(state, (_as_carry(now, now.samples + sum(samples)), self._last) if body.times else None)
         steps: Any = _WithMask(body) if self._samples_at is None else body
         self.state, (state, _), logs = self._loader.run_steps(
-            self.state, carry, steps, count, width=self._width, who=self._who
+            self.state, carry, steps, count, width=self._width, before_fn=self._before_fn, who=self._who
         )
         self._drawn += count
         if self._samples_at is None:

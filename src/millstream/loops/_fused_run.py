@@ -33,7 +33,9 @@ class FusedRun(Run):
     def _steps(self) -> bool:
         loop_state, clock, last = self.loop_state, self._clock, math.inf if self._last is None else self._last
         key, data_state = self._opening["key"], self._opening["data_state"]
-        self._batches = data = FusedData(self._who, self._dataset, key, data_state, clock.now, last, self._width)
+        self._batches = data = FusedData(
+            self._who, self._dataset, key, data_state, clock.now, last, self._width, self._acting
+        )
         body = Body(self._compiled, clock.epoch)
         nothing = Body([], clock.epoch)
         while True:

@@ -6,6 +6,7 @@ from typing import Any
 
 from millstream._core.contracts import PyTree
 from millstream._core.errors import require_text
+from millstream.loops._acting import Policy
 from millstream.loops._elapsed import Elapsed
 from millstream.loops._fused_run import FusedRun
 from millstream.loops._history import History
@@ -33,6 +34,7 @@ def loop(
     catch_keyboard_interrupt: bool = True,
     batch_size_fn: Callable[[Any], int] | None = None,
     metadata: Any = None,
+    policy: Policy = None,
     name: str = "loop",
 ) -> LoopOutput:
     """Go through batches and call what is due at each step.
@@ -71,6 +73,9 @@ def loop(
         catch_keyboard_interrupt: Whether Ctrl-C ends the loop as described above, or raises.
         batch_size_fn: How many samples a batch has, where its shape does not say it.
         metadata: For callbacks, as `loop_state.metadata`.
+        policy: Over an environment, the part of the state that acts: a function of the state, or of the state and the
+            policy state so far, for a policy with a memory. The batch of a step is made with the policy of the state
+            before that step, fused or not. "fixed" acts with the policy that the source has.
         name: For callbacks, as `loop_state.name`, and for errors.
 
     Returns:
@@ -95,6 +100,7 @@ def loop(
         catch_keyboard_interrupt=catch_keyboard_interrupt,
         batch_size_fn=batch_size_fn,
         metadata=metadata,
+        policy=policy,
         name=name,
         **options,
     ).run()

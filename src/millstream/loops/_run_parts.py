@@ -7,6 +7,7 @@ from typing import Any
 from millstream._core.contracts import PyTree
 from millstream._core.errors import describe_value, require_bool, require_path
 from millstream._core.interrupts import Interrupts
+from millstream.loops._acting import Policy, acting
 from millstream.loops._clock import Clock
 from millstream.loops._dataset import Batches, Loader, LoaderBatches, as_dataset, open_batches
 from millstream.loops._elapsed import Elapsed
@@ -47,6 +48,7 @@ class RunParts:
         catch_keyboard_interrupt: bool,
         batch_size_fn: Callable[[Any], int] | None,
         metadata: Any,
+        policy: Policy,
         name: str,
     ) -> None:
         who = self._who = caller_of(name)
@@ -58,6 +60,7 @@ class RunParts:
             raise TypeError(f"{who} needs batch_size_fn to be a function. Got {describe_value(batch_size_fn)}.")
         dataset = as_dataset(who, dataset)
         self._dataset: Any = dataset
+        self._acting = acting(name, policy, dataset)
         self._tasks = [task for task in tasks if not task.observes]
         # Savers come last: what they save is a step that is complete.
         self._observers = sorted((task for task in tasks if task.observes), key=lambda task: task.saves)

@@ -40,7 +40,7 @@ class RunSteps(RunParts):
 
     def _burst(self) -> Burst | None:
         """What does several steps together; None if each has to be looked at."""
-        task = only_step(self._tasks)
+        task = only_step(self._tasks) if self._acting is None else None
         patience = min((task.callback.patience for task in self._observers if task.schedule is None), default=math.inf)
         if task is None or patience <= 0 or self._preemption is not None or self._next_due() is None:
             return None
@@ -88,6 +88,8 @@ class RunSteps(RunParts):
         """One step; as `_ended`."""
         loop_state, interrupts, perf_counter = self.loop_state, self._interrupts, time.perf_counter
         begun, before = perf_counter(), None if batches.where is None else batches.where()
+        if self._acting is not None:
+            batches.set_policy_state(self._acting.policy_state(loop_state.state, batches.state))
         interrupts.waiting = batches.may_break
         try:
             if interrupts.terminated:

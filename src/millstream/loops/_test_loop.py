@@ -5,6 +5,7 @@ from typing import Any
 
 from millstream._core.contracts import PyTree
 from millstream.loops import _named as named
+from millstream.loops._acting import Policy
 from millstream.loops._dataset import Loader, as_dataset
 from millstream.loops._elapsed import Elapsed
 from millstream.loops._history import History
@@ -29,6 +30,7 @@ def test_loop(
     catch_keyboard_interrupt: bool = True,
     batch_size_fn: Callable[[Any], int] | None = None,
     metadata: Any = None,
+    policy: Policy = None,
 ) -> LoopOutput:
     """Test a model on a dataset, once.
 
@@ -54,6 +56,7 @@ def test_loop(
         catch_keyboard_interrupt: As in `loop`.
         batch_size_fn: As in `loop`.
         metadata: As in `loop`.
+        policy: As in `loop`.
     """
     dataset = as_dataset("test_loop", dataset)
     tasks = NamedTasks("test_loop", named.TEST, state, tasks, callbacks, watched=(named.on_test_batch_end,))
@@ -69,6 +72,7 @@ def test_loop(
         catch_keyboard_interrupt=catch_keyboard_interrupt,
         batch_size_fn=batch_size_fn,
         metadata=metadata,
+        policy=policy,
     )
 
 
@@ -105,6 +109,7 @@ def predict_loop(
     catch_keyboard_interrupt: bool = True,
     batch_size_fn: Callable[[Any], int] | None = None,
     metadata: Any = None,
+    policy: Policy = None,
 ) -> LoopOutput:
     """Ask a model about a dataset, once.
 
@@ -130,6 +135,7 @@ def predict_loop(
         catch_keyboard_interrupt: As in `loop`.
         batch_size_fn: As in `loop`.
         metadata: As in `loop`.
+        policy: As in `loop`.
 
     Returns:
         As `loop`; `outputs` has what was logged with `add_output`, all batches joined, without padding.
@@ -155,6 +161,7 @@ def predict_loop(
         catch_keyboard_interrupt=catch_keyboard_interrupt,
         batch_size_fn=batch_size_fn,
         metadata=metadata,
+        policy=policy,
         name="predict",
     )
 

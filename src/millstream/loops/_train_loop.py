@@ -8,6 +8,7 @@ from typing import Any
 from millstream._core.contracts import PyTree
 from millstream._core.errors import describe_value, require_int
 from millstream.loops import _named as named
+from millstream.loops._acting import Policy, acting, has_policy
 from millstream.loops._dataset import Loader, as_dataset
 from millstream.loops._elapsed import Elapsed
 from millstream.loops._history import History
@@ -45,6 +46,7 @@ def train_loop(
     catch_keyboard_interrupt: bool = True,
     batch_size_fn: Callable[[Any], int] | None = None,
     metadata: Any = None,
+    policy: Policy = None,
 ) -> LoopOutput:
     """Train a model, and test it at the end of every epoch and of the run.
 
@@ -93,6 +95,7 @@ def train_loop(
         catch_keyboard_interrupt: As in `loop`.
         batch_size_fn: As in `loop`.
         metadata: As in `loop`.
+        policy: As in `loop`; a test over an environment acts with the policy of the state that is tested.
     """
     if isinstance(fast_dev_run, bool):
         fast_dev_run = int(fast_dev_run)
@@ -120,13 +123,14 @@ def train_loop(
     options = {"key": key, "batch_size_fn": batch_size_fn, "metadata": metadata}
     options["catch_keyboard_interrupt"] = catch_keyboard_interrupt
     _require_sense(given, test_dataset, epoch_duration)
+    _require_policy(policy, dataset, test_dataset)
     evaluation, trial = [], []
     if test_dataset is not None:
         duration = test_duration
         if limit_batches is not None:
             duration = _shorter("test_duration", test_duration, limit_batches)
         test = functools.partial(
-            _test, dataset=test_dataset, tasks=given.named_only(), duration=duration, options=options
+            _test, dataset=test_dataset, tasks=given.named_only(), duration=duration, policy=policy, options=options
         )
         evaluation = [inner_loop(test_name, test, **({} if inner_loop_kwargs is None else inner_loop_kwargs))]
         if sanity_batches:
@@ -148,6 +152,7 @@ def train_loop(
         resume=resume,
         epoch_duration=epoch_duration,
         fuse=fuse,
+        policy=policy if has_policy(dataset) else None,
         name="train",
         **options,
     )
@@ -164,9 +169,12 @@ def _training(tasks: NamedTasks, evaluation: list[Any]) -> Iterator[tuple[Any, l
     yield from tasks.others
 
 
-def _test(state: Any, *, dataset: Any, tasks: NamedTasks, duration: Any, options: dict[str, Any]) -> LoopOutput:
+def _test(
+    state: Any, *, dataset: Any, tasks: NamedTasks, duration: Any, policy: Policy, options: dict[str, Any]
+) -> LoopOutput:
     dataset = as_dataset("train_loop", dataset)
-    return run_test(state, dataset, tasks, stop=whole(dataset) if duration is None else duration, **options)
+    stop = whole(dataset) if duration is None else duration
+    return run_test(state, dataset, tasks, stop=stop, policy=policy if has_policy(dataset) else None, **options)
 
 
 def _require_sense(tasks: NamedTasks, test_dataset: Any, epoch_duration: Any) -> None:
@@ -189,6 +197,13 @@ def _require_sense(tasks: NamedTasks, test_dataset: Any, epoch_duration: Any) ->
                 f"train_loop needs epoch_duration (such as steps per epoch) for {', '.join(waiting) or 'test_dataset'}"
                 ": these data do not say how long an epoch is."
             )
+
+
+def _require_policy(policy: Policy, dataset: Any, test_dataset: Any) -> None:
+    """Refuse an environment without a policy, and a policy without an environment, before anything runs."""
+    given = test_dataset if has_policy(test_dataset) else dataset
+    if has_policy(given) or not callable(test_dataset):  # what a function will return is not known yet
+        acting("train_loop", policy, given)
 
 
 def _shorter(name: str, duration: Any, batches: int) -> int:

@@ -55,6 +55,13 @@ class GymnaxSource:
     says that it was cut short, by the environment's time limit or by the end of the epoch, and did not terminate:
     the value of `next_state` still counts there. Every epoch starts new episodes.
 
+    An environment has `reset(key, params) -> (obs, state)` and `step(key, state, action, params)`, which returns (obs,
+    state, reward, terminated, truncated, info). Wherever an episode ends, it is reset here, unless its step did that
+    itself and says so: with `info["final_observation"]`, which is `next_state` then. A step that resets without saying
+    so has the first observation of the next episode as `next_state`. A step may also return five values, (obs, state,
+    reward, done, info), as before Gymnax 1.0. It does not tell how an episode ended, so every `done` counts as
+    terminated, and `truncated` marks only the end of an epoch.
+
     Example:
         >>> env, env_params = gymnax.make("CartPole-v1")
         >>> def policy_step(obs, policy_state, new_episode, key):
@@ -69,7 +76,7 @@ class GymnaxSource:
     observation, on `new_episode` or on `key`: a recurrent carry. All other leaves, such as parameters, are held once.
 
     Args:
-        env: A Gymnax environment (1.0 or later), bare or wrapped.
+        env: A Gymnax environment, bare or wrapped, or one that is written by hand in its form.
         env_params: Its parameters.
         policy_step_fn: `policy_step_fn(obs, policy_state, new_episode, key) -> (action, policy_state)`.
         policy_state_template: One environment's policy state, of arrays; also the policy until another is set.
@@ -256,8 +263,7 @@ def _initial_state(source: GymnaxSource, words: jax.Array) -> GymnaxSourceState:
         epoch=jnp.zeros((), np.uint32),
     )
     env_state, obs = source._reset(_key(state, _START))
-    state = dataclasses.replace(state, env_state=env_state, obs=obs)
-    return state if envs == 1 else _spread_policy(source, state)
+    return _spread_policy(source, dataclasses.replace(state, env_state=env_state, obs=obs))
 
 
 def _spread_policy(source: GymnaxSource, state: GymnaxSourceState) -> GymnaxSourceState:
@@ -266,10 +272,12 @@ def _spread_policy(source: GymnaxSource, state: GymnaxSourceState) -> GymnaxSour
     def step(policy_state: PyTree, obs: PyTree, new_episode: jax.Array, key: jax.Array) -> PyTree:
         return act(source._policy, obs, policy_state, new_episode, key)[1]
 
-    per_env = per_env_leaves(step, state.policy_state, state.obs, state.new_episode, _key(state, _POLICY))
+    of_envs, many = (state.obs, state.new_episode, _key(state, _POLICY)), source.num_envs > 1
+    rows = of_envs if many else jax.tree.map(lambda leaf: leaf[None], of_envs)
+    per_env = per_env_leaves(step, state.policy_state, *rows)
     leaves, structure = jax.tree.flatten(state.policy_state)
     leaves = [
-        jnp.broadcast_to(leaf, (source.num_envs, *leaf.shape)) if flag else leaf
+        jnp.broadcast_to(leaf, (source.num_envs, *leaf.shape)) if flag and many else leaf
         for leaf, flag in zip(leaves, per_env, strict=True)
     ]
     return dataclasses.replace(state, policy_state=jax.tree.unflatten(structure, leaves), per_env=per_env)
