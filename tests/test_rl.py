@@ -1,5 +1,6 @@
 """Environments as streams: transitions, episodes, policies, many environments at once."""
 
+import dataclasses
 import functools
 import importlib.util
 
@@ -398,12 +399,12 @@ def step_of_params(obs, params, key):
 
 
 @functools.cache
-def walks(num_envs=3):
+def walks(num_envs=3, stages=()):
     params = {"step": jnp.int32(50)}
     source = GymnaxSource(
         ENV, jnp.int32(LIMIT), None, None, EPOCH, num_envs, policy_fn=step_of_params, policy_params=params
     )
-    return ms.DataLoader([source, ms.BatchTransform(4)])
+    return ms.DataLoader([source, ms.BatchTransform(4), *stages])
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -533,6 +534,23 @@ def test_a_policy_that_does_not_fit_is_refused_by_the_loop(key, fuse):
 
 RATE, HORIZON = 0.02, 200
 OPTIMIZER = optax.adam(RATE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Halved(ms.Transform):
+    """Every second transition counts."""
+
+    def apply(self, value, mask, key):
+        return value, mask & (jnp.arange(mask.size) % 2 == 0).reshape(mask.shape)
+
+
+def test_samples_that_the_next_policies_decide_about_are_not_counted_ahead(key):
+    loader = walks(stages=(Halved(),))
+    options = {"key": key, "policy": policy_of, "fuse": 2}
+    output = ms.train_loop(fresh(), loader, {ms.on_train_step: count_up}, stop=4, **options)
+    assert output.elapsed.samples == 4 * 6
+    with refuses(ValueError, "train_loop with fuse=2 cannot count samples ahead", "in steps or epochs"):
+        ms.train_loop(fresh(), loader, {ms.on_train_step: count_up}, stop=ms.at(samples=12), **options)
 
 
 def logits(params, obs):
