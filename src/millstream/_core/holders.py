@@ -132,8 +132,7 @@ def _root(path: list[Any], holder: Any) -> str | None:
     kind = type(holder)
     if kind is dict and "__builtins__" in holder:
         module = holder.get("__name__", "a program")
-        name = f"{_key_of(holder, path[0])}"
-        return _LIBRARY if _is_ours(module) else _words(path, name, f"a global variable of {module}")
+        return _words(path, f"{_key_of(holder, path[0])}", f"a global variable of {module}")
     if kind is types.FunctionType:
         return _held_by_function(path, holder)
     if kind is types.FrameType or kind in _GENERATORS:
