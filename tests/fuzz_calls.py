@@ -226,8 +226,8 @@ def _names_argument(wrong: dict[str, Any], text: str) -> bool:
         if isinstance(value, np.ndarray | jax.Array):
             words |= {f"shape {value.shape}", f"shape={value.shape}", "a does not exist"}
             words |= {"empty"} if value.size == 0 else set()
-        if isinstance(value, list | tuple) and value:
-            words |= {f"{value[0]!r} ({type(value[0]).__name__})"}
+        if isinstance(value, list | tuple | range):
+            words |= {f"shape ({len(value)},)", *(f"{item!r} ({type(item).__name__})" for item in value[:1])}
         if isinstance(value, dict):
             words |= {repr(item) for pair in value.items() for item in pair} | {str(item) for item in value.values()}
         is_plain = isinstance(value, str | bytes | list | dict | set)

@@ -27,7 +27,7 @@ def dataset_to_jax(dataset: Any, storage_device: Any = "cpu") -> PyTree:
 
     who = "dataset_to_jax"
     if not hasattr(dataset, "as_array_dict"):
-        require_items(who, "a dataset", dataset)
+        require_items(who, "as_array_dict(), or a dataset", dataset)
     try:
         stacked = dataset.as_array_dict() if hasattr(dataset, "as_array_dict") else _stacked(dataset)
         arrays = jax.tree.map(lambda leaf: kept(who, leaf), stacked)

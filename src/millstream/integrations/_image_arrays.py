@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from millstream._core.dtypes import dtype_of_array
 from millstream._core.errors import describe_leaf, describe_value
 
 
@@ -23,11 +24,13 @@ def namespace(who: str, image: Any, axis: int, channels: Sequence[int]) -> Any:
         if not isinstance(image, jax.Array):
             raise TypeError(f"{who} needs a NumPy or JAX array. Got {describe_value(image)}.")
         xp = jax.numpy
-    if not is_float(image.dtype):
+    if (dtype := dtype_of_array(image)) is None or not is_float(dtype):
         raise TypeError(
             f"{who} needs floats. Got {describe_leaf(image)}. "
             "Divide pixels by 255, or write them with the coefficients FRACTIONAL."
         )
+    if type(axis) is not int:
+        raise TypeError(f"{who} needs axis to be an int. Got {describe_value(axis)}.")
     if not -image.ndim <= axis < image.ndim or image.shape[axis] not in channels:
         counts = ", ".join(map(str, channels[:-1])) + f" or {channels[-1]}"
         raise ValueError(

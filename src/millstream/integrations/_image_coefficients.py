@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from millstream._core.errors import describe_value
+from millstream._core.errors import describe_value, require_positive
 from millstream.integrations._image_arrays import namespace
 
 Array = TypeVar("Array")  # a NumPy or a JAX array
@@ -58,6 +58,12 @@ class Coefficients:
         return rows[0], rows[1]
 
 
+def require_coefficients(who: str, name: str, value: Any) -> None:
+    """Refuse anything but coefficients."""
+    if not isinstance(value, Coefficients):
+        raise TypeError(f"{who} needs {name} to be Coefficients, such as FRACTIONAL. Got {describe_value(value)}.")
+
+
 def balanced(scale: float = 1.0) -> Coefficients:
     """From `-scale` to `scale`; alpha from 0 to 1.
 
@@ -66,6 +72,7 @@ def balanced(scale: float = 1.0) -> Coefficients:
         >>> balanced(2.0).offset
         -2.0
     """
+    require_positive("balanced", "scale", scale)
     return Coefficients(scale / 127.5, -scale)
 
 
@@ -76,8 +83,12 @@ def standardized(mean: Sequence[float], std: Sequence[float]) -> Coefficients:
         >>> from millstream.integrations.images import standardized
         >>> cifar10 = standardized(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))
     """
-    means, deviations = np.ravel(mean), np.ravel(std)
-    if means.shape != deviations.shape or not np.all(deviations > 0):
+    try:
+        means, deviations = (np.ravel(np.asarray(given, np.float64)) for given in (mean, std))
+        is_right = means.shape == deviations.shape and np.isfinite([*means, *deviations]).all()
+    except Exception:
+        means, deviations, is_right = np.zeros(0), np.zeros(0), False
+    if not is_right or not np.all(deviations > 0):
         raise ValueError(
             f"standardized needs a mean and a positive std for each color. Got {describe_value(mean)} and "
             f"{describe_value(std)}."
@@ -103,6 +114,8 @@ def rescale(image: Array, old: Coefficients, new: Coefficients, *, axis: int = -
     xp = namespace("rescale", given, axis, (1, 2, 3, 4))
     shape = [1] * given.ndim
     shape[axis] = channels = given.shape[axis]
+    require_coefficients("rescale", "old", old)
+    require_coefficients("rescale", "new", new)
     scale, offset = old.per_channel("rescale", channels)
     new_scale, new_offset = new.per_channel("rescale", channels)
     factor = new_scale / scale

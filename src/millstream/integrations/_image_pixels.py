@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from millstream._core.errors import describe_leaf, needs
+from millstream._core.dtypes import holds_numbers
+from millstream._core.errors import describe_leaf, describe_value, needs
 from millstream.integrations._image_arrays import is_float
-from millstream.integrations._image_coefficients import Coefficients
+from millstream.integrations._image_coefficients import Coefficients, require_coefficients
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -92,21 +93,33 @@ def to_pillow(
     who = "to_pillow"
     with needs(who, "Pillow", "images"):
         from PIL import Image
-    numbers = np.asarray(array)
-    if numbers.ndim not in (2, 3) or axis not in (-3, -1, 0, 2):
+    numbers = _as_numbers(who, array)
+    if numbers.ndim not in (2, 3) or type(axis) is not int or axis not in (-3, -1, 0, 2):
         raise ValueError(
             f"{who} needs one image, with its channels first (axis=0) or last (axis=-1). "
-            f"Got axis={axis} and {describe_leaf(numbers)}. Images of a batch are given one by one."
+            f"Got axis={describe_value(axis)} and {describe_leaf(numbers)}. Images of a batch are given one by one."
         )
     numbers = numbers[..., None] if numbers.ndim == 2 else np.moveaxis(numbers, axis, -1)
     modes = _MODES.get(numbers.shape[2], ())
-    if not modes or mode not in (None, *modes):
+    if not modes or not (mode is None or (isinstance(mode, str) and mode in modes)):
         raise ValueError(
-            f"{who} needs 1 (L), 2 (LA), 3 (RGB) or 4 (RGBA, RGBa) channels on axis {axis}. Got mode={mode!r} and "
-            f"{describe_leaf(array)}. Channels that come first need axis=0."
+            f"{who} needs 1 (L), 2 (LA), 3 (RGB) or 4 (RGBA, RGBa) channels on axis {axis}. "
+            f"Got mode={describe_value(mode)} and {describe_leaf(array)}. Channels that come first need axis=0."
         )
+    if coefficients is not None:
+        require_coefficients(who, "coefficients", coefficients)
     pixels = _rounded(who, numbers, coefficients)
     return Image.frombytes(modes[0] if mode is None else mode, (pixels.shape[1], pixels.shape[0]), pixels.tobytes())
+
+
+def _as_numbers(who: str, image: Any) -> np.ndarray:
+    try:
+        numbers = np.asarray(image)
+    except Exception:
+        numbers = None
+    if numbers is None or not holds_numbers(numbers.dtype):
+        raise TypeError(f"{who} needs an image or an array of numbers. Got {describe_value(image)}.")
+    return numbers
 
 
 def _pixels(who: str, image: Any) -> np.ndarray:
@@ -116,7 +129,7 @@ def _pixels(who: str, image: Any) -> np.ndarray:
             f"{who} needs an image of the mode RGB, RGBA, RGBa, L or LA. Got {mode}. "
             "Open it with open_srgb, or convert it: image.convert('RGB')."
         )
-    pixels = np.asarray(image)
+    pixels = _as_numbers(who, image)
     if pixels.ndim not in (2, 3) or pixels.dtype.kind not in "uif":
         raise ValueError(f"{who} needs an image, (height, width, channels) of numbers. Got {describe_leaf(pixels)}.")
     return pixels[..., None] if pixels.ndim == 2 else pixels
@@ -142,6 +155,8 @@ def _require_fit(
     layout: str,
     coefficients: Coefficients | None,
 ) -> None:
+    if coefficients is not None:
+        require_coefficients(who, "coefficients", coefficients)
     if pixels.shape != target.shape:
         height, width, channels = pixels.shape
         mode = getattr(image, "mode", None)

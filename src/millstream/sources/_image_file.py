@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import numpy as np
 
-from millstream._core.errors import describe_value, needs, require_choice, require_int
+from millstream._core.errors import describe_value, listed, needs, require_bool, require_choice, require_int
 from millstream._core.files import buffered, open_file
 from millstream.sources._image_profile import INTENTS, Intent, is_srgb, to_srgb
 
@@ -131,6 +131,8 @@ class Opening:
         require_pillow(self.who)
         if self.mode is not None:
             require_choice(self.who, "mode", self.mode, ("RGB", "RGBA", "RGBa", "L", "LA"))
+        for name in ("black_point", "upright"):
+            require_bool(self.who, name, getattr(self, name))
         require_choice(self.who, "intent", self.intent, INTENTS)
         require_choice(self.who, "bad_profile", self.bad_profile, ("warn", "ignore", "raise"))
         if self.max_pixels is not None:
@@ -213,7 +215,8 @@ def _require_formats(who: str, formats: Any) -> None:
     from PIL import Image
 
     Image.init()
-    if isinstance(formats, str) or not formats or not all(str(name).upper() in Image.OPEN for name in formats):
+    names = listed(formats)
+    if not names or not all(isinstance(name, str) and name.upper() in Image.OPEN for name in names):
         known = ", ".join(sorted(Image.OPEN))
         raise ValueError(f"{who} needs formats that Pillow can read ({known}). Got {describe_value(formats)}.")
 

@@ -116,7 +116,7 @@ class ManagedState:
         mixed = as_precision(who, precision)
         asked = dict(clip_norm=clip_norm, ema=ema, skip_nonfinite=skip_nonfinite, log_norms=log_norms)
         options = checked_options(who, accumulate, precision=mixed, **asked)
-        run = get_strategy(strategy)
+        run = get_strategy(strategy, who)
         own, static = split_fields(who, fields_of(cls)[len(fields_of(ManagedState)) :], fields)
 
         def placed(name: str, tree: PyTree) -> PyTree:
@@ -156,7 +156,7 @@ class ManagedState:
                 f"There are: {', '.join(self.__dict__)}."
             )
         if "strategy" in changes:
-            changes["strategy"] = get_strategy(changes["strategy"])
+            changes["strategy"] = get_strategy(changes["strategy"], f"{type(self).__name__}.replace")
         if self.strategy.donate:
             changes = jax.tree.map(copied, changes)
         new = object.__new__(type(self))

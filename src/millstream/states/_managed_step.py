@@ -129,8 +129,15 @@ def step(fn: Callable[..., Any]) -> ManagedStep:
 
 def _takes_elapsed(who: str, fn: Any) -> bool:
     if not callable(fn):
-        raise TypeError(f"{who} decorates a function of (state, batch) or (state, batch, elapsed). Got {fn!r}.")
-    parameters = inspect.signature(fn).parameters.values()
+        raise TypeError(
+            f"{who} decorates a function of (state, batch) or (state, batch, elapsed). Got fn={describe_value(fn)}."
+        )
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except ValueError:
+        raise TypeError(
+            f"{who} cannot tell what arguments fn={describe_value(fn)} has. Wrap it in a function."
+        ) from None
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if len(positional) not in (2, 3) or len(positional) < len(parameters):
         raise TypeError(

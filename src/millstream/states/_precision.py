@@ -32,7 +32,7 @@ class Precision:
             given = getattr(self, field.name)
             try:
                 dtype = jnp.dtype(given)
-            except TypeError:
+            except Exception:
                 dtype = None
             if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
                 raise TypeError(f"Precision needs {field.name} to be a dtype of floats. Got {describe_value(given)}.")
