@@ -118,6 +118,32 @@ DOCUMENTED = {
         image.convert_frac_to_balanced_hwc image.convert_frac_to_balanced_chw
         image.convert_balanced_to_frac_hwc image.convert_balanced_to_frac_chw
     """,
+    "ciclo": """
+        loop train_loop test_loop predict_loop elapse LoopState
+        LoopElement: keys
+        LoopCallbackBase callback inject on_train_begin on_train_batch_begin on_train_step on_train_batch_end
+        on_epoch_end on_train_end on_reset_step on_test_begin on_test_batch_begin on_test_step on_test_batch_end
+        on_test_end every after always never piecewise at
+        Period: create
+        Elapsed: steps samples time date date_start create update update_time to_dict
+        logs
+        Logs: add_metric add_metrics add_stateful_metric add_stateful_metrics add_loss add_losses add_output
+        Logs.add_outputs Logs.add_entry Logs.add_entries Logs.updates Logs.merge Logs.entry_value Logs.entry_path
+        Logs.entry_collection
+        history
+        History: collect commit
+        checkpoint early_stopping inner_loop keras_bar tqdm_bar wandb_logger noop
+        managed: train_step step ManagedStep ManagedTrainStep
+        managed.ManagedState: create with_strategy replace apply_gradients
+        get_strategy register_strategy
+        Strategy: lift_batch_size from_host to_host lift_batch lift_key handle_metric handle_grads handle_batch_stats
+        Strategy.lower_tileable Strategy.lower_sharded Strategy.lower_averageable Strategy.lower_replicated
+        Eager JIT DataParallel create_flax_state
+        FlaxState: train_step test_step predict_step reset_step apply module
+        callbacks
+        schedules: Schedule
+        logging loops states strategies timetracking types utils
+    """,
 }
 
 
@@ -137,7 +163,7 @@ def rows(page):
     """The rows of the table: name, what is said of it, and the note."""
     section = page.read_text().partition(f"{TITLE}\n")[2].partition("\n## ")[0]
     lines = re.findall(r"^\|(.*)\|$", section, re.MULTILINE)
-    return [tuple(cell.strip() for cell in line.split("|")) for line in lines]
+    return [tuple(cell.strip() for cell in re.split(r"(?<!\\)\|", line)) for line in lines]
 
 
 def pages():

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from test_dialect_cyreal import blocks_of, check_what_is_replaced, found, run
+from test_dialect_cyreal import blocks_of, check_what_is_replaced, run
 
 import millstream as ms
 from millstream.dialects import ciclo
@@ -197,10 +197,3 @@ def test_methods_of_a_state_are_registered_by_their_names():
     )
     assert state.steps == 6
     assert history.collect("steps_test") == [3, 6]
-
-
-def test_every_name_is_here_as_the_page_says():
-    rows = re.findall(r"^\| `ciclo\.([\w.]+)` \| (same|different|not here) \|", DOCUMENT.read_text(), re.MULTILINE)
-    assert len(rows) == len(dict(rows)) > 100
-    for name, here in rows:
-        assert found("ciclo", name) == (here != "not here"), f"ciclo.{name} is said to be {here}"
