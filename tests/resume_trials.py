@@ -18,7 +18,6 @@ import time
 import traceback
 
 import chaos
-import orbax.checkpoint  # noqa: F401 (before forks, because it takes half a second)
 import resume_script as script
 from jax._src import xla_bridge
 
@@ -170,7 +169,7 @@ def fill_disk():
     """Let no file become longer than is enough for a log, but not for a checkpoint, once the last one is saved."""
     time.sleep(1.0)
     script.faults.slow = 1.0  # a save takes less than a step from here on
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1600, resource.RLIM_INFINITY))
 
 
 @trial

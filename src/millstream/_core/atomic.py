@@ -49,7 +49,8 @@ def written(final: pathlib.Path, *, alone: bool, durable: bool = True) -> Iterat
     """
     temporary = temporary_path(final, alone=alone)
     try:
-        with temporary.open("wb") as file:
+        temporary.unlink(missing_ok=True)  # a link that was put there would lead elsewhere
+        with temporary.open("xb") as file:
             yield file
         if durable:
             settle(temporary, final)

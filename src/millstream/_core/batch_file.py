@@ -12,15 +12,16 @@ import math
 import mmap
 import os
 import pathlib
-import stat
 import struct
 import weakref
 import zlib
+from io import BufferedReader
 from typing import IO
 
 import numpy as np
 
 from millstream._core.memory import ALIGNMENT, aligned_empty
+from millstream._core.safe_path import NotPlainFile, plain_reader
 
 _MAGIC = b"\x89MSBATCH"
 _VERSION = 1
@@ -89,8 +90,7 @@ class BatchFormat:
             number: The number in the epoch it has to be of.
             verified: Files whose checksum was right before; this one is added.
         """
-        # A pipe in the place of a file would otherwise block.
-        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb") as file:
+        with _opened(path) as file:
             status = os.fstat(file.fileno())
             offsets, sizes = self._require_header(file, status, path, epoch, number)
             content = _content(file, status.st_size)
@@ -112,8 +112,6 @@ class BatchFormat:
         self, file: IO[bytes], status: os.stat_result, path: pathlib.Path, epoch: int, number: int
     ) -> tuple[list[int], tuple[int, int]]:
         """Where the sections of a file begin and the two sizes that may vary, if the file is what its name says."""
-        if not stat.S_ISREG(status.st_mode):
-            raise DamagedBatch(f"{path} is a folder, a pipe or a device, and no batch file.")
         prefix = file.read(_PREFIX.size)
         if len(prefix) < _PREFIX.size or not prefix.startswith(_MAGIC):
             raise DamagedBatch(f"{path} is no batch file, or its beginning is lost ({status.st_size} bytes).")
@@ -157,6 +155,13 @@ def _sections(layout: BatchFormat, ok_size: int, additional_size: int) -> tuple[
         for name, shape, dtype, start, size in zip(names, shapes, dtypes, starts, sizes, strict=False)
     ]
     return json.dumps(described), starts
+
+
+def _opened(path: pathlib.Path) -> BufferedReader:
+    try:
+        return plain_reader(path, follow=True)
+    except NotPlainFile:
+        raise DamagedBatch(f"{path} is a folder, a pipe or a device, and no batch file.") from None
 
 
 def _padding(size: int) -> int:

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core.dtypes import holds_numbers
+from millstream._core.dtypes import named_dtype
 from millstream._core.errors import table
+from millstream._core.safe_path import NotPlainFile, plain_reader
 
 MANIFEST = "manifest.json"
 _FORMAT = "millstream batches"
@@ -77,12 +78,12 @@ class CacheContents:
 def read_manifest(who: str, path: pathlib.Path) -> dict[str, Any] | None:
     """The manifest of the cache in a folder; None if there is none."""
     try:
-        with (path / MANIFEST).open("rb") as file:
+        with plain_reader(path / MANIFEST, follow=True) as file:
             text = file.read(_LONGEST + 1)
         found = json.loads(text) if len(text) <= _LONGEST else None
     except FileNotFoundError:
         return None
-    except (ValueError, RecursionError):
+    except (NotPlainFile, ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or found.get("format") != _FORMAT:
         raise _no_manifest(who, path)
@@ -112,7 +113,7 @@ def contents_of(
         names_in: The names of the leaves of a structure, if there are as many as the number says.
     """
     try:
-        leaves = [(leaf["name"], tuple(leaf["shape"]), _dtype(leaf["dtype"])) for leaf in found["leaves"]]
+        leaves = [(leaf["name"], tuple(leaf["shape"]), named_dtype(leaf["dtype"])) for leaf in found["leaves"]]
         names, shapes, dtypes = zip(*leaves, strict=True)
         if list(names) != names_in(found["structure"], len(names)):
             raise ValueError
@@ -135,18 +136,6 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield from ((f"leaf{leaf['name']}", f"shape {tuple(leaf['shape'])}, {leaf['dtype']}") for leaf in value)
         elif value is not None:
             yield name, json.dumps(value)
-
-
-def _dtype(name: str) -> np.dtype:
-    try:
-        dtype = np.dtype(name)
-    except TypeError:
-        import ml_dtypes
-
-        dtype = np.dtype(getattr(ml_dtypes, name))
-    if dtype.name != name or not holds_numbers(dtype):
-        raise ValueError
-    return dtype
 
 
 def _short(value: Any) -> str:

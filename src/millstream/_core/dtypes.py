@@ -45,6 +45,24 @@ def require_dtype(who: str, name: str, value: Any) -> np.dtype:
         raise TypeError(f"{who} needs {name} to be a dtype. Got {describe_value(value)}.") from None
 
 
+def dtype_name(dtype: np.dtype) -> str:
+    """A name from which `named_dtype` makes the same dtype, byte order included."""
+    return dtype.name if dtype.isnative else dtype.str
+
+
+def named_dtype(name: str) -> np.dtype:
+    """The dtype of numbers that has this name; a ValueError if there is none. Needs no JAX."""
+    try:
+        dtype = np.dtype(name)
+    except TypeError:
+        import ml_dtypes
+
+        dtype = np.dtype(getattr(ml_dtypes, name, object))
+    if dtype_name(dtype) != name or not holds_numbers(dtype):
+        raise ValueError(f"{name!r} is not the name of a dtype of numbers")
+    return dtype
+
+
 def kept_dtype(dtype: np.dtype) -> np.dtype:
     """The dtype JAX keeps such numbers in: in this machine's byte order and, unless x64 is set, of at most 32 bits."""
     import jax

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import operator
 import os
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -42,6 +43,18 @@ def require_int(who: str, name: str, value: Any, *, least: int) -> None:
     """Refuse anything but an int (no bool) of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{who} needs {name} to be an int of at least {least}. Got {describe_value(value)}.")
+
+
+def whole_number(who: str, name: str, value: Any, *, least: int) -> int:
+    """A whole number of any kind, of Python, NumPy or JAX, as an int; anything else, bools included, is refused."""
+    is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"
+    try:
+        found = None if is_bool else operator.index(value)
+    except (TypeError, ValueError):
+        found = None
+    if found is None or found < least:
+        raise ValueError(f"{who} needs {name} to be an int of at least {least}. Got {describe_value(value)}.")
+    return found
 
 
 def require_positive(who: str, name: str, value: Any, what: str = "a number", *, finite: bool = True) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 
 from millstream._core.atomic import written
 from millstream._core.lock import locked
-from millstream._core.safe_path import require_trust
+from millstream._core.safe_path import open_plain, plain_reader, require_trust
 
 _MAGIC = b"msblock1"
 _HEAD = len(_MAGIC) + 4  # and the CRC-32 of what follows
@@ -52,7 +52,7 @@ class FileCache:
         """A part of a piece; None if the piece is not there or was damaged, and is now gone."""
         path = self._path(name)
         try:
-            handle = os.open(path, os.O_RDONLY)
+            handle = open_plain(path)
         except OSError:
             return None
         try:
@@ -101,7 +101,8 @@ class FileCache:
     def _make_room(self, needed: int) -> None:
         counter = self.folder / ".used"
         try:
-            used = int(counter.read_text())
+            with plain_reader(counter) as file:
+                used = int(file.read(64))
         except (OSError, ValueError):
             used = self.limit
         if used + needed > self.limit:

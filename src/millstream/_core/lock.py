@@ -7,6 +7,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
+from millstream._core.safe_path import open_plain
+
 if sys.platform == "win32":
     import msvcrt
 
@@ -24,13 +26,16 @@ def _silent() -> None:
 
 
 @contextlib.contextmanager
-def locked(path: pathlib.Path, timeout: float, waiting: Callable[[], None] = _silent) -> Iterator[bool]:
+def locked(
+    path: pathlib.Path, timeout: float, waiting: Callable[[], None] = _silent, *, holder: bytes = b""
+) -> Iterator[bool]:
     """Hold the lock in this block; False if the file system has no locks, and others may then be in theirs too.
 
     Args:
         path: The lock file. It is removed afterwards.
         timeout: Seconds to wait for another holder.
         waiting: Called once if there is one.
+        holder: What the lock file says about its holder.
     """
     deadline, process = time.monotonic() + timeout, os.getpid()
     handle, held = _open(path), None
@@ -46,6 +51,10 @@ def locked(path: pathlib.Path, timeout: float, waiting: Callable[[], None] = _si
             # The last holder may have removed the file that was opened here.
             before, handle = handle, _open(path)
             os.close(before)
+        if holder and os.fstat(handle).st_nlink == 1:  # a file with a second name is somebody else's as well
+            with contextlib.suppress(OSError):  # a disk may be full, and some systems let no locked file be written
+                os.ftruncate(handle, 0)
+                os.write(handle, holder)
         yield held
     finally:
         if held is not None and os.getpid() == process:  # a forked copy of the holder leaves the file alone
@@ -55,7 +64,7 @@ def locked(path: pathlib.Path, timeout: float, waiting: Callable[[], None] = _si
 
 
 def _open(path: pathlib.Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    return open_plain(path, os.O_RDWR | os.O_CREAT)
 
 
 def _acquire(handle: int, path: pathlib.Path) -> bool | None:
@@ -67,6 +76,6 @@ def _acquire(handle: int, path: pathlib.Path) -> bool | None:
     except OSError:
         return False
     try:
-        return True if os.path.samestat(os.fstat(handle), path.stat()) else None
+        return True if os.path.samestat(os.fstat(handle), path.lstat()) else None
     except FileNotFoundError:
         return None

@@ -1,169 +1,268 @@
-"""Arrays in a folder, written and read by Orbax under the numbers of their leaves.
+"""Arrays in a folder: one file of bytes for each process, and beside it, in JSON, which part of which array is where.
 
-Orbax gets plain arrays that are not empty. What it has no notion of, or changes its mind about between versions, is
-taken care of here: typed keys, empty arrays, NumPy scalars, arrays that belong to no device in particular.
+A process writes the parts of arrays that its devices hold, each part once over all processes. They form a grid, so any
+other part can be put together from them, on any number of devices.
 """
 
-import asyncio
-import concurrent.futures
-import fnmatch
+import dataclasses
+import json
+import math
+import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
+from io import BufferedReader
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from millstream._core.errors import needs
+from millstream._core.dtypes import kept_dtype, named_dtype
+from millstream._core.errors import table
+from millstream._core.safe_path import plain_reader
+from millstream.checkpoints._errors import DamagedCheckpoint
 from millstream.checkpoints._leaves import Leaf, is_key
 
-
-def orbax(who: str) -> Any:
-    """The package, or an error that says how to get it."""
-    with needs(who, "orbax-checkpoint", "train"):
-        import orbax.checkpoint
-    return orbax.checkpoint
+_LONGEST = 1 << 30  # bytes of an index
 
 
-def _path(folder: pathlib.Path) -> Any:
-    from etils import epath  # a part of Orbax's interface
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of an array that this process writes.
 
-    class Literal(type(epath.Path("/"))):
-        """A path whose own characters are no pattern: Orbax lists folders with it, and theirs may have brackets."""
+    Attributes:
+        number: Of the leaf.
+        start: The index of its first element.
+        data: A copy on the host.
+    """
 
-        def glob(self, pattern: str) -> Any:
-            return [path for path in self.iterdir() if fnmatch.fnmatchcase(path.name, pattern)]
-
-    return Literal(folder)
+    number: int
+    start: tuple[int, ...]
+    data: np.ndarray
 
 
 def to_store(leaf: Any) -> Any:
-    """A leaf as Orbax can store it."""
-    if isinstance(leaf, jax.Array):
-        leaf = jax.random.key_data(leaf) if is_key(leaf) else leaf
-        # An array of this process alone is the same in all of them; Orbax refuses it unless it is NumPy's.
-        return np.asarray(leaf) if jax.process_count() > 1 and leaf.is_fully_addressable else leaf
-    array = np.asarray(leaf)
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
+    """A leaf as an array of numbers."""
+    if not isinstance(leaf, jax.Array):
+        return np.asarray(leaf)
+    leaf = jax.random.key_data(leaf) if is_key(leaf) else leaf
+    # An array of this process alone is the same in all of them, and the first one writes it.
+    return np.asarray(leaf) if jax.process_count() > 1 and leaf.is_fully_addressable else leaf
 
 
-class ArrayWriter:
-    """Writes arrays into folders, in the background.
+def copied(arrays: Mapping[int, Any]) -> list[Part]:
+    """The parts that this process writes, copied, so that the arrays may be changed or donated."""
+    parts = []
+    for number, array in arrays.items():
+        if isinstance(array, jax.Array):
+            shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
+            for shard in shards:
+                shard.data.copy_to_host_async()
+            parts += [(number, tuple(part.start or 0 for part in shard.index), shard.data) for shard in shards]
+        elif jax.process_index() == 0:
+            parts.append((number, (0,) * array.ndim, array))
+    return [Part(number, start, _host_copy(data)) for number, start, data in parts]
 
-    Args:
-        who: Who speaks in errors.
+
+def _host_copy(data: Any) -> np.ndarray:
+    host = np.asarray(data)
+    # What comes from another device is a copy already; on this one it may be the array's own memory.
+    shared = not isinstance(data, jax.Array) or {device.platform for device in data.devices()} == {"cpu"}
+    return np.array(host, order="C") if shared else np.ascontiguousarray(host).reshape(host.shape)
+
+
+def write(folder: pathlib.Path, parts: Iterable[Part]) -> None:
+    """Write the parts of this process."""
+    process, offset, index = jax.process_index(), 0, []
+    with open(folder / f"{process}.bin", "xb", buffering=1 << 20) as file:
+        for part in parts:
+            file.write(part.data.reshape(-1).view(np.uint8).data)
+            index.append([part.number, offset, part.start, part.data.shape])
+            offset += part.data.nbytes
+    with open(folder / f"{process}.json", "xb") as file:
+        file.write(b"[\n" + ",\n".join(map(json.dumps, index)).encode() + b"\n]\n")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where a part of an array is.
+
+    Attributes:
+        file: The name of the file.
+        offset: Of its first byte there.
+        start: The index of its first element in the array.
+        stop: The index behind its last one, along each axis.
     """
 
-    def __init__(self, who: str) -> None:
-        self._orbax = orbax(who)
-        self._handler = self._orbax.StandardCheckpointHandler()
-
-    def start(self, folder: pathlib.Path, arrays: Mapping[str, Any], copied: Callable[[], object]) -> Any:
-        """Copy the arrays and start to write them. It must not be called where an event loop runs.
-
-        Args:
-            folder: Where to.
-            arrays: Arrays that are not empty, by their names.
-            copied: Called as soon as the arrays may be changed or donated. What comes after that here takes its time.
-        """
-        arguments = self._orbax.args.StandardSave(dict(arrays))
-
-        async def start() -> Any:
-            futures = await self._handler.async_save(_path(folder), args=arguments)
-            copied()
-            return futures
-
-        return asyncio.run(start()) if arrays else None
-
-    def finish(self, started: Any) -> None:
-        """Wait until the arrays of this process are written. After an error, too, nothing is written anymore."""
-        errors = []
-        for future in started or ():
-            # Orbax stops waiting at the first error, while other threads go on.
-            for part in (*getattr(future, "_futures", ()), future):
-                try:
-                    part.result()
-                except BaseException as error:
-                    errors.append(error)
-        if errors:
-            raise errors[0]
-
-    def merge(self, folder: pathlib.Path) -> None:
-        """Join what all processes have written; for one of them."""
-        self._handler.finalize(_path(folder))
+    file: str
+    offset: int
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
 
 
-def read(who: str, folder: pathlib.Path, saved: Mapping[str, Leaf], like: Mapping[str, Any]) -> dict[str, Any]:
+class ArrayFiles:
+    """The arrays in a folder, of which any part can be read. At most one file is open.
+
+    Args:
+        folder: Where they are.
+        saved: The leaves that were saved, in their order.
+
+    Raises:
+        ValueError: The files do not hold these leaves.
+    """
+
+    def __init__(self, folder: pathlib.Path, saved: Iterable[Leaf]) -> None:
+        self._folder = folder
+        self._open: tuple[str, BufferedReader] | None = None
+        self._layouts = {number: _layout(leaf) for number, leaf in enumerate(saved) if leaf.is_stored}
+        self._places: dict[int, list[_Place]] = {number: [] for number in self._layouts}
+        names = os.listdir(folder) if self._layouts else []
+        for name in sorted(name for name in names if name.endswith(".json")):
+            self._read_index(name)
+        for number, places in self._places.items():
+            _require_grid(number, places, self._layouts[number][0])
+
+    def _read_index(self, name: str) -> None:
+        with plain_reader(self._folder / name) as file:
+            index = json.loads(file.read(_LONGEST))
+        data = f"{name.removesuffix('.json')}.bin"
+        size = os.stat(self._folder / data, follow_symlinks=False).st_size
+        for number, offset, start, shape in index:
+            stop = tuple(first + length for first, length in zip(start, shape, strict=True))
+            end = offset + math.prod(shape) * self._layouts[number][1].itemsize
+            if not all(type(value) is int and value >= 0 for value in (offset, *start, *shape)) or end > size:
+                raise ValueError(f"the place of a part of leaf {number} is outside its file")
+            self._places[number].append(_Place(data, offset, tuple(start), stop))
+
+    def read(self, number: int, index: tuple[slice, ...] | None = None) -> np.ndarray:
+        """A part of an array, or all of it."""
+        shape, dtype = self._layouts[number]
+        index = tuple(slice(0, size) for size in shape) if index is None else index
+        bounds = [part.indices(size) for part, size in zip(index, shape, strict=True)]
+        start, stop = tuple(first for first, _, _ in bounds), tuple(last for _, last, _ in bounds)
+        out = np.empty([last - first for first, last in zip(start, stop, strict=True)], dtype)
+        for place in self._places[number]:
+            low = tuple(map(max, start, place.start))
+            high = tuple(map(min, stop, place.stop))
+            if all(first < last for first, last in zip(low, high, strict=True)):
+                rows = self._rows(place, dtype, low[:1], high[:1])
+                if rows.shape == out.shape:
+                    return rows
+                out[_slices(low, high, start)] = rows[_slices(low, high, (*low[:1], *place.start[1:]))]
+        return out
+
+    def _rows(self, place: _Place, dtype: np.dtype, low: tuple[int, ...], high: tuple[int, ...]) -> np.ndarray:
+        """The rows of a part from `low` to `high`, which lie one after the other; all of it if it has no axes."""
+        shape = [last - first for first, last in zip(place.start, place.stop, strict=True)]
+        offset = place.offset
+        if shape:
+            offset += (low[0] - place.start[0]) * math.prod(shape[1:]) * dtype.itemsize
+            shape[0] = high[0] - low[0]
+        rows = np.empty(shape, dtype)
+        file = self._file(place.file)
+        file.seek(offset)
+        if file.readinto(rows.reshape(-1).view(np.uint8).data) != rows.nbytes:
+            raise DamagedCheckpoint(f"{self._folder.name}/{place.file}: ends too early")
+        return rows
+
+    def _file(self, name: str) -> BufferedReader:
+        if self._open is None or self._open[0] != name:
+            self.close()
+            self._open = name, plain_reader(self._folder / name)
+        return self._open[1]
+
+    def close(self) -> None:
+        """Close the file that is open."""
+        if self._open is not None:
+            self._open[1].close()
+            self._open = None
+
+
+def _slices(low: tuple[int, ...], high: tuple[int, ...], base: tuple[int, ...]) -> tuple[slice, ...]:
+    return tuple(slice(first - zero, last - zero) for first, last, zero in zip(low, high, base, strict=True))
+
+
+def _layout(leaf: Leaf) -> tuple[tuple[int, ...], np.dtype]:
+    """The shape and dtype in which a leaf is stored."""
+    assert leaf.shape is not None
+    if leaf.impl is None:
+        return leaf.shape, named_dtype(leaf.dtype)
+    data = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=leaf.impl)))
+    return (*leaf.shape, *data.shape), np.dtype(data.dtype)
+
+
+def _require_grid(number: int, places: list[_Place], shape: tuple[int, ...]) -> None:
+    """Refuse parts that overlap or leave gaps: they have to be all cells of a grid."""
+    cells = {(place.start, place.stop) for place in places}
+    axes = [sorted({(start[axis], stop[axis]) for start, stop in cells}) for axis in range(len(shape))]
+    tiled = all(
+        [0, *(stop for _, stop in cuts)] == [*(start for start, _ in cuts), size]
+        for cuts, size in zip(axes, shape, strict=True)
+    )
+    if not tiled or len(cells) != len(places) or len(cells) != math.prod(map(len, axes)):
+        raise ValueError(f"the parts of leaf {number} do not make an array of shape {shape}")
+
+
+def read(who: str, files: ArrayFiles, saved: Iterable[Leaf], like: Mapping[str, Any]) -> dict[str, Any]:
     """The leaves of a checkpoint by their paths.
 
     Args:
         who: Who speaks in errors.
-        folder: Where the arrays are.
+        files: Where the arrays are.
         saved: The leaves that were saved, in their order.
         like: For each path, a leaf that says where and as what to have it.
     """
-    numbered = {str(number): leaf for number, leaf in enumerate(saved.values())}
-    targets = {name: _target(leaf, like[leaf.path]) for name, leaf in numbered.items() if leaf.shape is not None}
-    stored = {name: target for name, target in targets.items() if numbered[name].is_stored}
-    arrays: dict[str, Any] = {}
-    if stored:
-        ocp = orbax(who)
-        handler = ocp.StandardCheckpointHandler()
-        arrays = _outside_of_event_loops(lambda: handler.restore(_path(folder), args=ocp.args.StandardRestore(stored)))
-    values = {}
-    for name, leaf in numbered.items():
-        if leaf.shape is None:
-            values[leaf.path] = leaf.value
-        else:
-            array = arrays[name] if leaf.is_stored else _empty(targets[name])
-            values[leaf.path] = _as_before(leaf, array, like[leaf.path])
-    return values
-
-
-def _outside_of_event_loops(action: Callable[[], Any]) -> Any:
-    """Do something that runs an event loop, in another thread if one runs here already, as in a notebook."""
+    numbered = list(enumerate(saved))
+    _require_exact(who, [leaf for _, leaf in numbered], like)
     try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return action()
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        return pool.submit(action).result()
+        return {
+            leaf.path: leaf.value if leaf.shape is None else _read_leaf(files, number, leaf, like[leaf.path])
+            for number, leaf in numbered
+        }
+    finally:
+        files.close()
+
+
+def _require_exact(who: str, saved: Iterable[Leaf], like: Mapping[str, Any]) -> None:
+    """Refuse to make arrays of JAX of what JAX would cut to 32 bits."""
+    rows = []
+    for leaf in saved:
+        as_numpy = leaf.shape is None or isinstance(like[leaf.path], np.ndarray | np.generic) or is_key(like[leaf.path])
+        if not as_numpy and (kept := kept_dtype(named_dtype(leaf.dtype))) != named_dtype(leaf.dtype):
+            rows.append((f"tree{leaf.path}", f"{leaf.words()}, which JAX would make {kept}"))
+    if rows:
+        raise ValueError(
+            f"{who} loads arrays as they were saved, and these have more bits than JAX keeps:\n{table(rows)}\n"
+            "Give NumPy arrays for them in the tree that says what the result is like, or set "
+            "jax.config.update('jax_enable_x64', True)."
+        )
 
 
 def template(leaf: Leaf) -> Any:
-    """What to load a leaf as if nobody says: an array of NumPy, or a key on the default device."""
+    """What to load a leaf as by default: an array of NumPy, or a key on the default device."""
     if leaf.shape is None:
         return None
     if leaf.impl is not None:
         key = jax.eval_shape(lambda: jax.random.key(0, impl=leaf.impl))
         return jax.ShapeDtypeStruct(leaf.shape, key.dtype)
-    return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+    return np.broadcast_to(np.zeros((), named_dtype(leaf.dtype)), leaf.shape)
 
 
-def _target(leaf: Leaf, like: Any) -> Any:
-    """What Orbax is asked for: an array on devices if it has to be on certain ones, else one of NumPy."""
-    shape, dtype = leaf.shape, like.dtype
-    if is_key(like):
-        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(like.shape, like.dtype))
-        shape, dtype = data.shape, data.dtype
+def _read_leaf(files: ArrayFiles, number: int, leaf: Leaf, like: Any) -> Any:
+    shape, dtype = _layout(leaf)
+
+    def part(index: tuple[slice, ...] | None) -> np.ndarray:
+        return files.read(number, index) if leaf.is_stored else np.empty(shape, dtype)[() if index is None else index]
+
     sharding = _sharding(like)
-    if sharding is not None:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-    return np.broadcast_to(np.zeros((), dtype), shape or ())
+    array = part(None) if sharding is None else jax.make_array_from_callback(shape, sharding, part)
+    return _as_before(leaf, array, like)
 
 
 def _sharding(like: Any) -> Any:
     if isinstance(like, jax.Array):
         return like.sharding if like.committed else None
     return getattr(like, "sharding", None)
-
-
-def _empty(target: Any) -> Any:
-    if isinstance(target, np.ndarray):
-        return np.empty(target.shape, target.dtype)
-    empty = np.empty(target.shape, target.dtype)
-    return jax.make_array_from_callback(target.shape, target.sharding, lambda index: empty[index])
 
 
 def _as_before(leaf: Leaf, array: Any, like: Any) -> Any:
@@ -173,10 +272,8 @@ def _as_before(leaf: Leaf, array: Any, like: Any) -> Any:
         return jax.random.wrap_key_data(array, impl=impl)
     if isinstance(like, np.generic):
         return array[()]
-    if isinstance(array, jax.Array):
+    if isinstance(array, jax.Array) or isinstance(like, np.ndarray):
         return array
-    if isinstance(like, np.ndarray):
-        return array if array.flags.writeable else np.array(array)
     return _weak(array) if getattr(like, "weak_type", False) else jnp.asarray(array)
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from millstream._core import plain
-from millstream._core.dtypes import check_array, holds_numbers
+from millstream._core.dtypes import check_array, dtype_name, holds_numbers, named_dtype
 from millstream._core.errors import describe_leaf
 
 _ARRAY, _DICT, _PLAIN, _TUPLE = "$array", "$dict", "$plain", "$tuple"
@@ -35,7 +35,7 @@ def encode(who: str, document: Any) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """The document that `encode` was given."""
+    """The document that `encode` was given. Any other bytes raise some error, or are some plain values."""
     return _unpack(json.loads(data))
 
 
@@ -54,8 +54,7 @@ def _pack(who: str, value: Any, place: str) -> Any:
     check_array(f"{who}: {place}", value)
     if isinstance(value, np.ndarray | jax.Array) and _is_plain(value.dtype):
         array = np.asarray(value)
-        array = array.astype(array.dtype.newbyteorder("="), copy=False)
-        return {_ARRAY: [array.dtype.name, list(array.shape), base64.b64encode(array.tobytes()).decode()]}
+        return {_ARRAY: [dtype_name(array.dtype), list(array.shape), base64.b64encode(array.tobytes()).decode()]}
     try:
         return {_PLAIN: base64.b64encode(plain.encode(value)).decode()}
     except TypeError:
@@ -83,7 +82,7 @@ def _unpack(value: Any) -> Any:
 def _array(content: Any) -> np.ndarray:
     name, shape, data = content
     # A bytearray, so that the array can be written to.
-    return np.frombuffer(bytearray(base64.b64decode(data)), jnp.dtype(name)).reshape(shape)
+    return np.frombuffer(bytearray(base64.b64decode(data)), named_dtype(name)).reshape(shape)
 
 
 _UNPACK = {

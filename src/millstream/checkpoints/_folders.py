@@ -5,6 +5,7 @@ the process did not die: `.tmp-*` is being written, `.trash-*` is being deleted,
 """
 
 import contextlib
+import itertools
 import os
 import pathlib
 import re
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from millstream._core.atomic import sync_folder
 
 _STEP = re.compile(r"\d{10,}")
-_LEFTOVER = re.compile(r"\.(tmp|trash|old)-(\d+)")
+_LEFTOVER = re.compile(r"\.(tmp|trash|old)-(\d+)(?:-\d+)?")
 
 
 def step_name(step: int) -> str:
@@ -44,7 +45,7 @@ def publish(directory: pathlib.Path, step: int, check: Callable[[pathlib.Path], 
         step: Of the checkpoint.
         check: Raises if the checkpoint is not whole. What was there before is then put back.
     """
-    final, replaced = directory / step_name(step), directory / f".old-{step}"
+    final, replaced = directory / step_name(step), _free(directory, "old", step)
     for inner, _, _ in os.walk(temporary(directory, step), topdown=False):
         sync_folder(pathlib.Path(inner))
     if os.path.lexists(final):
@@ -54,38 +55,54 @@ def publish(directory: pathlib.Path, step: int, check: Callable[[pathlib.Path], 
         sync_folder(directory)
         check(final)
     except BaseException:
-        if os.path.lexists(final):
-            withdraw(directory, step)
+        withdraw(directory, step)
         if os.path.lexists(replaced):
             os.rename(replaced, final)
         raise
-    delete(replaced)
 
 
 def withdraw(directory: pathlib.Path, step: int) -> None:
-    """Take the name from a checkpoint and delete it. If that fails midway, it is no checkpoint anymore."""
-    trash = directory / f".trash-{step}"
-    with contextlib.suppress(FileNotFoundError):
-        os.rename(directory / step_name(step), trash)
-    sync_folder(directory)
-    delete(trash)
+    """Take the name from a checkpoint, if there is one. `clear_leftovers` deletes it."""
+    if os.path.lexists(directory / step_name(step)):
+        os.rename(directory / step_name(step), _free(directory, "trash", step))
+        sync_folder(directory)
 
 
-def clear_leftovers(directory: pathlib.Path) -> None:
-    """Delete what a run that died left behind, and put back what it was about to replace."""
-    names = os.listdir(directory) if directory.exists() else []
+def _free(directory: pathlib.Path, kind: str, step: int) -> pathlib.Path:
+    """A name that nothing has, such as what could not be deleted."""
+    paths = itertools.chain([f".{kind}-{step}"], (f".{kind}-{step}-{number}" for number in itertools.count(1)))
+    return next(directory / name for name in paths if not os.path.lexists(directory / name))
+
+
+def clear_leftovers(directory: pathlib.Path) -> dict[pathlib.Path, OSError]:
+    """Delete what is not needed anymore, and put back what a run that died was about to replace.
+
+    Returns:
+        What could not be deleted, and why: somebody may have a file of it open, or has made it immutable. It is in
+        nobody's way, and the next call tries again.
+    """
+    left: dict[pathlib.Path, OSError] = {}
+    names = sorted(os.listdir(directory)) if directory.exists() else []
     for match in filter(None, map(_LEFTOVER.fullmatch, names)):
         path, kind, step = directory / match[0], match[1], int(match[2])
         final = directory / step_name(step)
         if kind == "old" and not os.path.lexists(final):
             os.rename(path, final)
-        else:
-            delete(path)
+            continue
+        if kind != "trash":  # its name is needed when the same step is saved again
+            trash = _free(directory, "trash", step)
+            with contextlib.suppress(OSError):
+                os.rename(path, trash)
+                path = trash
+        try:
+            _delete(path)
+        except OSError as error:
+            left[path] = error
+    return left
 
 
-def delete(path: pathlib.Path) -> None:
-    """Delete a folder if it is there."""
-    if path.is_symlink() or path.is_file():
-        path.unlink()
-    elif path.exists():
+def _delete(path: pathlib.Path) -> None:
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+    else:
         shutil.rmtree(path)

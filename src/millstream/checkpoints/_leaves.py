@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from millstream._core.dtypes import check_array, holds_numbers
+from millstream._core.dtypes import check_array, dtype_name, holds_numbers, named_dtype
 from millstream._core.errors import describe_leaf, table
 from millstream.checkpoints import _document
 
@@ -75,8 +75,8 @@ def _describe(who: str, path: str, leaf: Any) -> Leaf:
         if is_key(leaf):
             impl = str(jax.random.key_impl(leaf)) if isinstance(leaf, jax.Array) else None
             return Leaf(path, str(leaf.dtype), shape, impl)
-        if _can_be_stored(np.dtype(leaf.dtype).newbyteorder("=")):
-            return Leaf(path, np.dtype(leaf.dtype).name, shape)
+        if _can_be_stored(np.dtype(leaf.dtype)):
+            return Leaf(path, dtype_name(np.dtype(leaf.dtype)), shape)
     raise TypeError(
         f"{who} keeps trees of arrays of numbers, typed PRNG keys, Python numbers and text. "
         f"Got tree{path}: {describe_leaf(leaf)}. Leave it out of the tree, and put it back in after loading."
@@ -84,12 +84,8 @@ def _describe(who: str, path: str, leaf: Any) -> Leaf:
 
 
 def _can_be_stored(dtype: np.dtype) -> bool:
-    import tensorstore
-
-    try:
-        return holds_numbers(dtype) and tensorstore.dtype(dtype) is not None
-    except ValueError:
-        return False
+    # What a long double is depends on the machine.
+    return holds_numbers(dtype) and dtype.type not in (np.longdouble, np.clongdouble)
 
 
 def encode(leaves: Sequence[Leaf]) -> bytes:
@@ -106,12 +102,31 @@ def encode(leaves: Sequence[Leaf]) -> bytes:
 
 
 def decode(data: bytes) -> dict[str, Leaf]:
-    """The leaves that `encode` was given, by their paths, in their order."""
+    """The leaves that `encode` was given, by their paths, in their order; any other bytes raise some error."""
     leaves = {}
     for facts in _document.decode(data):
         shape = tuple(facts["shape"]) if "shape" in facts else None
-        leaves[facts["path"]] = Leaf(facts["path"], facts["dtype"], shape, facts.get("impl"), facts.get("value"))
+        leaf = Leaf(facts["path"], facts["dtype"], shape, facts.get("impl"), facts.get("value"))
+        _require_sense(leaf)
+        leaves[leaf.path] = leaf
     return leaves
+
+
+def _require_sense(leaf: Leaf) -> None:
+    """Refuse a leaf that `encode` cannot have written."""
+    if leaf.shape is None:
+        sense = type(leaf.value) in _VALUES and type(leaf.value).__name__ == leaf.dtype
+    else:
+        sense = all(type(size) is int and size >= 0 for size in leaf.shape)
+        if 0 in leaf.shape:
+            np.empty(leaf.shape, np.complex128)  # a ValueError if no array can have this shape
+        if leaf.impl is None:
+            sense = sense and _can_be_stored(named_dtype(leaf.dtype))
+        else:
+            key = jax.eval_shape(lambda: jax.random.key(0, impl=leaf.impl))
+            sense = sense and str(key.dtype) == leaf.dtype
+    if not sense or type(leaf.path) is not str:
+        raise ValueError(f"no leaf is {leaf.words()} at {leaf.path!r}")
 
 
 def require_same(who: str, where: str, saved: Mapping[str, Leaf], now: Mapping[str, Leaf]) -> None:

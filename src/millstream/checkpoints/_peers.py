@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src import distributed  # nothing public waits for the other processes without using the devices
 from jax.experimental import multihost_utils
 
 _PATIENCE = 600.0  # seconds to wait for the others; a process that dies ends the others sooner
@@ -31,9 +32,15 @@ def meet(name: str) -> None:
         name: Of the place, used once.
     """
     if jax.process_count() > 1:
-        from orbax.checkpoint.multihost import get_barrier_sync_fn
+        client: Any = distributed.global_state.client
+        client.wait_at_barrier(f"millstream-{name}", int(_PATIENCE * 1000))
 
-        get_barrier_sync_fn()(key=f"millstream-{name}", timeout_ms=int(_PATIENCE * 1000))
+
+def any_of(flag: bool) -> bool:
+    """Whether a flag is set in any process; all of them wait here. For the main thread."""
+    if jax.process_count() == 1:
+        return flag
+    return bool(np.any(multihost_utils.process_allgather(np.array([flag]))))
 
 
 def _told_by_first(text: str) -> str:

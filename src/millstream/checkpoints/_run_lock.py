@@ -9,6 +9,7 @@ import socket
 import weakref
 
 from millstream._core.lock import locked
+from millstream._core.safe_path import plain_reader
 
 _NAME = ".lock"
 
@@ -26,18 +27,17 @@ class RunLock:
 
     def __init__(self, who: str, directory: pathlib.Path) -> None:
         stack, path = contextlib.ExitStack(), directory / _NAME
+        now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+        holder = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now}).encode()
         try:
             # Where a file system has no locks, one run per directory is left to the user.
-            stack.enter_context(locked(path, 0.0))
+            stack.enter_context(locked(path, 0.0, holder=holder))
         except TimeoutError:
             raise RuntimeError(
                 f"{who} needs a directory that no other run writes to. {directory} is held by {_holder(path)}. Wait "
                 "for that run or end it, give another directory, or open this one with read_only=True."
             ) from None
         self._release = weakref.finalize(self, stack.close)
-        now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-        with contextlib.suppress(OSError):  # some systems do not let a locked file be written
-            path.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now}))
 
     def __enter__(self) -> None:
         pass
@@ -48,7 +48,8 @@ class RunLock:
 
 def _holder(path: pathlib.Path) -> str:
     try:
-        found = json.loads(path.read_text())
+        with plain_reader(path) as file:
+            found = json.loads(file.read(4096))
         return f"process {found['pid']} on {found['host']}, since {found['since']}"
     except (OSError, ValueError, KeyError, TypeError):
         return "another process"

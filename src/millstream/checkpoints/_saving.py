@@ -1,20 +1,19 @@
 """One save under way: copied while the caller waits, then written, checked and named in a thread of its own."""
 
 import atexit
-import concurrent.futures.thread  # noqa: F401 (see the end)
 import dataclasses
-import logging
+import errno
 import os
 import pathlib
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
-from millstream.checkpoints import _folders, _manifest, _peers
-from millstream.checkpoints._arrays import ArrayWriter
+from millstream.checkpoints import _arrays, _folders, _manifest, _peers
+from millstream.checkpoints._errors import storage_failed
 from millstream.checkpoints._retention import Retention
 from millstream.checkpoints._run_lock import RunLock
 
@@ -30,31 +29,31 @@ class Saving:
     Attributes:
         directory: Of the store.
         step: The step.
-        arrays: What Orbax writes.
+        arrays: Arrays by the numbers of their leaves.
         texts: Contents of all other files by their names; over several processes, what this one writes.
         metrics: What the manifest says of them.
         keep: Which checkpoints are kept afterwards.
-        writer: Writes the arrays.
         lock: Of the directory, which must outlive this.
         error: Why it failed; None as long as it did not.
+        left: Folders that could not be deleted, and why.
     """
 
     directory: pathlib.Path
     step: int
-    arrays: Mapping[str, Any]
+    arrays: Mapping[int, Any]
     texts: Mapping[str, bytes]
     metrics: Mapping[str, float | None]
     keep: Retention
-    writer: ArrayWriter
     lock: RunLock | None
     error: BaseException | None = None
+    left: Mapping[pathlib.Path, OSError] = dataclasses.field(default_factory=dict)
 
     def start(self) -> None:
         """Begin, and return when the arrays are copied."""
         self._number, self._copied = _peers.next_save(), threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"checkpoint {self.step}")
-        _under_way.add(self)
         self._thread.start()
+        _under_way.add(self)
         self._copied.wait()
 
     @property
@@ -64,7 +63,8 @@ class Saving:
 
     def finish(self) -> None:
         """Wait for the end, and raise the error if it is a bad one."""
-        self._thread.join()
+        if self._thread.ident is not None:  # there may have been no thread to be had
+            self._thread.join()
         _under_way.discard(self)
         if self.error is not None:
             raise self.error
@@ -77,7 +77,7 @@ class Saving:
             _peers.meet(f"{self._number}-written")
             if _peers.is_first():
                 self._attempt(self._commit)
-                self._attempt(lambda: _folders.clear_leftovers(self.directory))
+                self._attempt(self._tidy)
             _peers.meet(f"{self._number}-named")
             if self.error is None and self._stamp() in (None, before):
                 self.error = RuntimeError(
@@ -87,13 +87,16 @@ class Saving:
             self.error = error
         finally:
             self._copied.set()
-            self.arrays = self.texts = {}
-        if self.error is not None:
-            self.error.add_note(
-                f"This happened while the checkpoint of step {self.step} was saved in {self.directory}."
-            )
+            self.arrays, self.texts = {}, {}
+        doing = f"the checkpoint of step {self.step} was saved in {self.directory}"
+        if isinstance(self.error, OSError):
+            failed = storage_failed(f"CheckpointStore.save failed while {doing}", self.error)
+            failed.__cause__ = self.error
+            self.error = failed
+        elif self.error is not None:
+            self.error.add_note(f"This happened while {doing}.")
 
-    def _attempt(self, part: Any) -> None:
+    def _attempt(self, part: Callable[[], None]) -> None:
         """Do a part; the first error is kept, for the other processes must not be left waiting."""
         try:
             part()
@@ -101,17 +104,17 @@ class Saving:
             self.error = error if self.error is None else self.error
 
     def _write(self) -> None:
-        folder = _folders.temporary(self.directory, self.step)
-        (folder / ARRAYS).mkdir(parents=True, exist_ok=True)
-        started = self.writer.start(folder / ARRAYS, self.arrays, self._copied.set)
+        parts = _arrays.copied(self.arrays)
         self._copied.set()
-        try:
-            for name, content in self.texts.items():
-                (folder / name).parent.mkdir(exist_ok=True)
-                with open(folder / name, "xb") as file:
-                    file.write(content)
-        finally:
-            self.writer.finish(started)
+        folder = _folders.temporary(self.directory, self.step)
+        folder.mkdir(exist_ok=True)  # without its parents: where a disk is gone, another one would be written to
+        (folder / ARRAYS).mkdir(exist_ok=True)
+        if self.arrays:
+            _arrays.write(folder / ARRAYS, parts)
+        for name, content in self.texts.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            with open(folder / name, "xb") as file:
+                file.write(content)
         self._mark(jax.process_index()).touch()
 
     def _mark(self, process: int) -> pathlib.Path:
@@ -127,17 +130,22 @@ class Saving:
             raise RuntimeError(f"Process {missing[0]} could not write its part of a checkpoint. Its error says why.")
         for number in range(jax.process_count()):
             self._mark(number).unlink()
-        if self.arrays:
-            self.writer.merge(folder / ARRAYS)
         manifest = _manifest.take_stock(folder, self.step, self.metrics)
         with open(folder / _manifest.NAME, "xb") as file:
             file.write(manifest.encoded())
             file.flush()
             os.fsync(file.fileno())
         _folders.publish(self.directory, self.step, _require_whole)
-        whole = whole_checkpoints(self.directory)
-        for step in self.keep.doomed(whole):
-            _folders.withdraw(self.directory, step)
+
+    def _tidy(self) -> None:
+        """Delete what is not kept. Where that cannot be done, the checkpoint is saved all the same."""
+        try:
+            if self.error is None:
+                for step in self.keep.doomed(whole_checkpoints(self.directory)):
+                    _folders.withdraw(self.directory, step)
+            self.left = _folders.clear_leftovers(self.directory)
+        except OSError as error:
+            self.left = {self.directory: error}
 
     def _stamp(self) -> tuple[int, int] | None:
         """Changes when the checkpoint gets its name; None before."""
@@ -152,25 +160,21 @@ def whole_checkpoints(directory: pathlib.Path) -> dict[int, Mapping[str, float |
     """The metrics of all checkpoints that have a good manifest and all files in their sizes, by their steps."""
     found = {}
     for step in _folders.steps_in(directory):
-        folder = directory / _folders.step_name(step)
-        if not _manifest.damage(folder, thorough=False):
-            found[step] = _manifest.read_manifest(folder).metrics
+        manifest, wrong = _manifest.inspect(directory / _folders.step_name(step), thorough=False)
+        if manifest is not None and not wrong:
+            found[step] = manifest.metrics
     return found
 
 
 def _require_whole(folder: pathlib.Path) -> None:
     wrong = _manifest.damage(folder, thorough=True)
     if wrong:
-        raise _manifest.DamagedCheckpoint(
-            "A checkpoint was read back from the disk and is not what was written:\n  " + "\n  ".join(wrong)
-        )
+        raise OSError(errno.EIO, "What was read back is not what was written:\n  " + "\n  ".join(wrong) + "\n")
 
 
 def _finish_all() -> None:
     """At the end of a program, finish what nobody has waited for, or say that it is lost."""
     for saving in list(_under_way):
-        if not saving.is_over:
-            logging.disable()  # what Orbax would say is in the error
         try:
             saving.finish()
         except BaseException as error:
@@ -181,6 +185,4 @@ def _finish_all() -> None:
             )
 
 
-# It has to come before the executors stop, which Orbax uses to the end, and the public `atexit` is later. They register
-# themselves when their module is imported, which is above.
-getattr(threading, "_register_atexit", atexit.register)(_finish_all)
+atexit.register(_finish_all)

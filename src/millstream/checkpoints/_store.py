@@ -1,5 +1,6 @@
 """A directory of checkpoints: what is in it is whole, and what is saved is on the disk before it has a name."""
 
+import dataclasses
 import itertools
 import math
 import os
@@ -13,17 +14,18 @@ from typing import Any
 import jax
 
 from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value, require_int
-from millstream._core.safe_path import require_trust
+from millstream._core.errors import describe_value, whole_number
+from millstream._core.safe_path import plain_reader, require_trust
 from millstream.checkpoints import _arrays, _document, _folders, _leaves, _manifest, _peers
 from millstream.checkpoints._checkpoint import Checkpoint
-from millstream.checkpoints._manifest import DamagedCheckpoint
+from millstream.checkpoints._errors import DamagedCheckpoint, NoCheckpoint, StorageFailed, storage_errors
 from millstream.checkpoints._retention import Retention
 from millstream.checkpoints._run_lock import RunLock
 from millstream.checkpoints._saving import ARRAYS, Saving, whole_checkpoints
 
 _WHO = "CheckpointStore"
 _RUN, _TREE, _FILES = "run.json", "tree.json", "files"
+_ATTEMPTS = 100  # to load what another run replaces in the meantime
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -31,8 +33,8 @@ class CheckpointStore:
     """Whole, verified checkpoints of a run in a directory.
 
     A checkpoint is a folder named by its step. It gets that name when all of it is on the disk, and carries the SHA-256
-    of every file, which is compared when it is loaded. Saving goes on in the background. If that fails, the next call
-    raises the error, and older checkpoints are untouched.
+    of every file, which is compared when it is loaded. Saving continues in the background. If that fails, the next call
+    raises the error, and older checkpoints are untouched. What the file system refuses is a `StorageFailed`.
 
     Over several processes each of them makes the same calls in the same order, in a directory that all of them see.
     Process 0 writes the document, gives names, and deletes.
@@ -64,17 +66,19 @@ class CheckpointStore:
             raise TypeError(f"{_WHO} needs keep to be a Retention. Got {describe_value(keep)}.")
         self._saving: Saving | None = None
         self._lock: RunLock | None = None
-        self._writer: _arrays.ArrayWriter | None = None
-        _arrays.orbax(_WHO)
+        self._is_open = not read_only
         require_trust(self.directory, _WHO, "directory")
         if not read_only:
             _peers.by_first(self._take)
-            self._writer = _arrays.ArrayWriter(_WHO)
 
     def _take(self) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._lock = RunLock(_WHO, self.directory)
-        _folders.clear_leftovers(self.directory)
+        with storage_errors(f"{_WHO} cannot use {self.directory}"):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._lock = RunLock(_WHO, self.directory)
+            self._tidy()
+
+    def _tidy(self) -> None:
+        _warn_of_leftovers(_folders.clear_leftovers(self.directory))
 
     # Saving
 
@@ -99,8 +103,8 @@ class CheckpointStore:
                 under names that differ.
             metrics: Numbers by their names, for `keep` and `best`.
         """
-        writer = self._require_writer("save")
-        require_int(f"{_WHO}.save", "step", step, least=0)
+        self._require_open("save")
+        step = whole_number(f"{_WHO}.save", "step", step, least=0)
         leaves = _leaves.leaves_of(f"{_WHO}.save", tree)
         texts = {f"{_FILES}/{name}": content for name, content in _checked_files(files).items()}
         if _peers.is_first():
@@ -109,11 +113,9 @@ class CheckpointStore:
         checked = _checked_metrics(metrics)
         self.wait()
         arrays = {
-            str(number): _arrays.to_store(value)
-            for number, (leaf, value) in enumerate(leaves.values())
-            if leaf.is_stored
+            number: _arrays.to_store(value) for number, (leaf, value) in enumerate(leaves.values()) if leaf.is_stored
         }
-        self._saving = Saving(self.directory, step, arrays, texts, checked, self.keep, writer, self._lock)
+        self._saving = Saving(self.directory, step, arrays, texts, checked, self.keep, self._lock)
         self._saving.start()
 
     def check(self) -> None:
@@ -129,16 +131,17 @@ class CheckpointStore:
                 saving.finish()
             finally:
                 self._saving = None if saving.is_over else saving
+                _warn_of_leftovers(saving.left)
 
     def close(self) -> None:
         """Wait for the save under way, and let another run have the directory."""
         try:
             self.wait()
         finally:
-            self._writer = None
+            self._is_open = False
             if self._lock is not None:
-                with self._lock:
-                    _folders.clear_leftovers(self.directory)
+                with self._lock, storage_errors(f"{_WHO} cannot tidy up {self.directory}"):
+                    self._tidy()
                 self._lock = None
 
     def __enter__(self) -> "CheckpointStore":
@@ -149,14 +152,13 @@ class CheckpointStore:
     ) -> None:
         self.close()
 
-    def _require_writer(self, method: str) -> _arrays.ArrayWriter:
-        if self._writer is None:
+    def _require_open(self, method: str) -> None:
+        if not self._is_open:
             status = "read_only" if self.read_only else "closed"
             raise RuntimeError(
                 f"{_WHO}.{method} needs a store that is open for writing. This one is {status}. "
                 f"Open the directory again: {_WHO}({str(self.directory)!r})."
             )
-        return self._writer
 
     # Making room for another run
 
@@ -166,35 +168,38 @@ class CheckpointStore:
         Args:
             step: The last step that is kept.
         """
-        self._require_writer("discard_after")
+        self._require_open("discard_after")
         self.wait()
         _peers.by_first(lambda: self._discard_after(step))
 
     def _discard_after(self, step: int) -> None:
-        for later in reversed(_folders.steps_in(self.directory)):
-            if later > step:
-                _folders.withdraw(self.directory, later)
+        with storage_errors(f"{_WHO}.discard_after cannot change {self.directory}"):
+            for later in reversed(_folders.steps_in(self.directory)):
+                if later > step:
+                    _folders.withdraw(self.directory, later)
+            self._tidy()
 
     def set_apart(self) -> pathlib.Path:
         """Move all checkpoints into a folder of their own, out of the way of a new run; where that is."""
-        self._require_writer("set_apart")
+        self._require_open("set_apart")
         self.wait()
         return pathlib.Path(_peers.by_first(lambda: str(self._set_apart())))
 
     def _set_apart(self) -> pathlib.Path:
-        numbers = (number for number in itertools.count(1) if not (self.directory / f"earlier-{number}").exists())
-        apart = self.directory / f"earlier-{next(numbers)}"
-        apart.mkdir()
-        for step in _folders.steps_in(self.directory):
-            name = _folders.step_name(step)
-            os.rename(self.directory / name, apart / name)
+        with storage_errors(f"{_WHO}.set_apart cannot change {self.directory}"):
+            numbers = (number for number in itertools.count(1) if not (self.directory / f"earlier-{number}").exists())
+            apart = self.directory / f"earlier-{next(numbers)}"
+            apart.mkdir()
+            for step in _folders.steps_in(self.directory):
+                name = _folders.step_name(step)
+                os.rename(self.directory / name, apart / name)
         return apart
 
     # Loading
 
     def steps(self) -> list[int]:
         """The steps of the whole checkpoints, in order: those with all files in their sizes. `load` compares hashes."""
-        return list(whole_checkpoints(self.directory))
+        return list(self._whole())
 
     def latest(self) -> int | None:
         """The step of the newest whole checkpoint; None if there is none."""
@@ -204,7 +209,11 @@ class CheckpointStore:
         """The step of the best whole checkpoint by the metric of `keep`; None if none has it."""
         if self.keep.monitor is None:
             raise ValueError(f"{_WHO}.best needs a metric: keep=Retention(monitor=...).")
-        return next(iter(self.keep.ranked(whole_checkpoints(self.directory))), None)
+        return next(iter(self.keep.ranked(self._whole())), None)
+
+    def _whole(self) -> dict[int, Mapping[str, float | None]]:
+        with storage_errors(f"{_WHO} cannot read {self.directory}"):
+            return whole_checkpoints(self.directory)
 
     def load(self, step: int | None = None, *, like: PyTree = None) -> Checkpoint:
         """Load a checkpoint, after its files were compared with their hashes.
@@ -214,50 +223,149 @@ class CheckpointStore:
             like: A tree like the one that was saved, of arrays or `jax.ShapeDtypeStruct`s. It says what the result is:
                 its classes, NumPy or JAX, and the devices. A leaf that is on no device in particular stays so. None
                 gives a dict of what was saved, as NumPy arrays, by their paths. Or a function that makes such a tree of
-                the document.
+                the checkpoint, whose own tree is None then; it may raise `DamagedCheckpoint`.
 
         Raises:
             DamagedCheckpoint: The checkpoint of that step is damaged; or all are, and the message lists them.
-            FileNotFoundError: There is no such checkpoint.
-            ValueError: `like` has another structure, other shapes or other dtypes than what was saved.
+            NoCheckpoint: There is no such checkpoint.
+            StorageFailed: The directory cannot be read.
+            ValueError: `like` has a different structure, other shapes or other dtypes than what was saved, or dtypes
+                that JAX does not keep.
         """
         self.wait()
-        found = _peers.by_first(lambda: self._find(step))
-        folder = self.directory / _folders.step_name(found)
-        saved = _leaves.decode((folder / _TREE).read_bytes())
-        document = _document.decode((folder / _RUN).read_bytes())
-        like = like(document) if isinstance(like, types.FunctionType) else like
-        tree = self._load_tree(found, folder / ARRAYS, saved, like)
-        inner = folder / _FILES
-        files = {path.name: path.read_bytes() for path in sorted(inner.iterdir())} if inner.exists() else {}
-        return Checkpoint(tree, document, files, found, _manifest.read_manifest(folder).metrics)
+        wanted = None if step is None else whole_number(f"{_WHO}.load", "step", step, least=0)
+        damaged: dict[int, str] = {}
+        loaded = self._load(wanted, like, damaged)
+        for other, wrong in damaged.items() if _peers.is_first() else ():
+            text = f"{self._words_on(other, wrong)}\nCheckpoint {loaded.step} is used instead."
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+        return loaded
 
-    def _load_tree(self, step: int, folder: pathlib.Path, saved: dict[str, _leaves.Leaf], like: PyTree) -> PyTree:
+    def _load(self, step: int | None, like: PyTree, damaged: dict[int, str]) -> Checkpoint:
+        """Load the checkpoint of a step, or the newest that is not damaged; what is wrong with others is added."""
+        for _ in range(_ATTEMPTS):
+            found, stamp = _peers.by_first(lambda: self._find(step, damaged))
+            if found is None:
+                continue
+            loaded, error = self._try_to_read(found, like)
+            if self._has_changed(found, stamp):
+                continue
+            if _peers.any_of(isinstance(error, DamagedCheckpoint)):
+                damaged[found] = "a different process could not read it" if error is None else str(error)
+            elif _peers.any_of(error is not None):
+                raise (
+                    RuntimeError("Another process could not load its part. Its error says why.")
+                    if error is None
+                    else error
+                )
+            elif loaded is not None:
+                return loaded
+        raise StorageFailed(
+            f"{_WHO}.load: a run deletes the checkpoints in {self.directory} faster than they can be read: {_ATTEMPTS} "
+            "attempts failed. Let that run keep more of them."
+        )
+
+    def _find(self, step: int | None, damaged: dict[int, str]) -> tuple[int | None, list[int]]:
+        """The step of a checkpoint whose files are whole, and what tells whether it is still the same one.
+
+        Args:
+            step: The one that is asked for; None for the newest.
+            damaged: What is known to be wrong with others; more is added.
+
+        Returns:
+            None in place of the step if another run has changed something in the meantime.
+        """
+        with storage_errors(f"{_WHO}.load cannot read {self.directory}"):
+            steps = _folders.steps_in(self.directory)
+            if step is not None and step not in steps:
+                raise NoCheckpoint(f"{_WHO}.load: {self.directory} has no checkpoint of step {step}. It has: {steps}.")
+            for candidate in reversed(steps) if step is None else [step]:
+                stamp = self._stamp(candidate)
+                if candidate not in damaged:
+                    wrong = _manifest.damage(self._folder(candidate), thorough=True)
+                    if not wrong:
+                        return candidate, stamp
+                    if self._has_changed(candidate, stamp) or not stamp:
+                        return None, stamp
+                    damaged[candidate] = "\n  ".join(wrong)
+        if not steps:
+            raise NoCheckpoint(f"{_WHO}.load: {self.directory} has no checkpoint. Is it the right directory?")
+        told = [self._words_on(candidate, wrong) for candidate, wrong in damaged.items()]
+        raise DamagedCheckpoint("\n".join(told) + "\nLoad a different step, or start anew in a different directory.")
+
+    def _try_to_read(self, step: int, like: PyTree) -> tuple[Checkpoint | None, Exception | None]:
+        """The checkpoint of a step, or why it cannot be read: no process may leave the others waiting."""
+        try:
+            return self._read(step, like), None
+        except Exception as error:
+            return None, error
+
+    def _read(self, step: int, like: PyTree) -> Checkpoint:
+        """Read the checkpoint of a step, whose files are whole."""
+        folder = self._folder(step)
+        with storage_errors(f"{_WHO}.load cannot read checkpoint {step} in {self.directory}"):
+            with _manifest.making_sense_of(_TREE):
+                saved = _leaves.decode(_read_file(folder / _TREE))
+            with _manifest.making_sense_of(_RUN):
+                document = _document.decode(_read_file(folder / _RUN))
+            with _manifest.making_sense_of(ARRAYS):
+                arrays = _arrays.ArrayFiles(folder / ARRAYS, saved.values())
+            inner = folder / _FILES
+            files = {path.name: _read_file(path) for path in sorted(inner.iterdir())} if inner.exists() else {}
+            found = Checkpoint(None, document, files, step, _manifest.read_manifest(folder).metrics)
+        like = like(found) if isinstance(like, types.FunctionType) else like
+        with storage_errors(f"{_WHO}.load cannot read checkpoint {step} in {self.directory}"):
+            return dataclasses.replace(found, tree=self._read_tree(step, arrays, saved, like))
+
+    def _read_tree(self, step: int, arrays: _arrays.ArrayFiles, saved: dict[str, _leaves.Leaf], like: PyTree) -> PyTree:
         who = f"{_WHO}.load"
         if like is None:
-            return _arrays.read(who, folder, saved, {path: _arrays.template(leaf) for path, leaf in saved.items()})
+            templates = {path: _arrays.template(leaf) for path, leaf in saved.items()}
+            return _arrays.read(who, arrays, saved.values(), templates)
         now = _leaves.leaves_of(who, like)
         where = f"checkpoint {step} in {self.directory}"
         _leaves.require_same(who, where, saved, {path: leaf for path, (leaf, _) in now.items()})
-        values = _arrays.read(who, folder, saved, {path: value for path, (_, value) in now.items()})
+        values = _arrays.read(who, arrays, saved.values(), {path: value for path, (_, value) in now.items()})
         return jax.tree.unflatten(jax.tree.structure(like), [values[path] for path in now])
 
-    def _find(self, step: int | None) -> int:
-        """The step of a checkpoint that is whole: the one that is asked for, or the newest."""
-        steps = _folders.steps_in(self.directory)
-        if step is not None and step not in steps:
-            raise FileNotFoundError(f"{_WHO}.load: {self.directory} has no checkpoint of step {step}. It has: {steps}.")
-        told = []
-        for candidate in reversed(steps) if step is None else [step]:
-            wrong = _manifest.damage(self.directory / _folders.step_name(candidate), thorough=True)
-            if not wrong:
-                for text in told:
-                    warnings.warn(f"{text}\nCheckpoint {candidate} is used instead.", RuntimeWarning, stacklevel=5)
-                return candidate
-            told.append(f"Checkpoint {candidate} in {self.directory} is damaged:\n  " + "\n  ".join(wrong))
-        if not told:
-            raise FileNotFoundError(f"{_WHO}.load: {self.directory} has no checkpoint. Is it the right directory?")
-        raise DamagedCheckpoint("\n".join(told) + "\nLoad another step, or start anew in another directory.")
+    def _folder(self, step: int) -> pathlib.Path:
+        return self.directory / _folders.step_name(step)
+
+    def _words_on(self, step: int, wrong: str) -> str:
+        return f"Checkpoint {step} in {self.directory} is damaged:\n  {wrong}"
+
+    def _stamp(self, step: int) -> list[int]:
+        """Changes when another run deletes or replaces a checkpoint."""
+        try:
+            found = os.lstat(self._folder(step))
+        except OSError:
+            return []
+        return [found.st_ino, found.st_mtime_ns]
+
+    def _has_changed(self, step: int, stamp: list[int]) -> bool:
+        # Several processes that load together are those that write, and have to do the same.
+        return jax.process_count() == 1 and self._stamp(step) != stamp
+
+
+_said: set[pathlib.Path] = set()
+
+
+def _warn_of_leftovers(left: Mapping[pathlib.Path, OSError]) -> None:
+    """Say once of each folder that it could not be deleted."""
+    for path, error in left.items():
+        if path not in _said:
+            _said.add(path)
+            warnings.warn(
+                f"{_WHO} could not delete {path}, which is not needed anymore: {error.strerror or error}. It takes up "
+                "room and does no harm. Deleting it is tried again at every save.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+
+def _read_file(path: pathlib.Path) -> bytes:
+    with plain_reader(path) as file:
+        return file.read()
 
 
 def _checked_files(files: Mapping[str, bytes] | None) -> dict[str, bytes]:

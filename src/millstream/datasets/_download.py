@@ -13,6 +13,7 @@ import urllib.request
 from millstream._core.atomic import settle, temporary_path
 from millstream._core.lock import locked
 from millstream._core.progress_line import ProgressLine
+from millstream._core.safe_path import plain_reader
 from millstream._core.urls import shown
 from millstream.datasets._part import Part, Unwritable
 from millstream.datasets._urls import RefusedURL, make_opener, require_url
@@ -212,7 +213,7 @@ class _Transfer:
         if self.remote.checksum is None:
             return
         kind, _, expected = self.remote.checksum.partition(":")
-        with self.part.path.open("rb") as file:
+        with plain_reader(self.part.path) as file:
             found = hashlib.file_digest(file, functools.partial(hashlib.new, kind, usedforsecurity=False)).hexdigest()
         if found != expected:
             size = self.part.size

@@ -5,8 +5,7 @@ import os
 import pathlib
 from collections.abc import Callable, Iterator
 
-# A link in its place is not followed; Windows would otherwise translate line ends.
-_FLAGS = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+from millstream._core.safe_path import open_plain
 
 
 class Unwritable(Exception):
@@ -36,7 +35,7 @@ class Part:
     def writer(self, start: int) -> Iterator[Callable[[bytes], None]]:
         """A function that writes bytes one after the other, from byte `start` on."""
         with _disk_errors():
-            handle = os.open(self.path, _FLAGS, 0o600)
+            handle = open_plain(self.path, os.O_WRONLY | os.O_CREAT)
         try:
             with _disk_errors():
                 os.ftruncate(handle, start)

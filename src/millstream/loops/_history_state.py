@@ -29,6 +29,8 @@ def columns_before(states: list[dict[str, Any]], stop: int) -> Iterator[tuple[Na
         for run in map(_run_of, state["values"]):
             runs.append(run[:left])
             left -= len(runs[-1])
+        if left:
+            raise ValueError(f"History.from_state: {state['name']} has {left} values fewer than rows.")
         if count:
             yield (state["collection"], state["name"]), rows[:count], [run for run in runs if len(run)]
 

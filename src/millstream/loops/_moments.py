@@ -119,6 +119,9 @@ class Moments:
     def append_state(self, state: dict[str, Any], count: int) -> None:
         """More rows: the first `count` of those that `to_state` gave."""
         self._settle()
+        short = [name for name in _ARRAYS if len(state[name]) < count]
+        if short:
+            raise ValueError(f"History.from_state: there are fewer than {count} {short[0]}.")
         self.length += count
         for row, date_start in state["starts"]:
             if row < self.length and date_start != self._date_start:

@@ -32,6 +32,21 @@ def save_position(state: PyTree, iterator: Any, loader: Any) -> tuple[Position, 
     return {"kind": "iterable"}, None
 
 
+def require_position(position: Any) -> None:
+    """Refuse, with any error, what `save_position` cannot have made."""
+    if position["kind"] not in _WORDS:
+        raise ValueError(f"there is no position in {position['kind']!r}")
+    if position["kind"] == "iterator":
+        position["state"]
+    if position["kind"] == "loader":
+        words = [*np.ravel(position["key"]).tolist(), position["step"]]
+        if any(type(word) is not int or not 0 <= word < 1 << 32 for word in words):
+            raise ValueError(f"the key and the step of the loader are {words}")
+        for what, said in (*position["origin"], *position["contents"]):
+            if not isinstance(what, str) or not isinstance(said, str):
+                raise ValueError("what the loader says of itself is not text")
+
+
 def contents_of(loader: Any) -> tuple[tuple[str, str], ...]:
     """What the samples of a loader are, in words, as far as it can say."""
     contents = getattr(loader, "contents", None)

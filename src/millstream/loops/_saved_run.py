@@ -9,11 +9,11 @@ import jax
 
 from millstream._core import plain
 from millstream._core.contracts import PyTree
-from millstream.checkpoints import Checkpoint, CheckpointStore
+from millstream.checkpoints import Checkpoint, CheckpointStore, DamagedCheckpoint, NoCheckpoint
 from millstream.loops._callback import Callback
 from millstream.loops._elapsed import FIELDS, Elapsed
 from millstream.loops._history import History
-from millstream.loops._position import Position, loader_state_at, saved_loader_state
+from millstream.loops._position import Position, loader_state_at, require_position, saved_loader_state
 from millstream.loops._remembered import Remembered, put_together, storable, tree_like, unstorable
 
 _FORMAT = 1
@@ -105,20 +105,36 @@ def load_run(
     """
     if not os.path.isdir(os.path.expanduser(directory)):
         return None
+    run: list[_Run] = []
+
+    def like(checkpoint: Checkpoint) -> PyTree:
+        run[:] = [_decoded(checkpoint)]
+        return run[0].tree_like(who, state, loader)
+
     with CheckpointStore(directory, read_only=True) as store:
-        if step is None and not store.steps() and not _has_any(store):
-            return None
-        found = _load(who, store, step, state, loader)
-    document, tree, position = found.document, found.tree, found.document["position"]
+        try:
+            found = store.load(step, like=like)
+        except NoCheckpoint:
+            if step is None:
+                return None
+            raise
+        except ValueError as error:
+            error.add_note(
+                f"{who} goes on only with a state like the one that was saved. What was saved can be had by its paths, "
+                "to be put into another state on purpose: from millstream.checkpoints import CheckpointStore; "
+                f"CheckpointStore({str(store.directory)!r}, read_only=True).load().tree"
+            )
+            raise
+    (decoded,) = run
     saved = SavedRun(
-        unstorable(state, tree["state"]),
-        Elapsed(**document["elapsed"]),
-        History.from_state(plain.decode(found.files[_HISTORY])),
-        _data_state(who, position, tree["data"], loader, key),
-        position,
-        put_together(document["callbacks"], tree["callbacks"], state),
-        document["unfinished"],
-        document["stopped"],
+        unstorable(state, found.tree["state"]),
+        decoded.elapsed,
+        decoded.history,
+        _data_state(who, decoded.position, found.tree["data"], loader, key),
+        decoded.position,
+        put_together(decoded.callbacks, found.tree["callbacks"], state),
+        decoded.unfinished,
+        decoded.stopped,
         found.step,
         found.metrics,
     )
@@ -126,33 +142,53 @@ def load_run(
     return saved
 
 
-def _load(who: str, store: CheckpointStore, step: int | None, state: Any, loader: Any) -> Checkpoint:
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """What a checkpoint holds of a run besides arrays."""
+
+    elapsed: Elapsed
+    history: History
+    position: Position
+    callbacks: Mapping[str, Mapping[str, Any]]
+    unfinished: tuple[int, bool] | None
+    stopped: str | None
+
+    def tree_like(self, who: str, state: Any, loader: Any) -> PyTree:
+        """What the saved tree should be like."""
+        data = None
+        if self.position["kind"] == "stream":
+            if loader is None:
+                raise ValueError(f"{who} needs the loader, whose data are a stream with a state of its own: loader=.")
+            data = jax.eval_shape(loader.init_state, jax.random.key(0))
+        kept = storable(state)
+        return {"state": kept, "data": data, "callbacks": tree_like(self.callbacks, kept)}
+
+
+def _decoded(checkpoint: Checkpoint) -> _Run:
+    """What a checkpoint holds of a run; whatever else it is, is damage."""
     try:
-        return store.load(step, like=lambda document: _like(who, document, state, loader))
-    except ValueError as error:
-        error.add_note(
-            f"{who} goes on only with a state like the one that was saved. What was saved can be had by its paths, to "
-            "be put into another state on purpose: from millstream.checkpoints import CheckpointStore; "
-            f"CheckpointStore({str(store.directory)!r}, read_only=True).load().tree"
-        )
-        raise
+        document = checkpoint.document
+        if document["format"] != _FORMAT:
+            raise ValueError(f"it has format {document['format']!r}, and this version reads format {_FORMAT}")
+        elapsed = Elapsed(**document["elapsed"])
+        if elapsed.steps != checkpoint.step or not _are_numbers(elapsed):
+            raise ValueError(f"the run is not at step {checkpoint.step}")
+        require_position(document["position"])
+        put_together(document["callbacks"], tree_like(document["callbacks"], None), None)
+        unfinished, stopped = document["unfinished"], document["stopped"]
+        if unfinished is not None and list(map(type, unfinished)) != [int, bool]:
+            raise ValueError(f"unfinished is {unfinished!r}")
+        if not isinstance(stopped, str | None):
+            raise ValueError(f"stopped is {stopped!r}")
+        history = History.from_state(plain.decode(checkpoint.files[_HISTORY]))
+        return _Run(elapsed, history, document["position"], document["callbacks"], unfinished, stopped)
+    except Exception as error:  # it may be forged, or of a version to come
+        words = f"{type(error).__name__}: {error}"[:200]
+        raise DamagedCheckpoint(f"it is not a run as `ms.checkpoint` saves it ({words})") from error
 
 
-def _has_any(store: CheckpointStore) -> bool:
-    return any(path.is_dir() and path.name.isdigit() for path in store.directory.iterdir())
-
-
-def _like(who: str, document: Any, state: Any, loader: Any) -> PyTree:
-    """What the saved tree should be like, given what belongs to it."""
-    if document.get("format") != _FORMAT:
-        raise ValueError(f"{who} reads checkpoints of format {_FORMAT}. This one has {document.get('format')!r}.")
-    data = None
-    if document["position"]["kind"] == "stream":
-        if loader is None:
-            raise ValueError(f"{who} needs the loader, whose data are a stream with a state of its own: loader=.")
-        data = jax.eval_shape(loader.init_state, jax.random.key(0))
-    kept = storable(state)
-    return {"state": kept, "data": data, "callbacks": tree_like(document["callbacks"], kept)}
+def _are_numbers(elapsed: Elapsed) -> bool:
+    return all(isinstance(getattr(elapsed, name), int | float | None) for name in FIELDS)
 
 
 def _data_state(who: str, position: Position, data: PyTree, loader: Any, key: Any) -> PyTree:

@@ -4,8 +4,10 @@ import hashlib
 import pathlib
 
 from millstream._core import plain
+from millstream._core.safe_path import plain_reader
+from millstream.checkpoints import DamagedCheckpoint
 from millstream.checkpoints._folders import step_name, steps_in
-from millstream.checkpoints._manifest import DamagedCheckpoint, read_manifest
+from millstream.checkpoints._manifest import making_sense_of, read_manifest
 from millstream.loops._history import History
 from millstream.report._run_data import RunData
 
@@ -17,7 +19,8 @@ def read_checkpoint(folder: pathlib.Path) -> RunData:
     wrong = []
     for step in reversed(steps_in(folder)):
         try:
-            history = History.from_state(plain.decode(_history(folder / step_name(step))))
+            with making_sense_of(_HISTORY):
+                history = History.from_state(plain.decode(_history(folder / step_name(step))))
         except DamagedCheckpoint as error:
             wrong.append(f"\n  {step_name(step)}: {error}")
             continue
@@ -32,10 +35,8 @@ def _history(checkpoint: pathlib.Path) -> bytes:
     manifest = read_manifest(checkpoint)
     if _HISTORY not in manifest.files:
         raise DamagedCheckpoint("it has no history, so ms.checkpoint has not written it")
-    try:
-        data = (checkpoint / _HISTORY).read_bytes()
-    except OSError as error:
-        raise DamagedCheckpoint(f"{_HISTORY} cannot be read ({error.strerror})") from error
+    with plain_reader(checkpoint / _HISTORY) as file:
+        data = file.read()
     if hashlib.sha256(data).hexdigest() != manifest.files[_HISTORY][1]:
         raise DamagedCheckpoint(f"{_HISTORY} differs from its SHA-256 in the manifest")
     return data

@@ -9,6 +9,7 @@ import numpy as np
 
 from millstream._core.batch_cache import Mode, OpenCache, open_cache
 from millstream._core.cache_contents import CacheContents
+from millstream._core.safe_path import open_plain, plain_reader
 from millstream.dialects.hydrax._data_group import DataGroup
 
 if TYPE_CHECKING:
@@ -72,11 +73,14 @@ class ComputedCache:
     def _flags(self, items: int) -> np.ndarray:
         path = self._folder / _STORED
         if self._mode == "read-write":
-            with open(path, "ab") as file:
-                os.truncate(file.fileno(), items)
-        elif not path.exists():
+            with open(open_plain(path, os.O_RDWR | os.O_CREAT), "r+b") as file:
+                file.truncate(items)
+                return np.memmap(file, np.uint8, "r+", shape=(items,))
+        try:
+            with plain_reader(path, follow=True) as file:
+                return np.memmap(file, np.uint8, "r", shape=(items,))
+        except FileNotFoundError:
             return np.zeros(items, np.uint8)
-        return np.memmap(path, np.uint8, "r+" if self._mode == "read-write" else "r", shape=(items,))
 
 
 class Cachers:
