@@ -5,6 +5,7 @@
 """
 
 import argparse
+import atexit
 import collections
 import contextlib
 import dataclasses
@@ -142,9 +143,16 @@ class Case:
 @functools.cache
 def table() -> dict[str, fuzz_table.Call]:
     """All callables by name. Their files last as long as this process."""
-    folder = tempfile.TemporaryDirectory(prefix="millstream-fuzz-")
-    table.folder = folder  # pyright: ignore[reportFunctionMemberAccess]
-    return fuzz_table.calls(pathlib.Path(folder.name))
+    return fuzz_table.calls(pathlib.Path(_files.enter_context(tempfile.TemporaryDirectory(prefix="millstream-fuzz-"))))
+
+
+_files = contextlib.ExitStack()
+atexit.register(_files.close)
+
+
+def name_of(number: int) -> str:
+    """The callable of a case, without what it takes to make its arguments."""
+    return random.Random(number).choice(sorted(table()))
 
 
 def case_of(number: int) -> Case:
@@ -188,6 +196,9 @@ def _judged(case: Case, wrong: dict[str, Any], error: Exception) -> str:
     functions = [value for value in wrong.values() if hasattr(value, "__qualname__")]
     if any(text.startswith(f"{function.__qualname__}() ") for function in functions):
         return ""  # Python itself says that a function of the user's takes other arguments
+    notes = "\n".join(getattr(error, "__notes__", []))
+    if notes and _names_call(case.name, notes) and (_names_argument(wrong, text) or "Raised in" in notes):
+        return ""  # code of the user's, or of a package, was called: its error keeps its type
     if not isinstance(error, REFUSALS) or not _names_call(case.name, text) or not _names_argument(wrong, text):
         return f"{type(error).__name__}: {text[:400]}\n{_place(error)}"
     asked = not isinstance(error, TypeError) and any("SECRET" in case.wrong.get(name, "") for name in ADDRESSES)
@@ -301,8 +312,7 @@ def _use(thing: Any) -> None:
             thing.read(np.arange(1))
     elif isinstance(thing, Iterator):
         next(thing, None)
-        if hasattr(thing, "close"):
-            thing.close()
+        getattr(thing, "close", int)()
 
 
 def findings(numbers: Iterable[int]) -> list[str]:

@@ -184,7 +184,7 @@ def test_csv_refuses_dtypes_that_do_not_fit(tmp_path):
         CsvSource(path, dtype=object)
     with refuses(ValueError, "a dtype for every column", "'a'"):
         CsvSource(path, dtype={"b": np.float32})
-    with refuses(TypeError, "a list of columns", "['a']"):
+    with refuses(TypeError, "CsvSource needs columns to be a list of names", "write ['a']"):
         CsvSource(path, "a")
     path.write_bytes(b"a\n\xff\xfe\n")
     with refuses(ValueError, "in UTF-8"):

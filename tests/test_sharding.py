@@ -210,7 +210,7 @@ def test_batch_shardings_that_fit_no_batch_are_refused(wrong, words):
 @pytest.mark.parametrize("wrong", [None, "data", jax.sharding.SingleDeviceSharding(jax.devices()[0])])
 def test_what_is_no_sharding_is_refused(wrong):
     with pytest.raises(
-        TypeError, match="needs a NamedSharding over devices, a Mesh with an axis 'data', or a MeshConf"
+        TypeError, match="needs sharding to be a NamedSharding over devices, a Mesh with an axis 'data', or a MeshConf"
     ):
         as_batch_sharding(wrong)
 

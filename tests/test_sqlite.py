@@ -136,12 +136,13 @@ def test_names_are_looked_up_and_never_run(folder):
     for options in (
         {"columns": ["1"]},
         {"columns": [odd, odd]},
-        {"columns": odd},
         {"key": "1"},
         {"columns": []},
-        {"columns": 3},
     ):
         with refuses(ValueError, "that are there, each once", "there are ["):
+            SqliteSource(path, table="t", **options)
+    for options in ({"columns": odd}, {"columns": 3}):
+        with refuses(TypeError, "SqliteSource needs columns to be a list of names"):
             SqliteSource(path, table="t", **options)
 
 

@@ -213,7 +213,7 @@ def test_refusals_of_what_is_asked_for(shards, folder):
             WebDatasetSource(shards, decode={name: len})
     with refuses(ValueError, "decode= or sample_fn=, not both"):
         WebDatasetSource(shards, decode={"cls": len}, sample_fn=lambda key, files: files)
-    with refuses(TypeError, "extensions that are text. Got 3 (int)"):
+    with refuses(TypeError, "extensions to be a list of names. Got [3] (list)"):
         WebDatasetSource(shards, [3])  # pyright: ignore[reportArgumentType]
     for wrong in (3, [3]):
         with refuses(TypeError, "WebDatasetSource needs a path, or a list of paths", "3"):
@@ -384,7 +384,7 @@ def test_tensors_that_are_no_columns_are_refused(folder, file):
     safetensors.numpy.save_file({"x": TENSORS["x"].astype(np.float64), "y": TENSORS["y"]}, other)
     with refuses(ValueError, "the same tensors", f"{file}: x (3, 2) float32", f"{other}: x (3, 2) float64"):
         SafetensorsSource([file, other], ["x", "y"])
-    with refuses(TypeError, "a list of tensors", "['w']"):
+    with refuses(TypeError, "tensors to be a list of names", "write ['w']"):
         SafetensorsSource(path, "w")
     with refuses(TypeError, "needs a path"):
         SafetensorsSource([])

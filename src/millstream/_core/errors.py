@@ -158,6 +158,16 @@ def noted(error: BaseException, note: str) -> BaseException:
     return error
 
 
+@contextlib.contextmanager
+def raised_in(call: str) -> Iterator[None]:
+    """Around code of others: their errors keep their type, and get a note that says what was called."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"Raised in {call}.")
+        raise
+
+
 def require_callable(who: str, name: str, value: Any) -> None:
     """Refuse anything that cannot be called or cannot be hashed (compiled programs are looked up by function)."""
     if not callable(value):

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from millstream._core.errors import describe_leaf
+from millstream._core.errors import describe_leaf, describe_value
 from millstream.loops._logs import Logs
 from millstream.loops._metric_adapters import Arrays, Kind, as_kind
 
@@ -80,7 +80,9 @@ class Metrics:
             other: Made alike, and updated with the other part.
         """
         if not isinstance(other, Metrics) or (other._names, other._kinds) != (self._names, self._kinds):
-            raise ValueError(f"Metrics.merge needs metrics of the same kinds. These are {self}, the others {other}.")
+            raise ValueError(
+                f"Metrics.merge needs metrics of the same kinds. These are {self}, the others {describe_value(other)}."
+            )
         both = zip(self._kinds, self._arrays, other._arrays, strict=True)
         return self._with([kind.merge(ours, theirs) for kind, ours, theirs in both])
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value, needs
+from millstream._core.errors import describe_value, needs, require_bool
 from millstream.loops import Metrics
 from millstream.states._batch_layout import Keys
 from millstream.states._flat_leaves import FlatLeaves
@@ -85,6 +85,7 @@ def create_equinox_state(
         raise TypeError(
             f"{who} needs state to be an eqx.nn.State, from eqx.nn.make_with_state. Got {describe_value(state)}."
         )
+    require_bool(who, "vmap", vmap)
     network = EquinoxNetwork(eqx, module, state, axis_name if vmap else None)
     if network.needs_key and key is None:
         raise ValueError(

@@ -8,7 +8,7 @@ from typing import Any, Self
 import jax
 
 from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value
+from millstream._core.errors import describe_value, raised_in
 from millstream.loops import Logs, Metrics
 from millstream.states import _managed_step
 from millstream.states._batch_layout import BatchLayout, Keys, Parts
@@ -143,14 +143,18 @@ def new_framework_state(
             raise TypeError(
                 f"{who} needs {name} to be a key of the batches, or a tuple of them. Got {describe_value(key)}."
             )
-    return kind.create(
-        tx=tx,
-        losses=as_losses(who, losses),
-        metrics=metrics if isinstance(metrics, Metrics) else Metrics(**({} if metrics is None else metrics)),
-        layout=BatchLayout(input_key, target_key),
-        **fields,
-        **options,
-    )
+    if isinstance(metrics, Mapping) and not all(isinstance(name, str) for name in metrics):
+        raise TypeError(f"{who} needs metrics with names that are str. Got {describe_value(metrics)}.")
+    functions = as_losses(who, losses)
+    with raised_in(who):
+        return kind.create(
+            tx=tx,
+            losses=functions,
+            metrics=metrics if isinstance(metrics, Metrics) else Metrics(**({} if metrics is None else metrics)),
+            layout=BatchLayout(input_key, target_key),
+            **fields,
+            **options,
+        )
 
 
 def as_before(new: PyTree, old: PyTree) -> PyTree:

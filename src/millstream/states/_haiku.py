@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value, needs
+from millstream._core.errors import describe_leaf, describe_value, needs, raised_in
 from millstream.loops import Metrics
 from millstream.states._batch_layout import Keys
 from millstream.states._framework import FrameworkState, new_framework_state
@@ -66,7 +66,8 @@ def create_haiku_state(
     network = HaikuNetwork(_haiku(who), who, transformed)
     check_key(who, key)
     initial, run = jax.random.split(key)
-    params, kept = network.init(initial, inputs if type(inputs) is tuple else (inputs,))
+    with raised_in(f"{who}, which called the function with inputs={describe_leaf(inputs)}"):
+        params, kept = network.init(initial, inputs if type(inputs) is tuple else (inputs,))
     return new_framework_state(
         HaikuState,
         who,

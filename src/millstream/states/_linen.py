@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value, needs
+from millstream._core.errors import describe_leaf, describe_value, needs, raised_in
 from millstream.loops import Metrics
 from millstream.states._batch_layout import Keys
 from millstream.states._framework import FrameworkState, new_framework_state, unique
@@ -93,7 +93,8 @@ def create_flax_state(
         check_key(who, key)
     initial, run = jax.random.split(jax.random.key(0) if key is None else key)
     network = LinenNetwork(module, method)
-    variables = dict(network.init(initial, inputs if type(inputs) is tuple else (inputs,)))
+    with raised_in(f"{who}, which called the module with inputs={describe_leaf(inputs)} and method={method!r}"):
+        variables = dict(network.init(initial, inputs if type(inputs) is tuple else (inputs,)))
     return new_framework_state(
         FlaxState,
         who,

@@ -5,10 +5,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
 from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_leaf, describe_value, table
+from millstream._core.errors import describe_leaf, table
 from millstream._core.strong_types import strong
 from millstream.states._precision import at_least_32_bits
 
@@ -52,9 +53,11 @@ def wide_copy(leaf: jax.Array) -> jax.Array:
 
 
 def check_key(who: str, key: Any) -> None:
-    """Refuse a seed in place of a key."""
-    if not hasattr(key, "dtype"):
-        raise TypeError(f"{who} needs a key such as jax.random.key(0). Got {describe_value(key)}.")
+    """Refuse anything but one key: a seed, other numbers, several keys."""
+    is_array = isinstance(key, jax.Array | np.ndarray)
+    is_typed = is_array and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ()
+    if not is_typed and not (is_array and key.dtype == np.uint32 and key.shape in ((2,), (4,))):
+        raise TypeError(f"{who} needs a key such as jax.random.key(0). Got key={describe_leaf(key)}.")
 
 
 def check_params(who: str, params: PyTree) -> None:
