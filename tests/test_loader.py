@@ -307,7 +307,8 @@ def test_some_steps_as_one_program_are_the_steps_one_by_one(key, count_compilati
     loader = ms.DataLoader([ms.ArraySampleSource({"x": np.arange(10, dtype=np.float32)}), ms.BatchTransform(4)])
     start = loader.init_state(key)
     expected = [np.asarray(batch["x"]) for batch, _ in loader.iterate(start, steps=7)]
-    assert loader.sample_counter(start)(range(7)) == [4, 4, 2, 4, 4, 2, 4]
+    counter = loader.sample_counter(start)
+    assert counter is not None and counter(range(7)) == [4, 4, 2, 4, 4, 2, 4]
     state, total, rows = loader.run_steps(start, jnp.float32(0), _sum_rows, 7, width=9)
     np.testing.assert_array_equal(rows[:7], expected)
     assert int(state.step) == 7 and rows.shape == (9, 4)

@@ -162,7 +162,7 @@ def test_tests_and_predictions_follow_the_mask(stages):
             key=key,
         )
         if any(expected):
-            np.testing.assert_allclose(trained.history.collect("mean_test"), [mean_of(expected)], rtol=1e-6)
+            np.testing.assert_allclose(trained.history.collect("mean_test"), [float(mean_of(expected))], rtol=1e-6)
         assert trained.history.collect("rows_test")[0].tolist() == [value for rows in expected for value in rows]
 
 
@@ -292,7 +292,8 @@ def test_where_no_stage_sets_the_mask_it_is_never_read(key, stages, monkeypatch,
     def run(fuse):
         return ms.loop(jnp.int32(0), loader, {ms.always(): without_rows}, key=key, stop=12, fuse=fuse).elapsed.samples
 
-    run(None), run(3)
+    for fuse in (None, 3):
+        run(fuse)
     read = []
     kind, convert = type(jnp.ones(())), type(jnp.ones(())).__array__
     monkeypatch.setattr(

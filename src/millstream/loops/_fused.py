@@ -155,8 +155,8 @@ class FusedData:
         if self._samples_at is None:
             if self._before_fn is not None:
                 raise ValueError(
-                    f"{self._who} cannot count samples ahead: a stage sets the mask, and the policy that makes the next "
-                    "batches is not known yet. Give schedules and stop= in steps or epochs, or leave fuse out."
+                    f"{self._who} cannot count samples ahead: a stage sets the mask, and the policy that makes the "
+                    "next batches is not known yet. Give schedules and stop= in steps or epochs, or leave fuse out."
                 )
             return self._loader.count_samples(self.state, count, width=self._width)
         return self._samples_at(range(self._drawn, self._drawn + count))
