@@ -11,9 +11,12 @@ import itertools
 import json
 import math
 import os
+import pathlib
 import random
+import re
 import selectors
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -43,6 +46,7 @@ RESUMED = {
     "terminated_run": (100, "s until gone, from its start on"),
     "full_disk_run": (20, ""),
 }
+CALLS = (6000, "")
 
 
 class Tally:
@@ -130,14 +134,24 @@ def one_round(seed: int, share: int) -> list[chaos.Outcome]:
             found += chaos.trials({name: count}, seed, limit=600).values()
     found += [chaos.driven(name, -(-count // share), 1000 * seed) for name, (count, _) in DRIVEN.items()]
     found += [resume_trials.outcome_of(name, -(-count // share), seed) for name, (count, _) in RESUMED.items()]
-    return found
+    return [*found, fuzzed(-(-CALLS[0] // share), seed)]
+
+
+def fuzzed(count: int, seed: int) -> chaos.Outcome:
+    """Calls of public names with wrong arguments, others in every round."""
+    script = pathlib.Path(__file__).with_name("fuzz_calls.py")
+    command = [sys.executable, str(script), str(count), "--first", str(count * seed)]
+    ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    told = re.search(r"(\d+) calls of .* callables, (\d+) answered badly", ran.stdout)
+    bad = count if told is None else int(told[2])
+    return chaos.Outcome("wrong arguments", count, count - bad, failures=[ran.stdout[-4000:]] if bad else [])
 
 
 def table(outcomes: dict[str, chaos.Outcome]) -> str:
     """The outcomes of trials in columns."""
     lines = [f"{'trial':26} {'runs':>6} {'ok':>6} {'worst':>8} {'lost':>5} {'repeated':>8} {'leaks':>6}"]
     for name, o in outcomes.items():
-        unit = {**TRIALS, **DRIVEN, **RESUMED}[name][1]
+        unit = {**TRIALS, **DRIVEN, **RESUMED, "wrong arguments": CALLS}[name][1]
         lines.append(f"{name:26} {o.runs:6} {o.ok:6} {o.worst:8.3f} {o.lost:5} {o.repeated:8} {o.leaks:6}  {unit}")
     return "\n".join(lines)
 
