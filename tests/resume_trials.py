@@ -25,7 +25,7 @@ import millstream as ms
 from millstream._core.lock import locked
 from millstream.checkpoints import CheckpointStore
 
-PATIENCE = 60.0
+PATIENCE = 300.0
 KILLS = 6  # of one run; then it is let come to its end
 TRIALS = {}
 

@@ -24,7 +24,7 @@ from millstream.callbacks._bar_progress import duration_text, step_time_text
 from millstream.loops._column import Column
 
 SCRIPT = pathlib.Path(__file__).parent / "bar_script.py"
-PATIENCE = 120
+PATIENCE = 300
 
 
 class Terminal(io.StringIO):

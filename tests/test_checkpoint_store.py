@@ -40,7 +40,7 @@ from millstream.checkpoints._document import decode, encode
 from millstream.checkpoints._manifest import Manifest, damage, read_manifest
 
 SCRIPT = pathlib.Path(script.__file__)
-PATIENCE = 150.0
+PATIENCE = 300.0
 
 negate = jax.jit(lambda x: -x, donate_argnums=0)
 

@@ -644,7 +644,9 @@ def test_strategies_can_be_added():
     assert managed.get_strategy("data-parallel") == managed.DataParallel()
     with pytest.raises(ValueError, match=r"register_strategy has a strategy 'counted_jit' already: "):
         managed.register_strategy("counted_jit", managed.Jit())
-    with pytest.raises(TypeError, match=r"register_strategy needs a name and a managed.Strategy. Got 'x' and 'jit'"):
+    with pytest.raises(
+        TypeError, match=r"register_strategy needs a name and a managed.Strategy. Got 'x' \(str\) and 'jit'"
+    ):
         managed.register_strategy("x", "jit")  # pyright: ignore
     with pytest.raises(ValueError, match=r"FSDP needs min_size to be an int of at least 0. Got -1"):
         managed.FSDP(min_size=-1)

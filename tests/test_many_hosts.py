@@ -29,7 +29,7 @@ from millstream.sharding._rows import rows_on_grid
 from millstream.sources import Shuffle
 
 SCRIPT = pathlib.Path(__file__).parent / "many_hosts_script.py"
-SAMPLES, DEVICES, PATIENCE = 56, 8, 150.0
+SAMPLES, DEVICES, PATIENCE = 56, 8, 300.0
 KILLED_AT, EPOCH = 3, 7  # the epoch that one run goes through on 4, 2, 1 and again 4 processes
 WORDS = np.array([5, 6], np.uint32)
 

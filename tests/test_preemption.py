@@ -24,7 +24,7 @@ from millstream.checkpoints import CheckpointStore
 
 KEY = jax.random.key(script.KEY_SEED)
 SCRIPT = pathlib.Path(script.__file__)
-PATIENCE = 150.0
+PATIENCE = 300.0
 
 
 @pytest.fixture(scope="module")

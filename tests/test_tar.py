@@ -200,7 +200,7 @@ def test_refusals_of_what_is_asked_for(shards, folder):
         WebDatasetSource(shards, ["depth"])
     with refuses(FileNotFoundError, "WebDatasetSource", "train-09.tar"):
         WebDatasetSource(str(folder / "train-09.tar"))
-    with refuses(TypeError, "a list of extensions", "['cls']"):
+    with refuses(TypeError, "extensions to be a list of names", "['cls']"):
         WebDatasetSource(shards, "cls")
     with refuses(ValueError, "{3..1}"):
         WebDatasetSource("x-{3..1}.tar")

@@ -696,7 +696,7 @@ def test_bad_arguments_are_refused_at_once(tmp_path):
         tensorboard(None)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"csv_logger needs a schedule such as every\(10\)"):
         csv_logger(tmp_path / "a", every="epoch")
-    with pytest.raises(ValueError, match="every needs steps to be an int of at least 1"):
+    with pytest.raises(ValueError, match="csv_logger needs every to be an int of at least 1"):
         csv_logger(tmp_path / "a", every=0)
     with pytest.raises(TypeError, match=r"wandb_logger needs a run: wandb.init\(...\). Got 'project'"):
         wandb_logger("project")

@@ -19,7 +19,7 @@ class _EventFile(Sink):
     who = "tensorboard"
 
     def __init__(self, log_dir: Any, overwrite: bool) -> None:
-        folder = require_path(self.who, "log_dir to be a folder", log_dir)
+        folder = require_path(self.who, "a folder", log_dir)
         with needs(self.who, "tensorboardX", "tensorboard"):
             from tensorboardX import record_writer
             from tensorboardX.proto import event_pb2, summary_pb2

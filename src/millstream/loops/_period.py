@@ -35,13 +35,6 @@ class Period(Schedule):
     ) -> None:
         self._set("at", steps, samples, epochs, time, date)
 
-    @classmethod
-    def named(cls, who: str, steps: Any = None, **units: Any) -> "Period":
-        """A point whose errors name who asked for it."""
-        point = cls.__new__(cls)
-        point._set(who, steps, **units)
-        return point
-
     def _set(
         self, who: str, steps: Any, samples: Any = None, epochs: Any = None, time: Any = None, date: Any = None
     ) -> None:
@@ -90,6 +83,13 @@ class Period(Schedule):
     def __repr__(self) -> str:
         units = [f"{unit}={value}" for unit, value in self.units.items()]
         return f"at({', '.join(units + ([f'date={self._date}'] if self._date is not None else []))})"
+
+
+def named_point(who: str, steps: Any = None, **units: Any) -> Period:
+    """A point whose errors name who asked for it."""
+    point = Period.__new__(Period)
+    point._set(who, steps, **units)
+    return point
 
 
 def as_period(who: str, name: str, value: Any) -> Period:

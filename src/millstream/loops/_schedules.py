@@ -7,7 +7,7 @@ from typing import Any
 
 from millstream._core.errors import describe_value
 from millstream.loops._elapsed import Elapsed, require_elapsed
-from millstream.loops._period import Period, as_period, now_and_before, units_given
+from millstream.loops._period import Period, as_period, named_point, now_and_before, units_given
 from millstream.loops._schedule import Schedule, as_schedule
 
 
@@ -179,7 +179,7 @@ def once(steps: int | None = None, **units: Any) -> Period:
         >>> ms.once(epochs=1)
         at(epochs=1)
     """
-    return Period.named("once", steps, **units)
+    return named_point("once", steps, **units)
 
 
 def after(steps: int | None = None, **units: Any) -> _After:
@@ -189,7 +189,7 @@ def after(steps: int | None = None, **units: Any) -> _After:
         >>> [step for step in range(1, 20) if ms.after(3).every(5)(ms.Elapsed(steps=step))]
         [8, 13, 18]
     """
-    return _After(Period.named("after", steps, **units))
+    return _After(named_point("after", steps, **units))
 
 
 def first(steps: int | None = None, **units: Any) -> Schedule:
@@ -199,7 +199,7 @@ def first(steps: int | None = None, **units: Any) -> Schedule:
         >>> [step for step in range(1, 5) if ms.first(2)(ms.Elapsed(steps=step))]
         [1, 2]
     """
-    return _First(Period.named("first", 1 if steps is None and not units else steps, **units))
+    return _First(named_point("first", 1 if steps is None and not units else steps, **units))
 
 
 def last() -> Schedule:

@@ -130,7 +130,7 @@ def step(fn: Callable[..., Any]) -> ManagedStep:
 def _takes_elapsed(who: str, fn: Any) -> bool:
     if not callable(fn):
         raise TypeError(
-            f"{who} decorates a function of (state, batch) or (state, batch, elapsed). Got fn={describe_value(fn)}."
+            f"{who} decorates a function of (state, batch) or (state, batch, elapsed). Got {describe_value(fn)}."
         )
     try:
         parameters = inspect.signature(fn).parameters.values()

@@ -57,7 +57,7 @@ def check_key(who: str, key: Any) -> None:
     is_array = isinstance(key, jax.Array | np.ndarray)
     is_typed = is_array and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ()
     if not is_typed and not (is_array and key.dtype == np.uint32 and key.shape in ((2,), (4,))):
-        raise TypeError(f"{who} needs a key such as jax.random.key(0). Got key={describe_leaf(key)}.")
+        raise TypeError(f"{who} needs a key such as jax.random.key(0). Got {describe_leaf(key)}.")
 
 
 def check_params(who: str, params: PyTree) -> None:
