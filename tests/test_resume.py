@@ -557,6 +557,29 @@ def test_a_metric_of_an_earlier_step_says_nothing_of_this_state(folder):
     assert [dict(ms.restore(folder, jnp.int32(0), step=step).metrics) for step in (1, 2)] == [{"loss": 0.5}, {}]
 
 
+def test_a_number_of_python_that_a_step_has_made_an_array_is_resumed(folder):
+    """As the step of a TrainState of flax, which begins as 0."""
+
+    @jax.jit
+    def step(state, batch):
+        return {"step": state["step"] + 1, "rate": state["rate"] * 0.5, "on": state["on"], "name": state["name"]}
+
+    def run(steps, **options):
+        state = {"step": 0, "rate": 1.0, "on": True, "name": jnp.int32(3)}
+        return ms.loop(state, range(8), {ms.every(1): step, ms.every(2): ms.checkpoint(folder)}, stop=steps, **options)
+
+    whole = ms.loop({"step": 0, "rate": 1.0, "on": True, "name": jnp.int32(3)}, range(8), {ms.every(1): step}).state
+    run(4)
+    with pytest.warns(UserWarning, match="thrown away"):
+        resumed = run(8, resume=True).state
+    assert jax.tree.map(lambda leaf: (leaf.weak_type, leaf.dtype), resumed) == jax.tree.map(
+        lambda leaf: (leaf.weak_type, leaf.dtype), whole
+    )
+    assert_trees_equal(resumed, whole)
+    with pytest.raises(ValueError, match=r"tree\['state'\]\['step'\]: shape \(\), int32 / float"):
+        ms.restore(folder, {"step": 0.0, "rate": 1.0, "on": True, "name": jnp.int32(3)})
+
+
 def monitored(folder, monitor, tasks=None, **options):
     """A run of 12 steps in epochs of 4 that logs loss at every step, and loss_test at the end of an epoch."""
     tested = {ms.every(epochs=1): lambda: ms.logs().add_metric("loss_test", 0.5)}

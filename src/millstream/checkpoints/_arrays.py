@@ -274,7 +274,8 @@ def _as_before(leaf: Leaf, array: Any, like: Any) -> Any:
         return array[()]
     if isinstance(array, jax.Array) or isinstance(like, np.ndarray):
         return array
-    return _weak(array) if getattr(like, "weak_type", False) else jnp.asarray(array)
+    is_weak = getattr(like, "weak_type", isinstance(like, int | float | complex))
+    return _weak(array) if is_weak else jnp.asarray(array)
 
 
 def _weak(array: np.ndarray) -> jax.Array:

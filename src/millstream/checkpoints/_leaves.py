@@ -15,6 +15,13 @@ from millstream._core.errors import describe_leaf, table
 from millstream.checkpoints import _document
 
 _VALUES = (bool, int, float, complex, str)
+# What JAX makes of Python numbers.
+_ARRAYS_OF = {
+    "bool": ("bool",),
+    "int": ("int32", "int64"),
+    "float": ("float32", "float64"),
+    "complex": ("complex64", "complex128"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,9 +51,13 @@ class Leaf:
         """As an error shows it."""
         return self.dtype if self.shape is None else f"shape {self.shape}, {self.dtype}"
 
-    def same_kind(self, other: "Leaf") -> bool:
-        """Whether one can take the other's place."""
-        return (self.dtype, self.shape) == (other.dtype, other.shape)
+    def can_replace(self, other: "Leaf") -> bool:
+        """Whether this one, which was saved, can take the place of another.
+
+        A Python number, such as the first `step` of a state, is an array as soon as a compiled step has changed it.
+        """
+        became_array = self.shape == () and self.dtype in _ARRAYS_OF.get(other.dtype, ()) and other.shape is None
+        return became_array or (self.dtype, self.shape) == (other.dtype, other.shape)
 
 
 def leaves_of(who: str, tree: Any) -> dict[str, tuple[Leaf, Any]]:
@@ -63,7 +74,7 @@ def leaves_of(who: str, tree: Any) -> dict[str, tuple[Leaf, Any]]:
 
 def is_key(leaf: Any) -> bool:
     """Whether a leaf is an array of typed PRNG keys, or stands for one."""
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _describe(who: str, path: str, leaf: Any) -> Leaf:
@@ -134,7 +145,7 @@ def require_same(who: str, where: str, saved: Mapping[str, Leaf], now: Mapping[s
     rows = []
     for path in {**saved, **now}:
         there, here = saved.get(path), now.get(path)
-        if there is None or here is None or not there.same_kind(here):
+        if there is None or here is None or not there.can_replace(here):
             rows.append((f"tree{path}", f"{_words(there)} / {_words(here)}"))
     if rows:
         raise ValueError(
