@@ -178,6 +178,12 @@ class ManagedState:
             grads: Gradients, shaped like `params`, and not scaled.
             **extra: Given to the optimizer's `update`, such as `value=loss`.
         """
+        expected, found = jax.tree.structure(self.params), jax.tree.structure(grads)
+        if found != expected or not all(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(grads)):
+            raise ValueError(
+                f"apply_gradients needs grads to be arrays in a tree like params. Got {describe_value(grads)}, and "
+                f"params are {expected}."
+            )
         return updated(self, grads, self, **extra)[0]
 
     def step_key(self) -> jax.Array:

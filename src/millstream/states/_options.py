@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import Any
 
-from millstream._core.errors import describe_value, require_bool, require_positive
+from millstream._core.errors import describe_value, require_bool, require_int, require_positive
 from millstream.states._accumulate import Accumulate
 from millstream.states._precision import Precision
 
@@ -34,6 +34,7 @@ def checked_options(who: str, accumulate: int | Accumulate, **options: Any) -> O
     for name in ("skip_nonfinite", "log_norms"):
         require_bool(who, name, options[name])
     if not isinstance(accumulate, Accumulate):
+        require_int(who, "accumulate", accumulate, least=1)
         accumulate = Accumulate(accumulate)
     return Options(accumulate=None if accumulate.microbatches == 1 else accumulate, **options)
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from millstream._core.contracts import PyTree
+from millstream._core.errors import raised_in
 from millstream._core.stages import element_key, stage_names
 from millstream._core.streams import MappedStream, StageState, stages_of
 from millstream.transforms import _replay as replay
@@ -62,7 +63,8 @@ def set_buffer_priorities(state: PyTree, indices: Any, priorities: Any) -> PyTre
             "set_buffer_priorities needs the state of a pipeline with one BufferTransform(mode='prioritised'). "
             f"Got {type(state).__name__} with {len(found)} of them."
         )
-    indices, priorities = jnp.asarray(indices), replay.usable(jnp.asarray(priorities, np.float32))
+    with raised_in("set_buffer_priorities, which needs arrays of numbers as indices and priorities"):
+        indices, priorities = jnp.asarray(indices), replay.usable(jnp.asarray(priorities, np.float32))
     if indices.shape != priorities.shape:
         raise ValueError(
             f"set_buffer_priorities needs one priority per index. Got indices of shape {indices.shape} "

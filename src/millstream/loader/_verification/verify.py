@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from millstream._core.errors import describe_value, require_int, require_positive
+from millstream._core.errors import describe_value, listed, require_int, require_positive
 from millstream._core.pipeline import Pipeline
 from millstream._core.state import key_words
 from millstream.host import InGraph, Processes, Threads
@@ -174,11 +174,14 @@ def _check_arguments(steps: Any, seconds: Any, executors: Any, hosts: Any) -> No
     if steps is not None:
         require_int("verify", "steps", steps, least=1)
     require_positive("verify", "seconds", seconds, finite=False)
-    for executor in () if executors is None else executors:
-        if not isinstance(executor, InGraph | Threads | Processes):
-            raise TypeError(
-                "verify needs executors to be a list of Threads(4), Processes(4) and the like. "
-                f"Got {describe_value(executor)}."
-            )
-    for count in hosts:
+    given = [] if executors is None else listed(executors)
+    if given is None or not all(isinstance(executor, InGraph | Threads | Processes) for executor in given):
+        raise TypeError(
+            "verify needs executors to be a list of Threads(4), Processes(4) and the like. "
+            f"Got {describe_value(executors)}."
+        )
+    counts = listed(hosts)
+    if counts is None:
+        raise TypeError(f"verify needs hosts to be a list of numbers. Got {describe_value(hosts)}.")
+    for count in counts:
         require_int("verify", "every number of hosts", count, least=1)
