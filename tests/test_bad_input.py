@@ -416,6 +416,47 @@ def test_an_unknown_split():
         ms.datasets.DigitsDataset("valid")  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.parametrize("address", ["s3://", "s3://?SECRET", "gs://:SECRET@", "ftp://", "http://[SECRET"])
+def test_an_address_without_a_host_shows_no_secrets(address):
+    with pytest.raises(ValueError, match="CsvSource needs the address of a file, such as s3://bucket/name") as caught:
+        ms.CsvSource(address)
+    assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "words"),
+    [
+        (3, TypeError, "Got 3 (int)"),
+        (b"run", TypeError, "Got b'run' (bytes)"),
+        ("", ValueError, "Got an empty one; the current folder is '.'"),
+        ("a\0b", ValueError, "which has a zero byte in it"),
+    ],
+)
+def test_a_path_that_is_none(wrong, kind, words):
+    with refuses(kind, "CsvSource needs a path", words):
+        ms.CsvSource(wrong)
+    with refuses(kind, "ImageFolderSource needs a path", words):
+        ms.ImageFolderSource(wrong)
+    with refuses(kind, "checkpoint needs directory to be a path", words):
+        ms.checkpoint(wrong)
+    with refuses(kind, "restore needs directory to be a path", words):
+        ms.restore(wrong, 0)
+    with refuses(kind, "MNISTDataset needs cache_dir to be a path", words):
+        ms.datasets.MNISTDataset(cache_dir=wrong)
+
+
+def test_what_is_no_sharding():
+    with refuses(TypeError, "shard_count needs sharding to be a NamedSharding", "3 (int)"):
+        ms.sharding.shard_count(3)  # pyright: ignore[reportArgumentType]
+    with refuses(TypeError, "batch_axes needs sharding to be a NamedSharding", "3 (int)"):
+        ms.sharding.batch_axes(3)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_scale_that_is_no_number():
+    with refuses(TypeError, "NormalizeImageTransform needs scale to be a finite number", "set() (set)"):
+        ms.NormalizeImageTransform(scale=set())  # pyright: ignore[reportArgumentType]
+
+
 def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(
         AttributeError, match=re.escape("no attribute 'DataLoadr'. It has: ArrayCache, ArraySampleSource, ")

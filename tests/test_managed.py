@@ -343,7 +343,7 @@ def test_a_batch_that_does_not_divide_into_parts_is_refused():
         train_step(new_state(accumulate=5), BATCH)
     with pytest.raises(ValueError, match=r"train_step needs arrays with the same number of rows. Got:\n"):
         train_step(new_state(accumulate=2), {"x": ROWS, "y": TARGETS[:4]})
-    with pytest.raises(ValueError, match=r"Accumulate needs microbatches to be an int of at least 1. Got 0"):
+    with pytest.raises(ValueError, match=r"ManagedState.create needs accumulate to be an int of at least 1. Got 0"):
         new_state(accumulate=0)
 
 

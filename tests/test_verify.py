@@ -425,7 +425,7 @@ def test_wrong_arguments_are_refused():
         loader.verify(steps=0)
     with refuses(ValueError, "verify needs seconds to be a number above 0", "-1 (int)"):
         loader.verify(seconds=-1)
-    with refuses(TypeError, "verify needs executors", "4 (int)"):
+    with refuses(TypeError, "verify needs executors", "[4] (list)"):
         loader.verify(executors=[4])  # pyright: ignore[reportArgumentType]
     with refuses(ValueError, "verify needs every number of hosts to be an int of at least 1", "0 (int)"):
         loader.verify(hosts=[0])
