@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from millstream._core.errors import describe_value, require_choice, require_names
+from millstream._core.errors import describe_value, require_choice
 from millstream.callbacks._monitor import require_logged
 from millstream.loops._callback import Observer
 from millstream.loops._column import IN_FLIGHT
@@ -128,7 +128,9 @@ def terminate_on_nan(
 
 def _names_in(monitor: Any) -> list[str]:
     """One name or several, as a list."""
-    names = [monitor] if isinstance(monitor, str) else require_names(_WHO, "monitor", monitor)
+    names: list[Any] = [monitor]
+    if isinstance(monitor, Iterable) and not isinstance(monitor, str) and getattr(monitor, "shape", None) != ():
+        names = list(monitor)
     if not names:
         raise ValueError(
             f"{_WHO} needs a name in monitor, or None for all losses and metrics. Got {describe_value(monitor)}."
