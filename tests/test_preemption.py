@@ -366,6 +366,7 @@ def run_together(count, *words):
     finally:
         for process in started:
             process.kill()
+            process.communicate()
     lines = [[json.loads(line) for line in out.splitlines() if line.startswith(b"{")] for out, _ in ended]
     return [process.returncode for process in started], lines, [error.decode() for _, error in ended]
 

@@ -136,7 +136,7 @@ def test_other_data_are_refused_with_what_differs(whole, folder, case):
     make, words = CHANGED_DATA[case]
     cut(whole, folder, 4)
     with pytest.raises(
-        ValueError, match=f"(?s)train goes on only with the same data in the same order.*{words}"
+        ValueError, match=f"(?s)train_loop goes on only with the same data in the same order.*{words}"
     ) as raised:
         script.run(folder, batches=make())
     assert "saved = ms.restore(directory, state); loop(saved.state, ..., elapsed=saved.elapsed" in str(raised.value)

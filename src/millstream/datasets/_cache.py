@@ -47,7 +47,7 @@ def find_file(cache_dir: CacheDir, name: str, files: tuple[str, ...], cyreal: st
     theirs = pathlib.Path("~/.cache").expanduser() / cyreal
     folders = [folder, theirs] if cache_dir is None else [pathlib.Path(cache_dir).expanduser(), folder]
     paths = (place / file for file in files for place in folders)
-    found = next((path for path in paths if path.is_file()), None)
+    found = next((path for path in paths if path.is_file() or path.is_dir()), None)
     if found is not None and found.is_relative_to(theirs):
         require_trust(theirs, "The data set cache of cyreal", own="cache_dir")
     return found

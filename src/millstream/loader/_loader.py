@@ -435,12 +435,6 @@ class DataLoader:
             raise TypeError(f"scan_epoch needs body_fn to be a function. Got {describe_value(body_fn)}.")
         if not isinstance(unroll, bool):
             require_int("scan_epoch", "unroll", unroll, least=1)
-        try:
-            jax.eval_shape(lambda carry: carry, carry)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise TypeError(
-                f"scan_epoch needs carry to be a tree of arrays and numbers. Got {describe_value(carry)}."
-            ) from error
         self._require_auto_mesh("scan_epoch")
         if is_traced((state, carry)):
             self._warn_of_constants()
