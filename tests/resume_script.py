@@ -344,6 +344,7 @@ def run_together(folder, terminated):
 
     state = {name: jax.tree.map(replicated, tree) for name, tree in start().items() if name != "key"}
     tasks = {ms.every(1): [train_step, terminate], ms.every(10): ms.checkpoint(pathlib.Path(folder) / "run")}
+    time.sleep(0.5 * jax.process_index())  # the first process makes the directory before the others look for it
     try:
         output = ms.loop(state, batches, tasks, stop=40, key=jax.random.key(KEY_SEED), resume=True)
     except ms.Preempted as preempted:

@@ -10,7 +10,12 @@ import numpy as np
 from jax._src import distributed  # nothing public waits for the other processes without using the devices
 from jax.experimental import multihost_utils
 
+from millstream.checkpoints._errors import DamagedCheckpoint, NoCheckpoint, StorageFailed
+
 _PATIENCE = 600.0  # seconds to wait for the others; a process that dies ends the others sooner
+
+# What other processes raise too, so that all of them can act on it in the same way.
+_KINDS = {kind.__name__: kind for kind in (DamagedCheckpoint, NoCheckpoint, StorageFailed)}
 
 _saves = itertools.count()
 
@@ -65,10 +70,11 @@ def by_first(action: Callable[[], Any]) -> Any:
         try:
             said = json.dumps({"result": action()})
         except Exception as raised:
-            error, said = raised, json.dumps({"error": f"{type(raised).__name__}: {raised}"})
+            error, said = raised, json.dumps({"error": [type(raised).__name__, str(raised)]})
     heard = json.loads(_told_by_first(said))
     if error is not None:
         raise error
     if "error" in heard:
-        raise RuntimeError(f"Process 0 says: {heard['error']}")
+        name, text = heard["error"]
+        raise _KINDS[name](text) if name in _KINDS else RuntimeError(f"Process 0 failed: {name}: {text}")
     return heard["result"]

@@ -103,8 +103,6 @@ def load_run(
         key: The key of that run; None if it is whatever it was.
         step: The step of the checkpoint; None for the newest.
     """
-    if not os.path.isdir(os.path.expanduser(directory)):
-        return None
     run: list[_Run] = []
 
     def like(checkpoint: Checkpoint) -> PyTree:
