@@ -322,6 +322,13 @@ def saving_and_leaving(folder, how):
         store.close()
 
 
+def write_many(folder, count):
+    """Save again and again, and keep one."""
+    with CheckpointStore(folder, keep=Retention(latest=1)) as store:
+        for step in range(1, count + 1):
+            store.save(step, tree_at(step, 100), {"step": step})
+
+
 def main():
     what, folder, *rest = sys.argv[1:]
     folder = pathlib.Path(folder)
@@ -332,6 +339,8 @@ def main():
         together(folder, rest[0], int(rest[1]), int(rest[2]))
     elif what == "devices":
         on_devices(folder)
+    elif what == "write_many":
+        write_many(folder, int(rest[0]))
     elif what == "leave":
         saving_and_leaving(folder, rest[0])
     elif what == "hold":

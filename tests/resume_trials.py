@@ -18,6 +18,7 @@ import time
 import traceback
 
 import chaos
+import checkpoint_damage
 import resume_script as script
 from jax._src import xla_bridge
 
@@ -190,6 +191,14 @@ def full_disk_run(outcome, runs, chance, folder, name):
         wrong += [f"left over: {left}" for left in os.listdir(run / "run") if left.startswith(".")]
         found, failed = result(run, Child(run).end())
         outcome.add(wrong + (failed or script.differences(found, expected)))
+
+
+@trial
+def damaged_checkpoint(outcome, runs, chance, folder, name):
+    """Checkpoints that are damaged or forged: the one before is used, or an error names them."""
+    counts, failures = checkpoint_damage.trials(runs, chance.randrange(1 << 30))
+    outcome.failures += failures
+    outcome.runs, outcome.ok = sum(counts.values()), sum(counts.values()) - len(failures)
 
 
 def outcome_of(name, runs, seed, folder=None):

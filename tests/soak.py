@@ -45,6 +45,7 @@ RESUMED = {
     "killed_run": (200, ""),
     "terminated_run": (100, "s until gone, from its start on"),
     "full_disk_run": (20, ""),
+    "damaged_checkpoint": (400, ""),
 }
 CALLS = (6000, "")
 

@@ -6,6 +6,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from pipelines import BATCH, Echo, data, source
 
@@ -73,6 +74,34 @@ def test_dtypes_that_are_no_numbers(values):
 def test_integers_that_jax_would_wrap():
     with refuses(ValueError, "int64 as int32", "3000000000", "jax_enable_x64"):
         ms.ArraySampleSource({"id": np.array([1, 3_000_000_000])})
+
+
+def managed(batch, **state):
+    params = {"w": jnp.ones(2)}
+    made = ms.managed.ManagedState.create(params, optax.sgd(0.1), **state)
+    step = ms.managed.train_step(lambda state, batch: ms.logs().add_loss("loss", jnp.sum(state.params["w"])))
+    return step(made, batch)
+
+
+@pytest.mark.parametrize(
+    "who, use",
+    [
+        ("host_to_global_device_array", lambda x, mesh: ms.sharding.host_to_global_device_array(x, mesh=mesh)),
+        (
+            "host_to_global_device_array",
+            lambda x, mesh: ms.sharding.host_to_global_device_array(
+                x, mesh=mesh, partition=ms.sharding.DataPartitionType.REPLICATED
+            ),
+        ),
+        ("distribute_global_batch", ms.sharding.distribute_global_batch),
+        ("<lambda>", lambda x, mesh: managed(x)),
+        ("<lambda>", lambda x, mesh: managed(x, strategy="data_parallel")),
+        ("params['n']", lambda x, mesh: ms.managed.ManagedState.create({"n": x["x"]}, optax.sgd(0.1))),
+    ],
+)
+def test_integers_that_jax_would_wrap_are_refused_on_every_way_to_the_device(who, use):
+    with refuses(ValueError, who, "JAX keeps int64 as int32, but the values run from 1 to 1099511627781", "x64"):
+        use({"x": np.array([1, 2**40 + 5])}, jax.make_mesh((1,), ("data",)))
 
 
 def test_integers_that_fit_are_narrowed():

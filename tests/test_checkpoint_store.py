@@ -21,6 +21,7 @@ import threading
 import time
 import warnings
 
+import checkpoint_damage
 import checkpoint_store_script as script
 import jax
 import jax.numpy as jnp
@@ -35,7 +36,7 @@ from jax.sharding import PartitionSpec as P
 from test_bad_input import refuses
 
 import millstream as ms
-from millstream.checkpoints import CheckpointStore, DamagedCheckpoint, Retention, StorageFailed
+from millstream.checkpoints import CheckpointStore, DamagedCheckpoint, NoCheckpoint, Retention, StorageFailed
 from millstream.checkpoints._document import decode, encode
 from millstream.checkpoints._manifest import Manifest, damage, read_manifest
 
@@ -93,7 +94,8 @@ def many_kinds():
         "numbers": (3, 2**70, -0.0, float("inf"), True, 1 - 2j, "text ü"),
         "scalar": np.float32(1.5),
         "empty": (np.zeros((0, 3), np.int8), jnp.zeros((2, 0)), None),
-        "int4": jnp.arange(4).astype(jnp.int4),
+        "small": [jnp.arange(4).astype(dtype) for dtype in (jnp.int4, jnp.uint4, jnp.int2, jnp.uint2)],
+        "float8": jnp.arange(4).astype(jnp.float8_e4m3fn),
         "bits": np.array([[True], [False]]),
         "complex": np.array([1 + 2j]),
         "long": np.array([2**62]),
@@ -197,6 +199,35 @@ def test_what_eight_devices_save_one_loads_and_the_other_way_round(tmp_path):
     assert isinstance(loaded.tree["w"].sharding, NamedSharding) and not loaded.tree["half"].committed
 
 
+def test_what_jax_would_cut_to_32_bits_is_refused_by_name(store):
+    saved = {"n": np.array(2**40 + 5), "w": np.array([0.1, 0.2]), "i": np.arange(3, dtype=np.int32)}
+    store.save(1, saved)
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), saved)
+    with pytest.raises(ValueError) as refused:
+        store.load(like=like)
+    for words in (
+        "CheckpointStore.load loads arrays as they were saved, and these have more bits than JAX keeps:",
+        "\n  tree['n']: shape (), int64, which JAX would make int32\n",
+        "\n  tree['w']: shape (2,), float64, which JAX would make float32\n",
+        "Give NumPy arrays for them in the tree that says what the result is like, or set",
+    ):
+        assert words in str(refused.value)
+    assert "tree['i']" not in str(refused.value)
+    assert_same_leaves(store.load(like=saved).tree, saved)
+
+
+def test_a_step_is_a_whole_number_of_any_kind(store):
+    for step in (np.int64(3), jnp.int32(4), np.array(5), 6):
+        store.save(step, {"w": jnp.ones(2)})
+        assert store.load(step).step == int(step)
+    for wrong in (3.0, "3", True, np.True_, np.float32(3), None, [3], -1):
+        with pytest.raises(ValueError, match=r"CheckpointStore\.save needs step to be an int of at least 0\. Got"):
+            store.save(wrong, {})
+        if wrong is not None:
+            with pytest.raises(ValueError, match=r"CheckpointStore\.load needs step to be an int of at least 0\. Got"):
+                store.load(wrong)
+
+
 def test_buffers_may_be_donated_and_changed_as_soon_as_save_returns(store):
     for step in range(5):
         given, own = jnp.full(1 << 19, float(step)), np.full(1 << 19, step)
@@ -281,6 +312,7 @@ def test_another_tree_is_refused_with_all_that_differs_side_by_side(store):
     [
         (({"f": len},), r"keeps trees of arrays of numbers.*\n?.*Got tree\['f'\]: <built-in function len>"),
         (({"o": np.array([None])},), r"Got tree\['o'\]: shape \(1,\), object"),
+        (({"d": np.longdouble(1)},), r"Got tree\['d'\]: shape \(\), (longdouble|float128)"),
         (({"t": np.array(["a"])},), r"Got tree\['t'\]: shape \(1,\), <U1"),
         (({}, {"a": [len]}), r"keeps a document of plain values.*Got document\['a'\]\[0\]"),
         (({}, None, {"../x": b""}), r"names of letters, digits.*'\.\./x'"),
@@ -453,6 +485,40 @@ def test_every_flipped_bit_and_cut_file_is_found_and_named(memory):
     assert damage_trials(memory / "run", 50, seed=0) == []
 
 
+def test_a_damaged_or_forged_checkpoint_is_named_and_the_one_before_is_used():
+    counts, failures = checkpoint_damage.trials(40, seed=0)
+    assert failures == [] and counts["fell back"] >= 30 and counts["named"] >= 30, counts
+
+
+def test_a_reader_beside_a_run_that_keeps_one_checkpoint_gets_whole_ones(memory):
+    writer, announced = subprocess.Popen([sys.executable, SCRIPT, "write_many", memory, "60"]), 0
+    try:
+        while not CheckpointStore(memory, read_only=True).steps():
+            time.sleep(0.01)
+        reader = CheckpointStore(memory, read_only=True)
+        while writer.poll() is None:
+            tree, document, _ = reader.load()
+            assert document["step"] == tree["['step']"] >= announced
+            np.testing.assert_array_equal(tree["['small']"], np.full(10, document["step"]))
+            announced = document["step"]
+            with pytest.raises(NoCheckpoint, match="has no checkpoint of step 0"):
+                reader.load(0)
+    finally:
+        writer.kill()
+        writer.wait()
+    assert writer.returncode == 0 and reader.load().step == 60
+
+
+def test_a_pipe_in_the_place_of_a_manifest_does_not_hang(store):
+    store.save(1, {"w": jnp.ones(2)})
+    store.wait()
+    (store.directory / "0000000001" / "manifest.json").unlink()
+    os.mkfifo(store.directory / "0000000001" / "manifest.json")
+    with pytest.raises(DamagedCheckpoint, match=r"manifest\.json: not a plain file"):
+        store.load()
+    assert store.steps() == []
+
+
 def test_where_nothing_is_whole_all_is_listed(store):
     for step in (1, 2):
         store.save(step, {"w": jnp.ones(2)})
@@ -504,6 +570,21 @@ def test_a_checkpoint_under_the_name_of_another_step_is_refused(store):
 
 
 # One run per directory
+
+
+def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    (tmp_path / "run").mkdir()
+    for make in (os.symlink, os.link):
+        make(precious, tmp_path / "run" / ".lock")
+        if make is os.symlink:
+            with pytest.raises(StorageFailed, match=r"cannot use .*run: Not a plain file, but a link.*Delete it"):
+                CheckpointStore(tmp_path / "run")
+            os.unlink(tmp_path / "run" / ".lock")
+        else:
+            CheckpointStore(tmp_path / "run").close()
+        assert precious.read_text() == "mine"
 
 
 def test_a_second_run_in_a_directory_is_refused_by_name_until_the_first_is_killed(tmp_path):

@@ -1,6 +1,7 @@
 """Dtypes of numbers: which they are, and in which of them JAX keeps an array."""
 
 import functools
+import re
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from millstream._core.errors import describe_leaf, describe_value
 
 _PAIRS = (("int64", "int32"), ("uint64", "uint32"), ("float64", "float32"), ("complex128", "complex64"))
 _EXTENDED = {np.dtype(np.longdouble), np.dtype(np.clongdouble)} - {np.dtype(np.float64), np.dtype(np.complex128)}
+_NAME = re.compile(r"bool|[a-z]+\d+[a-z0-9_]*|[<>][iufc]\d+")
 _NARROW = {np.dtype(wide): np.dtype(narrow) for wide, narrow in _PAIRS}
 
 
@@ -52,15 +54,16 @@ def dtype_name(dtype: np.dtype) -> str:
 
 def named_dtype(name: str) -> np.dtype:
     """The dtype of numbers that has this name; a ValueError if there is none. Needs no JAX."""
-    try:
-        dtype = np.dtype(name)
-    except TypeError:
-        import ml_dtypes
+    if _NAME.fullmatch(name):
+        try:
+            dtype = np.dtype(name)
+        except TypeError:
+            import ml_dtypes
 
-        dtype = np.dtype(getattr(ml_dtypes, name, object))
-    if dtype_name(dtype) != name or not holds_numbers(dtype):
-        raise ValueError(f"{name!r} is not the name of a dtype of numbers")
-    return dtype
+            dtype = np.dtype(getattr(ml_dtypes, name, object))
+        if dtype_name(dtype) == name and holds_numbers(dtype):
+            return dtype
+    raise ValueError(f"{name!r} is not the name of a dtype of numbers")
 
 
 def kept_dtype(dtype: np.dtype) -> np.dtype:

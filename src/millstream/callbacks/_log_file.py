@@ -1,10 +1,12 @@
 """A text file of rows, one line each, that grows at its end and can be cut behind a step."""
 
 import io
+import os
 from collections.abc import Callable
 from typing import Any
 
 from millstream._core.errors import describe_value, require_path
+from millstream._core.safe_path import open_plain, plain_reader
 
 UNITS = ("steps", "samples", "epochs", "time", "date")  # what every line begins with
 
@@ -53,12 +55,13 @@ class LogFile:
     def reopen(self) -> None:
         """Open it, or the file that has taken its place."""
         self.close()
-        self._file = self.path.open("ab", buffering=0)
+        handle = open_plain(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        self._file = open(handle, "ab", buffering=0)
 
     def _rows_up_to(self, step: int, header: bool) -> tuple[int, int]:
         """The newest step of those rows that stay, and how many bytes they have."""
         newest = kept = 0
-        with self.path.open("rb") as file:
+        with plain_reader(self.path) as file:
             for number, line in enumerate(file, start=1):
                 if not line.endswith(b"\n"):
                     break  # whoever wrote it was killed in the middle of it

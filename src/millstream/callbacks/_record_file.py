@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 from millstream._core.errors import require_path
+from millstream._core.safe_path import NotPlainFile
 from millstream.callbacks._background import Row, Sink
 from millstream.callbacks._log_file import LogFile
 
@@ -39,6 +40,11 @@ class RecordFile(Sink):
         folder = require_path(_WHO, "the path of a folder", directory).expanduser()
         if folder.exists() and not folder.is_dir():
             raise NotADirectoryError(f"{_WHO} needs the path of a folder. {folder} is a file.")
+        if (folder / RECORD).is_symlink():
+            raise NotPlainFile(
+                f"{_WHO}: {folder / RECORD} is a link, and what it leads to is left alone. Delete it, or give a "
+                "different folder."
+            )
         self._file = LogFile(_WHO, folder / RECORD, True, lambda line: int(json.loads(line)["steps"]))
         self._overwrite = overwrite
         self.description: dict[str, Any] = {}

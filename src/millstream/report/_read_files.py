@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from millstream._core.errors import describe_value
+from millstream._core.safe_path import plain_reader
 from millstream.callbacks._log_file import UNITS
 from millstream.loops._history import History
 from millstream.report._rows import Rows
@@ -36,7 +37,7 @@ def read_record(path: pathlib.Path, name: str) -> RunData:
 
 
 def _whole_lines(path: pathlib.Path) -> Iterator[dict[str, Any]]:
-    with path.open("rb") as file:
+    with plain_reader(path, follow=True) as file:
         for number, text in enumerate(file, start=1):
             try:
                 line = json.loads(text)
@@ -53,7 +54,7 @@ def _whole_lines(path: pathlib.Path) -> Iterator[dict[str, Any]]:
 
 def read_jsonl(path: pathlib.Path) -> RunData:
     """The run that `ms.jsonl_logger` or `History.to_jsonl` has written to a file, or `ms.record`."""
-    with path.open("rb") as file:
+    with plain_reader(path, follow=True) as file:
         first = file.readline()
     if first.startswith(_BEGIN_OF_RECORD):
         return read_record(path, path.stem)
@@ -63,7 +64,7 @@ def read_jsonl(path: pathlib.Path) -> RunData:
 def read_csv(path: pathlib.Path) -> RunData:
     """The run that `ms.csv_logger` or `History.to_csv` has written to a file."""
     made = Rows()
-    with path.open("rb") as file:  # text would be split at "\r", too, which may be in a name
+    with plain_reader(path, follow=True) as file:  # text would be split at "\r", too, which may be in a name
         # A line without an end is that of somebody who was killed in the middle of it. Half a number is a number, too.
         rows = csv.reader(line.decode(errors="replace") for line in file if line.endswith(b"\n"))
         header = next(rows, [])

@@ -6,7 +6,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from millstream._core.contracts import PyTree
-from millstream._core.dtypes import dtype_of_array, holds_numbers
+from millstream._core.dtypes import dtype_of_array, holds_numbers, kept
 from millstream._core.errors import describe_leaf, describe_value, table
 from millstream.sharding._batch_sharding import as_batch_sharding, nearest, shard_count
 
@@ -41,7 +41,7 @@ def global_rows(who: str, local_batch: PyTree, sharding: NamedSharding) -> PyTre
             f"{who} needs a number of rows that divides by {here}, the parts of the batch that the devices of this "
             f"process hold (of {shards} in all). Got {rows} rows. {nearest(rows, here)}"
         )
-    leaves, structure = jax.tree.flatten(local_batch)
+    leaves, structure = jax.tree.flatten(jax.tree.map(lambda leaf: kept(who, leaf), local_batch))
     shapes = [(rows // here * shards, *leaf.shape[1:]) for leaf in leaves]
     return structure.unflatten(jax.make_array_from_process_local_data(sharding, leaves, shapes))
 

@@ -8,6 +8,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from millstream._core.contracts import PyTree
+from millstream._core.dtypes import kept
 from millstream._core.errors import describe_leaf, describe_value, table
 from millstream.sharding._context_mesh import given_or_context_mesh
 from millstream.sharding._global_batch import common_rows, global_rows
@@ -57,7 +58,7 @@ def host_to_global_device_array(
     if batch_axis_names is not None:
         raise ValueError(f"{who} divides nothing over axes when it replicates. Leave batch_axis_names out.")
     leaves, structure = jax.tree.flatten(host_arrays)
-    arrays = [leaf if hasattr(leaf, "shape") else np.asarray(leaf) for leaf in leaves]
+    arrays = [kept(who, leaf if hasattr(leaf, "shape") else np.asarray(leaf)) for leaf in leaves]
     shapes = [array.shape for array in arrays]
     return structure.unflatten(jax.make_array_from_process_local_data(over_axes(mesh, ()), arrays, shapes))
 

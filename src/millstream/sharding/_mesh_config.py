@@ -129,8 +129,7 @@ def checked_axes(who: str, axes: Any, known: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if not isinstance(name, str) or name not in known:
             raise ValueError(
-                f"{who} knows no axis {name!r} to divide a batch over. "
-                f"The mesh has: {', '.join(map(repr, known))}."
+                f"{who} knows no axis {name!r} to divide a batch over. The mesh has: {', '.join(map(repr, known))}."
             )
     if len(set(names)) < len(names):
         raise ValueError(f"{who} can divide a batch over an axis once. Got {names}.")

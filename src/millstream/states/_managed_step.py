@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from millstream._core.contracts import PyTree
+from millstream._core.dtypes import kept
 from millstream._core.errors import describe_value, function_name
 from millstream._core.strong_types import strong
 from millstream.loops import Logs
@@ -63,6 +65,8 @@ class ManagedStep:
             run = self._runs[state.strategy]
         except (KeyError, AttributeError):
             run = self._compile(state)
+        if any(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(batch)):
+            batch = jax.tree.map(lambda leaf: kept(function_name(self), leaf), batch)
         return run(state, batch, elapsed if self._takes_elapsed else None)  # its numbers would be arguments, too
 
     def _compile(self, state: Any) -> Traced:

@@ -9,6 +9,7 @@ import numpy as np
 from jax.core import Tracer
 
 from millstream._core.contracts import PyTree
+from millstream._core.dtypes import kept
 from millstream._core.errors import describe_leaf, table
 from millstream._core.strong_types import strong
 from millstream.states._precision import at_least_32_bits
@@ -24,7 +25,8 @@ def as_arrays(who: str, name: str, tree: PyTree, *, copy: bool) -> PyTree:
                 f"{who} needs arrays and numbers in {name}. Got:\n{found}\n"
                 'Anything else belongs into a static field: dataclasses.field(metadata={"static": True}).'
             )
-        return copied(strong(leaf)) if copy else strong(leaf)
+        array = strong(kept(f"{who}: {name}{jax.tree_util.keystr(path)}", leaf))
+        return copied(array) if copy else array
 
     return jax.tree.map_with_path(as_array, tree)
 

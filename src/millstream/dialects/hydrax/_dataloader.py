@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 import numpy as np
 
 import millstream as ms
+from millstream._core.dtypes import kept
 from millstream._core.errors import require_choice
 from millstream._core.one_thread import OneThread
 from millstream.dialects.hydrax._arguments import (
@@ -269,7 +270,9 @@ class Dataloader(Generic[D]):
 def _on_device(arrays: dict[str, np.ndarray], layouts: Layouts) -> dict[str, Any]:
     import jax.numpy as jnp
 
-    return {name: jnp.asarray(arrays[name], layout.jax_dtype) for name, layout in layouts.items()}
+    return {
+        name: jnp.asarray(kept(f"arrays[{name!r}]", arrays[name]), layout.jax_dtype) for name, layout in layouts.items()
+    }
 
 
 def _mixed(loaders: dict[str, GroupLoader], *, interleave: bool) -> "ms.MixedLoader":
