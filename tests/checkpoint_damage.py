@@ -158,9 +158,9 @@ def seal(path, facts):
 def _mutated(chance, value):
     """JSON with one thing changed: another value, something missing, or something more."""
     places = list(_places(value))
-    holder, key = chance.choice(places) if places else (None, None)
-    if holder is None:
+    if not places:
         return chance.choice(_VALUES)
+    holder, key = chance.choice(places)
     kind = chance.choice(["value", "value", "remove", "add", "nest"])
     if kind == "value":
         holder[key] = chance.choice(_VALUES)
