@@ -10,6 +10,7 @@ import collections
 import contextlib
 import dataclasses
 import datetime
+import faulthandler
 import functools
 import io
 import json
@@ -338,6 +339,8 @@ def in_lanes(numbers: Sequence[int], lanes: int = 2, chunk: int = 1000) -> list[
         rows = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
         texts = [row["text"] for row in rows if "text" in row]
         found += filter(None, texts)
+        if len(texts) == len(part) and process.returncode:
+            found.append(f"after case {part[-1]} the process ended with {process.returncode}: {errors[-2000:]}")
         if len(texts) < len(part):
             broken = part[len(texts)]
             found.append(f"{case_of(broken)}\n  the process ended with {process.returncode}: {errors[-2000:]}")
@@ -361,6 +364,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.lane is not None:
         for number in options.lane:
+            faulthandler.dump_traceback_later(10 * SECONDS, exit=True)  # also if the lane cannot end
             print(json.dumps({"text": "".join(findings([number]))}), flush=True)
         return
     if options.case is not None:
