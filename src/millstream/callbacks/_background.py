@@ -123,7 +123,8 @@ class Background:
     def close(self) -> None:
         """Have all the rest written, and end the thread."""
         self._put(_Batch(None))
-        self._thread.join(self._sink.patience)
+        patience = self._sink.patience
+        self._thread.join(None if patience is None else min(patience, threading.TIMEOUT_MAX))
         self._abandoned = self._thread.is_alive()
         self.report()
         if self._abandoned:

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value, needs
+from millstream._core.errors import describe_value, needs, raised_in
 from millstream.loops import Metrics
 from millstream.states._batch_layout import Keys
 from millstream.states._flat_leaves import FlatLeaves
@@ -79,8 +79,9 @@ def create_nnx_state(
             f"{who} needs a module of flax.nnx. Got {describe_value(model)}. "
             "There are create_flax_state, create_equinox_state and create_haiku_state for others."
         )
-    network = NnxNetwork(nnx, model, nnx.Param if wrt is None else wrt)
-    params, kept = network.arrays(model)
+    with raised_in(f"{who}, which split the model by wrt={describe_value(wrt)}"):
+        network = NnxNetwork(nnx, model, nnx.Param if wrt is None else wrt)
+        params, kept = network.arrays(model)
     return new_framework_state(
         NnxState,
         who,
