@@ -44,6 +44,9 @@ RAISED = "as the user's function raised it"
 ADDRESSES = ("path", "paths", "shards", "root")  # that may have a password in them
 # What makes a thing of a name of its own may be named as that.
 ALIASES = {
+    "Period.reached": "at",
+    "Period.count": "at",
+    "Period.since": "at",
     "Period": "at",
     "cloud.CloudOptions": "cloud.configure",
     "datasets.MNISTDiskSource": "MNISTDataset.make_disk_source",
@@ -192,7 +195,9 @@ def _judged(case: Case, wrong: dict[str, Any], error: Exception) -> str:
     if isinstance(error, ms.datasets.DownloadError):
         right = {name for name, value in case.wrong.items() if value in ("None", "True", "3", "2**40")}
         return "" if set(wrong) <= right | {"cache_dir", "data_dir"} else f"it looks at {wrong} after a download"
-    if RAISED in text or re.search(r"got an unexpected keyword argument|needs mlflow|Raised in step at step", text):
+    if RAISED in text or re.search(
+        r"got an unexpected keyword argument|missing \d+ required positional|needs mlflow|Raised in step at step", text
+    ):
         return ""
     functions = [value for value in wrong.values() if hasattr(value, "__qualname__")]
     if any(text.startswith(f"{function.__qualname__}() ") for function in functions):

@@ -11,8 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import orbax.checkpoint  # noqa: F401 (before forks, because it takes half a second)
-import pyarrow.parquet  # noqa: F401
+import pyarrow.parquet  # noqa: F401 (before forks, because it takes its time)
 import soak_runs
 from soak_cases import Case, case_of
 from soak_fault import Disk

@@ -42,7 +42,7 @@ class SlowDisk(Fault):
 class FullDisk(Fault):
     """The disk with the cache, or with the checkpoints, is full from some moment on."""
 
-    warnings = (r"cannot store .* are needed and",)
+    warnings = (r"cannot store .* are needed and", r"could not delete")
 
     @property
     def timed(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -120,7 +120,7 @@ class ChangedFile(Fault):
 class FewDescriptors(Fault):
     """No more files can be opened than a few, until that was told or for some batches."""
 
-    warnings = (r"cannot store .* are needed and",)
+    warnings = (r"cannot store .* are needed and", r"could not delete")
     _limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     _since = 0
 

@@ -248,7 +248,7 @@ def test_an_unknown_name_is_refused_when_an_epoch_is_complete():
 
 @pytest.mark.parametrize("watcher", [lambda: early_stopping("los", 3), lambda: terminate_on_nan(["los", "loss"])])
 def test_an_unknown_name_is_refused_at_the_end_where_there_are_no_epochs(watcher):
-    message = r" watched 'los', which was never logged.* Did you mean 'loss'\? Logged: metrics\.loss\."
+    message = r"the monitor 'los' was never logged.* Did you mean 'loss'\? Logged: metrics\.loss\."
     with pytest.raises(ValueError, match=message) as raised:
         run([1.0] * 3, watcher())
     assert raised.value.loop_output.elapsed.steps == 3  # type: ignore[attr-defined]

@@ -476,7 +476,7 @@ def test_a_test_over_an_environment_acts_with_the_policy_of_the_state(key):
     options = {"key": key, "stop": 2}
     assert ms.test_loop(fresh(7), walks(), tasks, policy=policy_of, **options).history.collect("action") == [7, 7]
     assert ms.test_loop(fresh(7), walks(), tasks, policy="fixed", **options).history.collect("action") == [50, 50]
-    with refuses(ValueError, "test over an environment needs policy="):
+    with refuses(ValueError, "test_loop over an environment needs policy="):
         ms.test_loop(fresh(7), walks(), tasks, **options)
 
     data = ms.DataLoader([ms.ArraySampleSource({"x": np.arange(4)}), ms.BatchTransform(2)])

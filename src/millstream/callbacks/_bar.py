@@ -3,11 +3,12 @@
 import bisect
 import math
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Set
 from typing import Any, NamedTuple, Protocol
 
 import jax
 
+from millstream._core.errors import require_names
 from millstream.callbacks._bar_progress import BarProgress
 from millstream.callbacks._bar_values import BarValues, number_text
 from millstream.callbacks._inner_loops import is_inside
@@ -71,10 +72,9 @@ class Bar(Observer):
         self._total = None if total is None else as_period(who, "total", total)
         if self._total is not None and len(self._total.units) != 1:
             raise ValueError(f"{who} needs total in one unit: 1000 steps, or at(epochs=3) and the like. Got {total!r}.")
-        if isinstance(stateful_metrics, str):
-            raise TypeError(f"{who} needs stateful_metrics as a list of names. Got the string {stateful_metrics!r}.")
+        names = stateful_metrics if not isinstance(stateful_metrics, Set) else list(stateful_metrics)
         self._face = face
-        self._stateful_metrics = frozenset(stateful_metrics)
+        self._stateful_metrics = frozenset(require_names(who, "stateful_metrics", names))
         self._unseen = set(self._stateful_metrics)  # by no run so far
         self._disabled = disabled
         self._watched: LoopState | None = None

@@ -66,6 +66,6 @@ def require_logged(who: str, names: list[str], loop_state: LoopState) -> None:
     for name in names:
         if history.column(name) is None:
             raise ValueError(
-                f"{who} watched {name!r}, which was never logged. {describe_logged(name, history.columns())} "
+                f"{who}: the monitor {str(name)!r} was never logged. {describe_logged(name, history.columns())} "
                 "Watch one of these. The run itself is complete: its output is in the exception's loop_output."
             )

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from typing import Any
 
 from millstream._core.bar_line import fitted
-from millstream._core.errors import needs
+from millstream._core.errors import needs, require_bool
 from millstream.callbacks._bar import Bar
 from millstream.callbacks._bar_progress import BarProgress, duration_text
 from millstream.callbacks._bar_values import number_text
@@ -44,6 +44,7 @@ def rich_bar(
     """
     with needs("rich_bar", "rich", "progress"):
         import rich.progress  # noqa: F401
+    require_bool("rich_bar", "disable", disable)
     face = _RichFace(desc, seconds("rich_bar", interval), progress_options)
     return Bar("rich_bar", total, face, stateful_metrics=stateful_metrics, disabled=disable)
 

@@ -1,12 +1,13 @@
 """A progress bar by tqdm."""
 
+import inspect
 import io
 import sys
 from collections.abc import Collection
 from typing import Any
 
 from millstream._core.bar_line import put, rewrites
-from millstream._core.errors import needs
+from millstream._core.errors import needs, require_text
 from millstream.callbacks._bar import Bar
 from millstream.callbacks._bar_progress import BarProgress
 from millstream.callbacks._bar_values import number_text
@@ -40,6 +41,11 @@ def tqdm_bar(
     """
     with needs("tqdm_bar", "tqdm", "progress"):
         import tqdm.auto
+    if desc is not None:
+        require_text("tqdm_bar", "desc", desc)
+    known = inspect.signature(tqdm.std.tqdm.__init__).parameters
+    if unknown := [name for name in tqdm_options if name not in known]:
+        raise TypeError(f"tqdm_bar takes the options of tqdm, which has no {', '.join(unknown)}.")
     disable = tqdm_options.pop("disable", False)
     disabled = not rewrites(_stream(tqdm_options)) if disable is None else bool(disable)  # None: only on a terminal
     face = _TqdmFace(tqdm.auto.tqdm, {"desc": desc, "dynamic_ncols": True, **tqdm_options})

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value, whole_number
+from millstream._core.errors import describe_value, require_mapping, require_path, whole_number
 from millstream._core.safe_path import plain_reader, require_trust
 from millstream.checkpoints import _arrays, _document, _folders, _leaves, _manifest, _peers
 from millstream.checkpoints._checkpoint import Checkpoint
@@ -59,6 +59,7 @@ class CheckpointStore:
     def __init__(
         self, directory: str | os.PathLike[str], *, keep: Retention | None = None, read_only: bool = False
     ) -> None:
+        require_path(_WHO, "directory to be a path", directory)
         self.directory = pathlib.Path(os.path.abspath(os.path.expanduser(directory)))
         self.keep = Retention() if keep is None else keep
         self.read_only = read_only
@@ -170,7 +171,8 @@ class CheckpointStore:
         """
         self._require_open("discard_after")
         self.wait()
-        _peers.by_first(lambda: self._discard_after(step))
+        last = whole_number(f"{_WHO}.discard_after", "step", step, least=0)
+        _peers.by_first(lambda: self._discard_after(last))
 
     def _discard_after(self, step: int) -> None:
         with storage_errors(f"{_WHO}.discard_after cannot change {self.directory}"):
@@ -381,8 +383,9 @@ def _checked_files(files: Mapping[str, bytes] | None) -> dict[str, bytes]:
 
 
 def _checked_metrics(metrics: Mapping[str, Any] | None) -> dict[str, float | None]:
-    checked = {}
-    for name, value in ({} if metrics is None else metrics).items():
+    checked, metrics = {}, {} if metrics is None else metrics
+    require_mapping(f"{_WHO}.save", "metrics", metrics, "a dict of numbers by their names")
+    for name, value in metrics.items():
         try:
             number = float(value)
         except (TypeError, ValueError):

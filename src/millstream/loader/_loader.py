@@ -372,6 +372,8 @@ class DataLoader:
         """
         from millstream.loader._verification.verify import verify
 
+        for name, value in {"progress": progress, "raises": raises}.items():
+            require_bool("verify", name, value)
         verification = verify(self, key, steps, seconds, executors, hosts, progress)
         if raises:
             verification.raise_if_failed()

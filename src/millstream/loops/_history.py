@@ -261,6 +261,8 @@ class History(Sequence[Logs]):
 
     def weights(self, start: int = 0) -> Sequence[int]:
         """How many samples the step of each row had, from a row on."""
+        if not isinstance(start, int):
+            raise TypeError(f"History.weights needs start to be an int. Got {describe_value(start)}.")
         return self._moments.weights(start)
 
     def mean(self, name: str, start: int = 0, *, missing: float | None = None) -> float:
@@ -279,6 +281,8 @@ class History(Sequence[Logs]):
             missing: What to return if nothing has been logged under this name yet, which is an error otherwise.
         """
         require_name("History.mean", name)
+        if not isinstance(start, int):
+            raise TypeError(f"History.mean needs start to be an int. Got {describe_value(start)}.")
         column = self.column(name)
         if column is None:
             if missing is not None:

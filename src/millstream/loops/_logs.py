@@ -62,7 +62,11 @@ class Logs(dict[str, dict[str, Any]]):
 
     def add_entry(self, collection: str, name: str, value: Any) -> Self:
         """One value in a collection of your own."""
-        self.setdefault(collection, {})[name] = value
+        try:
+            self.setdefault(collection, {})[name] = value
+        except TypeError:
+            found = f"{describe_value(collection)} and {describe_value(name)}"
+            raise TypeError(f"Logs needs names that are text. Got {found}.") from None
         return self
 
     def add_entries(self, collection: str, entries: Mapping[str, Any] | None = None, /, **more: Any) -> Self:
@@ -127,7 +131,7 @@ class Logs(dict[str, dict[str, Any]]):
         """The collection and name of an entry given as "name" or "collection.name"."""
         found = find_entry(name, [path for path, _ in self.entries()])
         if found is None:
-            raise KeyError(f"The logs have no entry {name!r}. They have: {self._listed()}.")
+            raise KeyError(f"Logs have no entry {describe_value(name)}. They have: {self._listed()}.")
         return found
 
     def entry_collection(self, name: str) -> str:

@@ -60,6 +60,7 @@ class Period(Schedule):
 
     def since(self, elapsed: Elapsed) -> Elapsed:
         """The elapsed, counted from this point on in the units the point is given in."""
+        require_elapsed(self, elapsed)
         changes: dict[str, float] = {}
         for unit, value in self.units.items():
             changes[unit] = now_and_before(elapsed, unit)[0] - value
@@ -69,6 +70,7 @@ class Period(Schedule):
 
     def count(self, elapsed: Elapsed) -> int:
         """How often this length fits into what has elapsed; for periods of one unit."""
+        require_elapsed(self, elapsed)
         ((unit, value),) = self.units.items()
         return int((elapsed.steps if unit == "steps" else now_and_before(elapsed, unit)[0]) // value)
 

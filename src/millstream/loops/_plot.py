@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from millstream._core.errors import needs, require_path
+from millstream._core.errors import needs, require_names, require_number, require_path
 from millstream.loops._curves import Curve, is_loss, panels
 from millstream.loops._history_table import whole_file
 
@@ -32,8 +32,10 @@ def draw(
     history: "History", *, names: Sequence[str] | None, title: str | None, smooth: float | None, log: bool | None
 ) -> "Figure":
     """See `History.plot`."""
-    if isinstance(names, str):
-        raise TypeError(f"History.plot needs names as a list of entries. Got {names!r}; write [{names!r}].")
+    if names is not None:
+        require_names("History.plot", "names", names)
+    if smooth is not None:
+        require_number("History.plot", "smooth", smooth)
     if smooth is not None and not 0 <= smooth <= 1:
         raise ValueError(f"History.plot needs smooth as a share of the steps between 0 and 1. Got {smooth!r}.")
     with needs("History.plot", "matplotlib", "plot"):

@@ -60,7 +60,7 @@ class RunParts:
             raise TypeError(f"{who} needs batch_size_fn to be a function. Got {describe_value(batch_size_fn)}.")
         dataset = as_dataset(who, dataset)
         self._dataset: Any = dataset
-        self._acting = acting(name, policy, dataset)
+        self._acting = acting(who, policy, dataset)
         self._tasks = [task for task in tasks if not task.observes]
         # Savers come last: what they save is a step that is complete.
         self._observers = sorted((task for task in tasks if task.observes), key=lambda task: task.saves)

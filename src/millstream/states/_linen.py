@@ -123,6 +123,8 @@ class LinenNetwork(Network):
     def __init__(self, module: Any, method: str | Callable[..., Any] | None) -> None:
         self.module = module
         self._method = method
+        if isinstance(method, str) and not hasattr(type(module), method):
+            raise ValueError(f"create_flax_state: {type(module).__name__} has no method {method!r}.")
         called = getattr(module, method) if isinstance(method, str) else module.__call__ if method is None else method
         self._mode = ModeArguments.of(called)
 
