@@ -316,7 +316,7 @@ def test_what_is_not_a_name_is_refused(name):
         made.collect(name)
     with pytest.raises(TypeError, match=r"History\.mean needs names as"):
         made.mean(name)
-    with pytest.raises(TypeError, match=r"History\.plot needs names as"):
+    with pytest.raises(TypeError, match=r"History\.plot needs names to be a list of names\. Got "):
         made.plot(names=[name])
 
 
