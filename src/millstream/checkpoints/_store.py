@@ -167,11 +167,11 @@ class CheckpointStore:
         """Delete all checkpoints after a step, for a run that goes on from there on a way of its own.
 
         Args:
-            step: The last step that is kept.
+            step: The last step that is kept; -1 keeps none.
         """
         self._require_open("discard_after")
         self.wait()
-        last = whole_number(f"{_WHO}.discard_after", "step", step, least=0)
+        last = whole_number(f"{_WHO}.discard_after", "step", step, least=-1)
         _peers.by_first(lambda: self._discard_after(last))
 
     def _discard_after(self, step: int) -> None:
