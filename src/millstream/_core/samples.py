@@ -256,7 +256,7 @@ def spec_of(who: str, sample: PyTree) -> SampleSpec:
 
 
 def _as_array(leaf: Any) -> np.ndarray:
-    """A leaf as an array; one of objects if it is no number."""
+    """A leaf as an array; an array of objects if it is not a number."""
     try:
         return np.asarray(leaf)
     except Exception:  # a key of JAX, or a list of lists of different lengths

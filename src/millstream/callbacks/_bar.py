@@ -107,7 +107,7 @@ class Bar(Observer):
         self._due, self._drawn = -math.inf, 0.0
         self._face.open(self._progress)
         has_lines = self._face.keeps_lines and loop_state.name not in ("test", "predict")
-        self._epochs = start.epochs if has_lines else None  # so many are over; None: they get no lines
+        self._epochs = start.epochs if has_lines else None  # how many are over; None if they get no lines
         self._ended: list[_EndedEpoch] = []
         self._line_of = 0
         self._watched, self._seen = loop_state, None  # only now: a face that is not open cannot be closed

@@ -21,7 +21,7 @@ from millstream.checkpoints._folders import step_name
 NAME = "manifest.json"
 _FORMAT, _VERSION = "millstream checkpoint", 2
 _LONGEST = 256 << 20
-# What reading says of a file that is damaged or missing. All else, such as too many open files, is no fault of it.
+# What reading says of a damaged or missing file. Anything else, such as too many open files, is not damage.
 _DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO, getattr(errno, "EUCLEAN", errno.EIO))
 
 
