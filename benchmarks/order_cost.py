@@ -13,7 +13,7 @@ from _case import Options, main
 from _measure import Entry, Run, measured
 from _result import Table
 
-from millstream._core import order
+from millstream.plan import order
 
 SIZES, BLOCKS = (60_000, 65_536, 65_537, 1_000_003, 5_000_000), (8_192, 65_536)
 REPEATS = 20

@@ -13,8 +13,8 @@ from _case import Options, main
 from _measure import Entry, measured
 from _result import Table
 
-from millstream._core.plan import Batching, Plan
-from millstream._core.read_ahead import PlannedRun
+from millstream.plan.plan import Batching, Plan
+from millstream.reading.read_ahead import PlannedRun
 
 HOSTS, SAMPLES, GLOBAL_BATCH = 1024, 10**10, 65_536
 ALONE, STREAM = "a step on its own", "a step of a stream"

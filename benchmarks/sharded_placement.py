@@ -16,7 +16,7 @@ from _measure import Entry, measured
 from _result import Table
 
 import millstream as ms
-from millstream._core.placement import BatchPlacement
+from millstream.pipeline.placement import BatchPlacement
 
 BARE, PLACED = "make_array_from_process_local_data", "Millstream, place"
 BY_HAND, STEP = "rows by hand, then the same", "Millstream, a whole step"

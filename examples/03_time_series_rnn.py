@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 import millstream as ms
-from millstream.transforms import TimeSeriesBatchTransform
+from millstream.transforms.time_series import TimeSeriesBatchTransform
 
 MONTHS, CONTEXT, HIDDEN, BATCH = 3000, 48, 32, 64
 OPTIMIZER = optax.adam(3e-3)

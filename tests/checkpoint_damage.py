@@ -25,7 +25,7 @@ import numpy as np
 
 import millstream as ms
 from millstream.checkpoints import CheckpointStore, DamagedCheckpoint
-from millstream.checkpoints._manifest import NAME, read_manifest, take_stock
+from millstream.checkpoints.manifest import NAME, read_manifest, take_stock
 
 PATIENCE = 60.0
 NAMES = ("0000000001", "0000000002")

@@ -26,7 +26,7 @@ import jax
 import numpy as np
 
 import millstream as ms
-from millstream.host import _crew
+from millstream.reading.workers import crew as _crew
 
 SAMPLES, ROWS = 96, 4
 KEY = jax.random.key(3)

@@ -35,9 +35,9 @@ import numpy as np
 import pipelines
 
 import millstream as ms
-from millstream._core import remote_options
 from millstream.checkpoints import CheckpointStore
-from millstream.states import _strategies
+from millstream.files import remote_options
+from millstream.states import strategies
 
 SECONDS = 30.0  # that a call may take
 RAISED = "as the user's function raised it"
@@ -267,7 +267,7 @@ def _bounded() -> Iterator[None]:
     asked, before = socket.getaddrinfo, signal.signal(signal.SIGALRM, ring)
     cache = os.environ.get("XDG_CACHE_HOME")
     os.environ["XDG_CACHE_HOME"] = folder
-    strategies = dict(_strategies._strategies)
+    registered = dict(strategies._strategies)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -285,8 +285,8 @@ def _bounded() -> Iterator[None]:
                 if cache is not None:
                     os.environ["XDG_CACHE_HOME"] = cache
                 remote_options._configured.clear()
-                _strategies._strategies.clear()
-                _strategies._strategies.update(strategies)
+                strategies._strategies.clear()
+                strategies._strategies.update(registered)
                 shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -28,10 +28,10 @@ from formats import cifar_batch, pickled, string, tar_bytes, zip_bytes
 from millstream.datasets import CelebADataset
 from millstream.datasets._archive import extract
 from millstream.datasets._cifar import _read_batch
-from millstream.sources._csv import read_csv
-from millstream.sources._idx import map_idx
-from millstream.sources._image_folder import ImageFolderSource, decode_image
-from millstream.sources._npy import map_numpy_file
+from millstream.sources.csv import read_csv
+from millstream.sources.idx import map_idx
+from millstream.sources.image_folder import ImageFolderSource, decode_image
+from millstream.sources.npy import map_numpy_file
 
 Case = Callable[[], object]
 

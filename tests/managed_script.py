@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import millstream as ms
-from millstream.loops import logs
+from millstream.loops.logs import logs
 from millstream.sharding import as_batch_sharding, make_ddp_mesh_config, rows_by_process
 from millstream.states import managed
 

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import millstream as ms
-from millstream.sources import Shuffle
-from millstream.transforms import BufferTransform, TimeSeriesBatchTransform
+from millstream.plan.ordering import Shuffle
+from millstream.transforms.buffer import BufferTransform
+from millstream.transforms.time_series import TimeSeriesBatchTransform
 
 SAMPLES = 11
 

@@ -23,8 +23,8 @@ import resume_script as script
 from jax._src import xla_bridge
 
 import millstream as ms
-from millstream._core.lock import locked
 from millstream.checkpoints import CheckpointStore
+from millstream.files.lock import locked
 
 PATIENCE = 300.0
 KILLS = 6  # of one run; then it is let come to its end

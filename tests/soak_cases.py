@@ -4,7 +4,7 @@ import dataclasses
 import random
 from collections.abc import Collection
 
-from millstream._core.ordering import Shuffle
+from millstream.plan.ordering import Shuffle
 
 HOST = ("readers", "threads", "processes")
 EXECUTORS = ("in graph", *HOST)

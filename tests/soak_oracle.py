@@ -13,9 +13,9 @@ import numpy as np
 import soak_trouble
 from soak_cases import Case, Part
 
-from millstream._core import order
-from millstream._core.keys import fold, name_words, named_key
 from millstream.loader._turns import Turns
+from millstream.plan import order
+from millstream.plan.keys import fold, name_words, named_key
 
 Row = tuple[int, int] | None  # the epoch that a sample has its keys from, and its number; None for padding
 

@@ -19,9 +19,9 @@ import pytest
 from conftest import free_address
 
 import millstream as ms
-from millstream._core.bar_line import BarLine
-from millstream.callbacks._bar_progress import duration_text, step_time_text
-from millstream.loops._column import Column
+from millstream.callbacks.bar_progress import duration_text, step_time_text
+from millstream.loops.column import Column
+from millstream.text.bar_line import BarLine
 
 SCRIPT = pathlib.Path(__file__).parent / "bar_script.py"
 PATIENCE = 300

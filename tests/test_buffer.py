@@ -11,8 +11,9 @@ from conftest import assert_trees_equal
 from test_bad_input import refuses
 
 import millstream as ms
-from millstream.transforms import BufferTransform, set_buffer_priorities
 from millstream.transforms._replay import distinct, reservoir_slots, saturating_add
+from millstream.transforms.buffer import BufferTransform
+from millstream.transforms.buffer_stream import set_buffer_priorities
 
 CAPACITY, PREFILL, SIZE, ROWS = 8, 5, 3, 20
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import millstream as ms
-from millstream.callbacks._terminate_on_nan import terminate_on_nan
+from millstream.callbacks.terminate_on_nan import terminate_on_nan
 
 NAN = math.nan
 

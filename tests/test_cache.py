@@ -28,11 +28,12 @@ from conftest import assert_trees_equal
 from test_bad_input import refuses
 
 import millstream as ms
-from millstream._core import batch_file, lock
-from millstream._core.batch_cache import OpenCache, open_cache
-from millstream._core.batch_file import DamagedBatch
-from millstream._core.cache_contents import CacheContents
-from millstream.host import ArrayCache, BatchCache
+from millstream.files import lock
+from millstream.reading import batch_file
+from millstream.reading.batch_cache import OpenCache, open_cache
+from millstream.reading.batch_file import DamagedBatch
+from millstream.reading.cache_contents import CacheContents
+from millstream.reading.caches import ArrayCache, BatchCache
 
 CONTENTS = CacheContents(
     description={"samples": "100", "ordering": "shuffle", "batch size": "5", "seed": "00000000 00000007"},
@@ -470,8 +471,8 @@ def test_a_batch_that_another_process_is_storing_is_left_to_it(tmp_path):
 FILLING = """
 import os, pathlib, random, resource, signal, sys, time, warnings
 import numpy as np
-from millstream._core.batch_cache import open_cache
-from millstream._core.cache_contents import CacheContents
+from millstream.reading.batch_cache import open_cache
+from millstream.reading.cache_contents import CacheContents
 assert "jax" not in sys.modules
 warnings.simplefilter("error")
 folder, rng = pathlib.Path(sys.argv[1]), random.Random(11)

@@ -38,7 +38,7 @@ from test_bad_input import refuses
 import millstream as ms
 from millstream.checkpoints import CheckpointStore, DamagedCheckpoint, NoCheckpoint, Retention, StorageFailed
 from millstream.checkpoints._document import decode, encode
-from millstream.checkpoints._manifest import Manifest, damage, read_manifest
+from millstream.checkpoints.manifest import Manifest, damage, read_manifest
 
 SCRIPT = pathlib.Path(script.__file__)
 PATIENCE = 300.0

@@ -26,10 +26,10 @@ from loopback import Loopback, ranged, reset, send
 from test_bad_input import refuses
 
 import millstream as ms
-from millstream._core import remote_options
-from millstream._core.file_cache import FileCache
-from millstream._core.files import LocalFile, buffered, open_file
-from millstream._core.remote_file import BLOCK
+from millstream.files import remote_options
+from millstream.files.data_files import LocalFile, buffered, open_file
+from millstream.files.file_cache import FileCache
+from millstream.files.remote_file import BLOCK
 from millstream.integrations import cloud
 from millstream.integrations.arrow import ArrowSource
 from millstream.integrations.parquet import ParquetSource
@@ -389,7 +389,7 @@ def test_damaged_pieces_are_noticed_and_fetched_again(server, folder):
 def test_processes_share_a_cache_and_may_be_killed(folder):
     """Writers that are killed at any time leave whole pieces, within the limit."""
     program = (
-        "import sys, zlib, pathlib; from millstream._core.file_cache import FileCache\n"
+        "import sys, zlib, pathlib; from millstream.files.file_cache import FileCache\n"
         "cache = FileCache(pathlib.Path(sys.argv[1]), 400_000)\n"
         "print('on', flush=True)\n"
         "for number in range(10**9):\n"

@@ -400,7 +400,7 @@ def test_every_name_is_there_and_says_what_it_is():
         assert ">>>" in member.__doc__, name
     assert set(loadax.__all__) == set(dir(loadax))
     with pytest.raises(AttributeError, match="has no attribute 'DataLoaders'"):
-        loadax.DataLoaders  # noqa: B018
+        loadax.DataLoaders  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_the_names_for_meshes_are_those_of_the_sharding_room():

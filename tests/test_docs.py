@@ -16,7 +16,7 @@ import pytest
 from conftest import code_blocks
 
 import millstream as ms
-from millstream._core import held_batches
+from millstream.reading import held_batches
 
 ROOT = pathlib.Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -22,11 +22,11 @@ from formats import idx_bytes
 from test_bad_input import refuses
 
 import millstream as ms
-from millstream._core.lock import locked
-from millstream._core.urls import shown
 from millstream.datasets import _part
 from millstream.datasets._download import DownloadError, DownloadSettings, RemoteFile, fetch
 from millstream.datasets._urls import RefusedURL, require_redirect, require_url
+from millstream.files.lock import locked
+from millstream.files.urls import shown
 
 BODY = bytes(range(256)) * 1000
 PIN = f"sha256:{hashlib.sha256(BODY).hexdigest()}"
@@ -375,7 +375,7 @@ def test_a_lock_that_is_never_released_is_named(tmp_path):
 
 
 def test_a_file_system_without_locks_is_served_too(server, tmp_path, monkeypatch):
-    from millstream._core import lock
+    from millstream.files import lock
 
     def unsupported(handle):
         raise OSError(errno.ENOLCK, "No locks available")

@@ -8,15 +8,15 @@ import types
 import cloudpickle
 import pytest
 
-from millstream._core import plain
-from millstream._core.errors import noted
-from millstream._core.exception_record import rebuild, record
+from millstream.files import plain
+from millstream.reading.exception_record import rebuild, record
+from millstream.text.errors import noted
 
 WORKER = """
 import sys
 import cloudpickle
-from millstream._core import plain
-from millstream._core.exception_record import record
+from millstream.files import plain
+from millstream.reading.exception_record import record
 
 records = {}
 for name, function in cloudpickle.load(sys.stdin.buffer).items():
@@ -285,8 +285,8 @@ def test_builtin_exceptions_keep_what_they_hold(zoo):
 SCRIPT = """
 import subprocess, sys
 import cloudpickle
-from millstream._core import plain
-from millstream._core.exception_record import rebuild
+from millstream.files import plain
+from millstream.reading.exception_record import rebuild
 
 class Broken(Exception):
     def __init__(self, path, line):

@@ -19,8 +19,8 @@ from pipelines import BATCH, PIPELINES, SAMPLES, data, sample, source
 from test_bad_input import refuses
 
 import millstream as ms
-from millstream._core import held_batches
-from millstream._core.slots import Layout, Slots
+from millstream.reading import held_batches
+from millstream.reading.slots import Layout, Slots
 
 cloudpickle.register_pickle_by_value(pipelines)  # so that workers do not import it, and JAX with it
 

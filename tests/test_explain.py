@@ -13,8 +13,8 @@ import pytest
 from pipelines import PIPELINES
 
 import millstream as ms
-from millstream._core.stats import LoaderStats
-from millstream._core.text_table import name_table, size_text, text_table, time_text
+from millstream.reading.stats import LoaderStats
+from millstream.text.tables import name_table, size_text, text_table, time_text
 
 DATA = {"image": np.zeros((300, 8, 8), np.uint8), "label": np.arange(300, dtype=np.int32)}
 

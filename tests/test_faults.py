@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 import millstream as ms
-from millstream.host._channel import _HEADER, MAX_FRAME, Channel
+from millstream.reading.workers.channel import _HEADER, MAX_FRAME, Channel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes and what they hold are counted in /proc")
 

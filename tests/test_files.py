@@ -12,10 +12,10 @@ import pytest
 from formats import write_idx
 from test_bad_input import refuses
 
-from millstream.sources._csv import CsvSource
-from millstream.sources._idx import IdxSource, map_idx
-from millstream.sources._image_folder import ImageFolderSource
-from millstream.sources._npy import NpySource, map_numpy_file
+from millstream.sources.csv import CsvSource
+from millstream.sources.idx import IdxSource, map_idx
+from millstream.sources.image_folder import ImageFolderSource
+from millstream.sources.npy import NpySource, map_numpy_file
 
 ROWS = np.array([4, 0, 2])
 

@@ -19,8 +19,8 @@ from conftest import assert_trees_equal
 from test_bad_input import refuses
 
 import millstream as ms
-from millstream._core import read_ahead
-from millstream.sources import FillSource
+from millstream.reading import read_ahead
+from millstream.sources.fill import FillSource
 
 WORDS = ["oat", "rye", "barley", "wheat", "millet", "teff", "rice", "sorghum", "maize", "spelt", "fonio"]
 SPEC = {"letters": ((8,), np.uint8), "length": ((), np.int64), "noise": ((2,), np.float32)}

@@ -16,10 +16,10 @@ from conftest import assert_trees_equal
 from flax import nnx
 
 import millstream as ms
-from millstream.states._equinox import create_equinox_state
-from millstream.states._haiku import create_haiku_state
-from millstream.states._linen import create_flax_state
-from millstream.states._nnx import create_nnx_state
+from millstream.states.equinox import create_equinox_state
+from millstream.states.haiku import create_haiku_state
+from millstream.states.linen import create_flax_state
+from millstream.states.nnx import create_nnx_state
 
 KEY = jax.random.key(7, impl="rbg")  # of all kinds of keys the one that compiles fastest
 TX = optax.sgd(0.05, momentum=0.9)

@@ -15,11 +15,15 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from millstream._core import plain
-from millstream.callbacks._jsonl_logger import jsonl_logger
-from millstream.loops import Elapsed, History, Logs, always, history, logs, loop
+from millstream.callbacks.jsonl_logger import jsonl_logger
+from millstream.files import plain
 from millstream.loops._clock import Passed
-from millstream.loops._column import IN_FLIGHT, Column
+from millstream.loops.column import IN_FLIGHT, Column
+from millstream.loops.elapsed import Elapsed
+from millstream.loops.history import History, history
+from millstream.loops.logs import Logs, logs
+from millstream.loops.loop import loop
+from millstream.loops.schedules import always
 
 step_fn = jax.jit(lambda x: {"metrics": {"loss": x / 2, "accuracy": 1 - x / 2}})
 

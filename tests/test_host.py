@@ -19,9 +19,9 @@ from pipelines import BATCH, SAMPLES, data, sample, source
 from test_bad_input import refuses
 
 import millstream as ms
-from millstream._core.readers import Readers
-from millstream._core.reading import Request
-from millstream._core.slots import Layout
+from millstream.reading.readers import Readers
+from millstream.reading.reading import Request
+from millstream.reading.slots import Layout
 
 
 def labels(batch, mask):

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from formats import cifar_batch, tar_bytes, zip_bytes
 
-from millstream._core.safe_path import UnsafePath, safe_path
 from millstream.datasets._archive import ArchiveLimits, UnsafeArchive, extract
 from millstream.datasets._pickle import read_plain_pickle
+from millstream.files.safe_path import UnsafePath, safe_path
 
 REFUSALS = {"ValueError", "UnsafeArchive", "UnsafePath", "UnsafePickle"}
 

@@ -43,7 +43,7 @@ from millstream.integrations.images import (
     write_chw,
     write_hwc,
 )
-from millstream.sources import _image_file
+from millstream.sources import image_file
 
 rng = np.random.default_rng(0)
 PIXELS = rng.integers(0, 256, (20, 30, 3), dtype=np.uint8)
@@ -483,9 +483,9 @@ def test_without_simplejpeg_pillow_decodes(monkeypatch):
     file = saved(SMOOTH, "JPEG")
     expected = read_srgb(file)
     monkeypatch.setitem(sys.modules, "simplejpeg", None)
-    _image_file._simplejpeg.cache_clear()
+    image_file._simplejpeg.cache_clear()
     np.testing.assert_array_equal(read_srgb(file), expected)
-    _image_file._simplejpeg.cache_clear()
+    image_file._simplejpeg.cache_clear()
 
 
 # Pixels into rows.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import millstream as ms
-from millstream._core.interrupts import Interrupts
+from millstream.reading.interrupts import Interrupts
 
 
 def loader():
@@ -73,7 +73,7 @@ def test_the_third_ends_the_process():
     code = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from millstream._core.interrupts import Interrupts
+from millstream.reading.interrupts import Interrupts
 Interrupts().install()
 for _ in range(3):
     signal.raise_signal(signal.SIGINT)

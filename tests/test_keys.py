@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from millstream._core.keys import fold, name_words, named_key, threefry2x32
+from millstream.plan.keys import fold, name_words, named_key, threefry2x32
 
 
 @pytest.mark.parametrize(

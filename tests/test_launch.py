@@ -341,7 +341,7 @@ def test_the_surroundings_of_the_launcher_do_not_mislead_jax(monkeypatch):
     ],
 )
 def test_wrong_arguments_are_named(arguments, text, capsys):
-    from millstream.cli._main import main
+    from millstream.cli.main import main
 
     with pytest.raises(SystemExit) as end:
         main(["launch", *arguments])

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import millstream as ms
-from millstream._core.atomic import written
-from millstream._core.lock import locked
-from millstream._core.safe_path import NotPlainFile, plain_reader
+from millstream.files.atomic import written
+from millstream.files.lock import locked
+from millstream.files.safe_path import NotPlainFile, plain_reader
 
 
 def test_a_folder_that_vanishes_while_a_lock_is_waited_for_is_told_as_such(tmp_path):
@@ -28,7 +28,7 @@ def test_a_folder_that_vanishes_while_a_lock_is_waited_for_is_told_as_such(tmp_p
 def test_a_fork_of_the_holder_does_not_give_the_lock_away(tmp_path):
     script = f"""
 import os, pathlib
-from millstream._core.lock import locked
+from millstream.files.lock import locked
 path = pathlib.Path({str(tmp_path)!r}, "lock")
 with locked(path, 1.0):
     child = os.fork()

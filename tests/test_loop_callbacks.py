@@ -17,20 +17,21 @@ from conftest import assert_trees_equal
 from flax import nnx
 
 import millstream as ms
-from millstream import loops
-from millstream.callbacks._early_stopping import early_stopping
-from millstream.callbacks._learning_rate import log_learning_rate
-from millstream.callbacks._profile import profile
-from millstream.callbacks._terminate_on_nan import terminate_on_nan
-from millstream.callbacks._throughput import throughput
-from millstream.loops import Elapsed, at, every, last, loop
-from millstream.loops._inner_loop import inner_loop
-from millstream.loops._train_loop import train_loop
+from millstream.callbacks.early_stopping import early_stopping
+from millstream.callbacks.learning_rate import log_learning_rate
+from millstream.callbacks.profile import profile
+from millstream.callbacks.terminate_on_nan import terminate_on_nan
+from millstream.callbacks.throughput import throughput
+from millstream.loops.elapsed import Elapsed
+from millstream.loops.inner_loop import inner_loop
+from millstream.loops.loop import loop
+from millstream.loops.schedules import at, every, last
+from millstream.loops.train_loop import train_loop
 
 
 def logged(values, name="loss"):
     """A step that logs one value after the other, and counts."""
-    return lambda state: (loops.logs().add_metric(name, values[state]), state + 1)
+    return lambda state: (ms.logs().add_metric(name, values[state]), state + 1)
 
 
 def run(values, callback, **options):
@@ -79,10 +80,10 @@ def test_a_value_that_was_judged_is_not_judged_again():
     values = {10: 1.0, 20: 1.0, 30: 0.5, 40: 0.5, 50: 0.5, 60: 0.5}
 
     def test(state, batch, elapsed):
-        return loops.logs().add_metric("loss_test", values[elapsed.steps])
+        return ms.logs().add_metric("loss_test", values[elapsed.steps])
 
     def train(state):
-        return loops.logs().add_metric("loss", 1.0), state + 1
+        return ms.logs().add_metric("loss", 1.0), state + 1
 
     for patience, stops_at in ((15, 50), (0, 20)):
         tasks = [(every(1), train), (every(10), test), (every(1), early_stopping("loss_test", patience))]
@@ -110,7 +111,7 @@ def test_the_best_weights_survive_donation():
 
     def step(state, batch):
         taken.append(state)
-        return loops.logs().add_metric("loss", abs(3.0 - batch)), donating(state)
+        return ms.logs().add_metric("loss", abs(3.0 - batch)), donating(state)
 
     stop_early = early_stopping("loss", 3, restore_best_weights=True)
     output = loop(given, range(10), {every(1): [step, stop_early]})
@@ -154,7 +155,7 @@ def test_a_loop_that_ends_by_itself_returns_its_own_state():
 
 
 def test_a_stop_that_another_callback_asked_for_stays():
-    state = loops.LoopState(0, loops.history(), Elapsed(steps=1), logs=loops.logs().add_metric("loss", 1.0))
+    state = ms.LoopState(0, ms.history(), Elapsed(steps=1), logs=ms.logs().add_metric("loss", 1.0))
     state.stop("enough")
     early_stopping("loss", 5).__loop_callback__(state)
     assert state.stop_iteration and state.reason == "enough"
@@ -281,7 +282,7 @@ def test_a_name_is_not_expected_before_it_counts():
 
 def test_what_is_logged_at_the_end_of_an_epoch_behind_it_is_waited_for():
     tasks = [(every(1), logged([1.0] * 20)), (every(1), early_stopping("loss_test", at(epochs=2)))]
-    tasks.append((every(epochs=1), lambda state: loops.logs().add_metric("loss_test", 1.0)))
+    tasks.append((every(epochs=1), lambda state: ms.logs().add_metric("loss_test", 1.0)))
     assert loop(0, range(20), tasks, epoch_duration=4).elapsed.steps == 13
 
 
@@ -290,7 +291,7 @@ def test_in_callbacks_it_judges_the_test_at_the_end_of_each_epoch():
     output = train_loop(
         jnp.zeros(3),
         [0] * 60,
-        {"train_step": donating, "on_test_step": lambda state: loops.logs().add_metric("loss", next(losses))},
+        {"train_step": donating, "on_test_step": lambda state: ms.logs().add_metric("loss", next(losses))},
         callbacks=[early_stopping("loss_test", at(epochs=3), restore_best_weights=True)],
         test_dataset=[0],
         epoch_duration=4,
@@ -333,7 +334,7 @@ def loss_of(step, bad):
 
 def nan_run(bad, steps, callback, **options):
     def step(state):
-        return loops.logs().add_loss("loss", loss_of(np.int32(state + 1), np.int32(bad))), state + 1
+        return ms.logs().add_loss("loss", loss_of(np.int32(state + 1), np.int32(bad))), state + 1
 
     return loop(0, range(steps), {every(1): [step, callback]}, **options)
 
@@ -360,7 +361,7 @@ def test_the_loop_can_be_stopped_instead():
 
 def test_the_entry_that_was_first_is_reported():
     def step(state, batch, elapsed):
-        logs = loops.logs().add_metric("norm", math.inf if elapsed.steps >= 62 else 1.0)
+        logs = ms.logs().add_metric("norm", math.inf if elapsed.steps >= 62 else 1.0)
         if elapsed.steps % 10 == 0:
             logs.add_stateful_metric("rare", math.nan if elapsed.steps == 60 else 1.0)
         return logs, state
@@ -375,12 +376,12 @@ def test_the_entry_that_was_first_is_reported():
 def test_only_what_is_watched_counts():
     values = [math.nan] * 3
     assert run(values, terminate_on_nan("losses.other"), on_start=other_loss).elapsed.steps == 3
-    output = loop(0, range(3), {every(1): [lambda: loops.logs().add_output("y", np.nan), terminate_on_nan()]})
+    output = loop(0, range(3), {every(1): [lambda: ms.logs().add_output("y", np.nan), terminate_on_nan()]})
     assert output.elapsed.steps == 3
 
 
 def other_loss():
-    return loops.logs().add_loss("other", 1.0)
+    return ms.logs().add_loss("other", 1.0)
 
 
 def test_arrays_and_whole_numbers_are_looked_at():
@@ -392,7 +393,7 @@ def test_arrays_and_whole_numbers_are_looked_at():
 
 
 def test_what_an_earlier_loop_logged_is_not_looked_at():
-    bad = run([math.nan] * 3, loops.noop)
+    bad = run([math.nan] * 3, ms.noop)
     options = {"history": bad.history, "elapsed": bad.elapsed}
     loop(0, range(3), {every(1): [logged([1.0] * 3), terminate_on_nan()]}, **options)
     with pytest.raises(FloatingPointError, match="at step 5"):
@@ -422,7 +423,7 @@ def test_values_that_may_be_under_way_are_not_read():
 @jax.jit
 def fused_step(state, batch):
     """A loss that is NaN from step 77 on, and an error that is least at step 40."""
-    logs = loops.logs().add_loss("loss", loss_of(state + 1, jnp.int32(77)))
+    logs = ms.logs().add_loss("loss", loss_of(state + 1, jnp.int32(77)))
     return logs.add_metric("error", jnp.abs(state.astype(jnp.float32) - 39)), state + 1
 
 

@@ -16,8 +16,11 @@ import pytest
 from conftest import assert_trees_equal, finish, free_address, start_script
 
 import millstream as ms
-from millstream.loops import Elapsed, Logs, LoopState, history, logs
-from millstream.loops._callback import bind
+from millstream.loops.callback import bind
+from millstream.loops.elapsed import Elapsed
+from millstream.loops.history import history
+from millstream.loops.logs import Logs, logs
+from millstream.loops.loop_state import LoopState
 from millstream.states import managed
 
 SCRIPT = pathlib.Path(__file__).parent / "managed_script.py"

@@ -24,9 +24,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import millstream as ms
-from millstream._core.plan import Batching, Plan
+from millstream.plan.ordering import Shuffle
+from millstream.plan.plan import Batching, Plan
 from millstream.sharding._rows import rows_on_grid
-from millstream.sources import Shuffle
 
 SCRIPT = pathlib.Path(__file__).parent / "many_hosts_script.py"
 SAMPLES, DEVICES, PATIENCE = 56, 8, 300.0

@@ -14,7 +14,7 @@ import pytest
 from flax import nnx
 
 import millstream as ms
-from millstream.loops._metrics import with_computed
+from millstream.loops.metrics import with_computed
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(size=(10, 3)).astype(np.float32)

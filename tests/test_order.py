@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from millstream._core import order
+from millstream.plan import order
 
 
 def permutations(n, *, seed=0, epochs=1):

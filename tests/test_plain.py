@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from millstream._core.plain import decode, encode
+from millstream.files.plain import decode, encode
 
 
 def same(left, right):

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import millstream as ms
-from millstream._core.plan import STEP_LIMIT, Batching, Plan
-from millstream.sources import Shuffle
+from millstream.plan.ordering import Shuffle
+from millstream.plan.plan import STEP_LIMIT, Batching, Plan
 
 WORDS = np.array([5, 6], np.uint32)
 MODES = ("itemwise", "reseed", "repeat", "batchwise")

@@ -20,8 +20,8 @@ from conftest import assert_trees_equal
 
 import millstream as ms
 from millstream.checkpoints import CheckpointStore, DamagedCheckpoint
-from millstream.checkpoints._folders import step_name
-from millstream.transforms import BufferTransform
+from millstream.checkpoints.folders import step_name
+from millstream.transforms.buffer import BufferTransform
 
 KEY = jax.random.key(script.KEY_SEED)
 STEPS = script.EPOCHS * script.EPOCH

@@ -21,7 +21,7 @@ from test_bad_input import refuses
 
 import millstream as ms
 from millstream.rl import GymnaxSource, get_policy_state, set_loader_policy_state, set_source_policy_state
-from millstream.transforms import BufferTransform
+from millstream.transforms.buffer import BufferTransform
 
 LIMIT, EPOCH = 5, 12
 

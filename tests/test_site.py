@@ -15,7 +15,7 @@ import pytest
 
 import millstream as ms
 from millstream import dialects, integrations, report
-from millstream.cli._main import main
+from millstream.cli.main import main
 
 ROOT = pathlib.Path(__file__).parent.parent
 ANCHOR = re.compile(r'\bid="([^"]+)"')

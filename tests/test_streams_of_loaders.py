@@ -18,10 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import millstream as ms
-from millstream._core.state import LoaderState
-from millstream.loader import MixedLoader, TrainStream
 from millstream.loader._schedule import Schedule
 from millstream.loader._turns import Turns
+from millstream.loader.mixed import MixedLoader
+from millstream.loader.train_stream import TrainStream
+from millstream.pipeline.state import LoaderState
 
 
 def loader_of(
@@ -43,7 +44,7 @@ def real(batch: Any, mask: Any) -> list[int]:
     return np.asarray(batch["x"])[np.asarray(mask)].tolist()
 
 
-def shown(item: ms.loader.StreamItem) -> tuple[str, int, list[int]]:
+def shown(item: ms.StreamItem) -> tuple[str, int, list[int]]:
     return "train" if item.training else "validate", item.step, real(item.batch, item.mask)
 
 

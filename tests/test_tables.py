@@ -23,8 +23,8 @@ from loopback import Loopback
 from test_bad_input import refuses
 
 import millstream as ms
-from millstream._core import remote_options
-from millstream._core.faults import FileChanged
+from millstream.files import remote_options
+from millstream.files.changed import FileChanged
 from millstream.integrations import cloud
 from millstream.integrations.arrow import ArrowSource
 from millstream.integrations.pandas import PandasRows, PandasSource

@@ -22,7 +22,7 @@ from loopback import Loopback
 from test_bad_input import refuses
 
 import millstream as ms
-from millstream._core import remote_options
+from millstream.files import remote_options
 from millstream.integrations import cloud
 from millstream.integrations.safetensors import SafetensorsSource
 from millstream.integrations.webdataset import WebDatasetSource

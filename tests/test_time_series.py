@@ -6,7 +6,7 @@ import pytest
 from test_bad_input import refuses
 
 import millstream as ms
-from millstream.transforms import TimeSeriesBatchTransform
+from millstream.transforms.time_series import TimeSeriesBatchTransform
 
 ROWS, TIME = 5, 4
 

@@ -25,10 +25,10 @@ from pipelines import BATCH, PIPELINES, SAMPLES, Echo, sample, source
 from test_bad_input import refuses
 
 import millstream as ms
-from millstream._core.plan import Batching, Plan
 from millstream.loader._verification.compare import compare
 from millstream.loader._verification.pace import Pace
 from millstream.loader._verification.samples import check_plan, samples_per_epoch
+from millstream.plan.plan import Batching, Plan
 
 cloudpickle.register_pickle_by_value(pipelines)  # so that workers do not import it, and JAX with it
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

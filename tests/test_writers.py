@@ -23,16 +23,16 @@ from tensorboardX.record_writer import masked_crc32c
 
 import millstream as ms
 from millstream.callbacks._background import Sink
-from millstream.callbacks._csv_logger import csv_logger
-from millstream.callbacks._jsonl_logger import jsonl_logger
 from millstream.callbacks._late_rows import LateRows, entry_name
-from millstream.callbacks._mlflow_logger import mlflow_logger
-from millstream.callbacks._tensorboard import tensorboard
-from millstream.callbacks._wandb_logger import wandb_logger
 from millstream.callbacks._writer import Writer
+from millstream.callbacks.csv_logger import csv_logger
+from millstream.callbacks.jsonl_logger import jsonl_logger
+from millstream.callbacks.mlflow_logger import mlflow_logger
+from millstream.callbacks.tensorboard import tensorboard
+from millstream.callbacks.wandb_logger import wandb_logger
 from millstream.loops._clock import Passed
-from millstream.loops._loop_state import LoopState
-from millstream.loops._train_loop import train_loop
+from millstream.loops.loop_state import LoopState
+from millstream.loops.train_loop import train_loop
 
 UNITS = ["steps", "samples", "epochs", "time", "date"]
 
@@ -352,7 +352,7 @@ def test_by_hand_rows_are_written_by_whatever_ends_the_writing(tmp_path):
 
 EXITS = """
 import sys, jax.numpy as jnp, millstream as ms
-from millstream.callbacks._csv_logger import csv_logger
+from millstream.callbacks.csv_logger import csv_logger
 writer = csv_logger(sys.argv[1])
 for number in range(1, 301):
     writer(ms.Elapsed(steps=number), {"loss": jnp.float32(number)})

@@ -2,6 +2,6 @@
 
 import sys
 
-from millstream.cli._main import main
+from millstream.cli.main import main
 
 sys.exit(main())

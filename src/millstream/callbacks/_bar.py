@@ -8,17 +8,17 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
-from millstream._core.errors import require_names
-from millstream.callbacks._bar_progress import BarProgress
 from millstream.callbacks._bar_values import BarValues, number_text
 from millstream.callbacks._inner_loops import is_inside
-from millstream.loops._callback import Observer
-from millstream.loops._column import IN_FLIGHT
-from millstream.loops._elapsed import Elapsed
-from millstream.loops._history import History
-from millstream.loops._logs import describe_logged
-from millstream.loops._loop_state import LoopState
-from millstream.loops._period import Period, as_period
+from millstream.callbacks.bar_progress import BarProgress
+from millstream.loops.callback import Observer
+from millstream.loops.column import IN_FLIGHT
+from millstream.loops.elapsed import Elapsed
+from millstream.loops.history import History
+from millstream.loops.logs import describe_logged
+from millstream.loops.loop_state import LoopState
+from millstream.loops.period import Period, as_period
+from millstream.text.errors import require_names
 
 _ALL_EPOCHS = 1000  # that get a line each; after more than that, every thousandth part of them
 

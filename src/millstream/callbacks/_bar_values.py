@@ -5,10 +5,10 @@ from collections.abc import Collection
 
 import numpy as np
 
-from millstream.loops._column import Column
-from millstream.loops._elapsed import Elapsed
-from millstream.loops._history import History
-from millstream.loops._logs import EVALUATIONS, Name
+from millstream.loops.column import Column
+from millstream.loops.elapsed import Elapsed
+from millstream.loops.history import History
+from millstream.loops.logs import EVALUATIONS, Name
 
 _SHOWN = ("metrics", "stateful_metrics", "losses")
 _NUMBERS = frozenset({bool, int, float})

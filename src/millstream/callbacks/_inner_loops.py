@@ -1,6 +1,6 @@
 """Loops inside of loops, which a bar or a writer of the outer one leaves alone."""
 
-from millstream.loops._loop_state import LoopState
+from millstream.loops.loop_state import LoopState
 
 
 def is_inside(loop_state: LoopState, outer: LoopState | None) -> bool:

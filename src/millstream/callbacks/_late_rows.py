@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from millstream.callbacks._background import Row
-from millstream.loops._column import IN_FLIGHT, Column
-from millstream.loops._elapsed import Elapsed
-from millstream.loops._history import History
-from millstream.loops._logs import Name
+from millstream.loops.column import IN_FLIGHT, Column
+from millstream.loops.elapsed import Elapsed
+from millstream.loops.history import History
+from millstream.loops.logs import Name
 
 _NUMBERS = (int, float, bool)
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core.errors import describe_leaf
-from millstream.loops._elapsed import Elapsed
-from millstream.loops._logs import describe_logged, find_entry, require_name
-from millstream.loops._loop_state import LoopState
+from millstream.loops.elapsed import Elapsed
+from millstream.loops.logs import describe_logged, find_entry, require_name
+from millstream.loops.loop_state import LoopState
+from millstream.text.errors import describe_leaf
 
 
 class Monitor:

@@ -9,10 +9,12 @@ import jax
 import numpy as np
 
 import millstream
-from millstream.loader import DataLoader, MixedLoader, TrainStream
-from millstream.loops._loop_state import LoopState
-from millstream.loops._overview import Overview, overview
-from millstream.loops._schedules import EpochBegins, EpochEnds
+from millstream.loader.loader import DataLoader
+from millstream.loader.mixed import MixedLoader
+from millstream.loader.train_stream import TrainStream
+from millstream.loops.loop_state import LoopState
+from millstream.loops.overview import Overview, overview
+from millstream.loops.schedules import EpochBegins, EpochEnds
 
 _MOST_ROWS = 200  # of a table of arrays; a larger tree is shown by its branches
 

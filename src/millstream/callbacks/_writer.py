@@ -9,14 +9,14 @@ from typing import Any, Self
 
 import jax
 
-from millstream._core.errors import require_int
 from millstream.callbacks._background import Background, Sink
 from millstream.callbacks._inner_loops import is_inside
 from millstream.callbacks._late_rows import LateRows, entry_name
-from millstream.loops._callback import Observer
-from millstream.loops._loop_state import LoopState
-from millstream.loops._schedule import Schedule, as_schedule
-from millstream.loops._schedules import every as every_so_many
+from millstream.loops.callback import Observer
+from millstream.loops.loop_state import LoopState
+from millstream.loops.schedule import Schedule, as_schedule
+from millstream.loops.schedules import every as every_so_many
+from millstream.text.errors import require_int
 
 _MANY = 256  # rows that are handed to the thread at once
 _SECONDS = 1.0  # or after this time

@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from millstream._core.dtypes import kept_dtype, named_dtype
-from millstream._core.errors import table
-from millstream._core.safe_path import plain_reader
 from millstream.checkpoints._errors import DamagedCheckpoint
 from millstream.checkpoints._leaves import Leaf, is_key
+from millstream.files.safe_path import plain_reader
+from millstream.reading.dtypes import kept_dtype, named_dtype
+from millstream.text.errors import table
 
 _LONGEST = 1 << 30  # bytes of an index
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from millstream._core.contracts import PyTree
+from millstream.reading.contracts import PyTree
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from millstream._core import plain
-from millstream._core.dtypes import check_array, dtype_name, holds_numbers, named_dtype
-from millstream._core.errors import describe_leaf
+from millstream.files import plain
+from millstream.reading.dtypes import check_array, dtype_name, holds_numbers, named_dtype
+from millstream.text.errors import describe_leaf
 
 _ARRAY, _DICT, _PLAIN, _TUPLE = "$array", "$dict", "$plain", "$tuple"
 

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from millstream._core.dtypes import check_array, dtype_name, holds_numbers, named_dtype
-from millstream._core.errors import describe_leaf, table
 from millstream.checkpoints import _document
+from millstream.reading.dtypes import check_array, dtype_name, holds_numbers, named_dtype
+from millstream.text.errors import describe_leaf, table
 
 _VALUES = (bool, int, float, complex, str)
 # What JAX makes of Python numbers.

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Literal
 
-from millstream._core.errors import require_choice, require_int
+from millstream.text.errors import require_choice, require_int
 
 Metrics = Mapping[str, float | None]
 

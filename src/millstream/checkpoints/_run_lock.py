@@ -8,8 +8,8 @@ import pathlib
 import socket
 import weakref
 
-from millstream._core.lock import locked
-from millstream._core.safe_path import plain_reader
+from millstream.files.lock import locked
+from millstream.files.safe_path import plain_reader
 
 _NAME = ".lock"
 

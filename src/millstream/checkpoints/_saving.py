@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from millstream.checkpoints import _arrays, _folders, _manifest, _peers
+from millstream.checkpoints import _arrays, _peers, folders, manifest
 from millstream.checkpoints._errors import storage_failed
 from millstream.checkpoints._retention import Retention
 from millstream.checkpoints._run_lock import RunLock
@@ -106,7 +106,7 @@ class Saving:
     def _write(self) -> None:
         parts = _arrays.copied(self.arrays)
         self._copied.set()
-        folder = _folders.temporary(self.directory, self.step)
+        folder = folders.temporary(self.directory, self.step)
         folder.mkdir(exist_ok=True)  # without its parents: where a disk is gone, another one would be written to
         (folder / ARRAYS).mkdir(exist_ok=True)
         if self.arrays:
@@ -119,38 +119,38 @@ class Saving:
 
     def _mark(self, process: int) -> pathlib.Path:
         """A file that says that a process has written its part."""
-        return _folders.temporary(self.directory, self.step) / f".written-{process}"
+        return folders.temporary(self.directory, self.step) / f".written-{process}"
 
     def _commit(self) -> None:
         if self.error is not None:
             return
-        folder = _folders.temporary(self.directory, self.step)
+        folder = folders.temporary(self.directory, self.step)
         missing = [number for number in range(jax.process_count()) if not self._mark(number).exists()]
         if missing:
             raise RuntimeError(f"Process {missing[0]} could not write its part of a checkpoint. Its error says why.")
         for number in range(jax.process_count()):
             self._mark(number).unlink()
-        manifest = _manifest.take_stock(folder, self.step, self.metrics)
-        with open(folder / _manifest.NAME, "xb") as file:
-            file.write(manifest.encoded())
+        contents = manifest.take_stock(folder, self.step, self.metrics)
+        with open(folder / manifest.NAME, "xb") as file:
+            file.write(contents.encoded())
             file.flush()
             os.fsync(file.fileno())
-        _folders.publish(self.directory, self.step, _require_whole)
+        folders.publish(self.directory, self.step, _require_whole)
 
     def _tidy(self) -> None:
         """Delete what is not kept. Where that cannot be done, the checkpoint is saved all the same."""
         try:
             if self.error is None:
                 for step in self.keep.doomed(whole_checkpoints(self.directory)):
-                    _folders.withdraw(self.directory, step)
-            self.left = _folders.clear_leftovers(self.directory)
+                    folders.withdraw(self.directory, step)
+            self.left = folders.clear_leftovers(self.directory)
         except OSError as error:
             self.left = {self.directory: error}
 
     def _stamp(self) -> tuple[int, int] | None:
         """Changes when the checkpoint gets its name; None before."""
         try:
-            found = os.stat(self.directory / _folders.step_name(self.step) / _manifest.NAME)
+            found = os.stat(self.directory / folders.step_name(self.step) / manifest.NAME)
         except OSError:
             return None
         return found.st_ino, found.st_mtime_ns
@@ -159,15 +159,15 @@ class Saving:
 def whole_checkpoints(directory: pathlib.Path) -> dict[int, Mapping[str, float | None]]:
     """The metrics of all checkpoints that have a good manifest and all files in their sizes, by their steps."""
     found = {}
-    for step in _folders.steps_in(directory):
-        manifest, wrong = _manifest.inspect(directory / _folders.step_name(step), thorough=False)
-        if manifest is not None and not wrong:
-            found[step] = manifest.metrics
+    for step in folders.steps_in(directory):
+        contents, wrong = manifest.inspect(directory / folders.step_name(step), thorough=False)
+        if contents is not None and not wrong:
+            found[step] = contents.metrics
     return found
 
 
 def _require_whole(folder: pathlib.Path) -> None:
-    wrong = _manifest.damage(folder, thorough=True)
+    wrong = manifest.damage(folder, thorough=True)
     if wrong:
         raise OSError(errno.EIO, "What was read back is not what was written:\n  " + "\n  ".join(wrong) + "\n")
 

@@ -13,15 +13,15 @@ from typing import Any
 
 import jax
 
-from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value, require_mapping, require_path, whole_number
-from millstream._core.safe_path import plain_reader, require_trust
-from millstream.checkpoints import _arrays, _document, _folders, _leaves, _manifest, _peers
+from millstream.checkpoints import _arrays, _document, _leaves, _peers, folders, manifest
 from millstream.checkpoints._checkpoint import Checkpoint
 from millstream.checkpoints._errors import DamagedCheckpoint, NoCheckpoint, StorageFailed, storage_errors
 from millstream.checkpoints._retention import Retention
 from millstream.checkpoints._run_lock import RunLock
 from millstream.checkpoints._saving import ARRAYS, Saving, whole_checkpoints
+from millstream.files.safe_path import plain_reader, require_trust
+from millstream.reading.contracts import PyTree
+from millstream.text.errors import describe_value, require_mapping, require_path, whole_number
 
 _WHO = "CheckpointStore"
 _RUN, _TREE, _FILES = "run.json", "tree.json", "files"
@@ -79,7 +79,7 @@ class CheckpointStore:
             self._tidy()
 
     def _tidy(self) -> None:
-        _warn_of_leftovers(_folders.clear_leftovers(self.directory))
+        _warn_of_leftovers(folders.clear_leftovers(self.directory))
 
     # Saving
 
@@ -176,9 +176,9 @@ class CheckpointStore:
 
     def _discard_after(self, step: int) -> None:
         with storage_errors(f"{_WHO}.discard_after cannot change {self.directory}"):
-            for later in reversed(_folders.steps_in(self.directory)):
+            for later in reversed(folders.steps_in(self.directory)):
                 if later > step:
-                    _folders.withdraw(self.directory, later)
+                    folders.withdraw(self.directory, later)
             self._tidy()
 
     def set_apart(self) -> pathlib.Path:
@@ -192,8 +192,8 @@ class CheckpointStore:
             numbers = (number for number in itertools.count(1) if not (self.directory / f"earlier-{number}").exists())
             apart = self.directory / f"earlier-{next(numbers)}"
             apart.mkdir()
-            for step in _folders.steps_in(self.directory):
-                name = _folders.step_name(step)
+            for step in folders.steps_in(self.directory):
+                name = folders.step_name(step)
                 os.rename(self.directory / name, apart / name)
         return apart
 
@@ -278,13 +278,13 @@ class CheckpointStore:
             None in place of the step if another run has changed something in the meantime.
         """
         with storage_errors(f"{_WHO}.load cannot read {self.directory}"):
-            steps = _folders.steps_in(self.directory)
+            steps = folders.steps_in(self.directory)
             if step is not None and step not in steps:
                 raise NoCheckpoint(f"{_WHO}.load: {self.directory} has no checkpoint of step {step}. It has: {steps}.")
             for candidate in reversed(steps) if step is None else [step]:
                 stamp = self._stamp(candidate)
                 if candidate not in damaged:
-                    wrong = _manifest.damage(self._folder(candidate), thorough=True)
+                    wrong = manifest.damage(self._folder(candidate), thorough=True)
                     if not wrong:
                         return candidate, stamp
                     if self._has_changed(candidate, stamp) or not stamp:
@@ -306,15 +306,15 @@ class CheckpointStore:
         """Read the checkpoint of a step, whose files are whole."""
         folder = self._folder(step)
         with storage_errors(f"{_WHO}.load cannot read checkpoint {step} in {self.directory}"):
-            with _manifest.making_sense_of(_TREE):
+            with manifest.making_sense_of(_TREE):
                 saved = _leaves.decode(_read_file(folder / _TREE))
-            with _manifest.making_sense_of(_RUN):
+            with manifest.making_sense_of(_RUN):
                 document = _document.decode(_read_file(folder / _RUN))
-            with _manifest.making_sense_of(ARRAYS):
+            with manifest.making_sense_of(ARRAYS):
                 arrays = _arrays.ArrayFiles(folder / ARRAYS, saved.values())
             inner = folder / _FILES
             files = {path.name: _read_file(path) for path in sorted(inner.iterdir())} if inner.exists() else {}
-            found = Checkpoint(None, document, files, step, _manifest.read_manifest(folder).metrics)
+            found = Checkpoint(None, document, files, step, manifest.read_manifest(folder).metrics)
         like = like(found) if isinstance(like, types.FunctionType) else like
         with storage_errors(f"{_WHO}.load cannot read checkpoint {step} in {self.directory}"):
             return dataclasses.replace(found, tree=self._read_tree(step, arrays, saved, like))
@@ -331,7 +331,7 @@ class CheckpointStore:
         return jax.tree.unflatten(jax.tree.structure(like), [values[path] for path in now])
 
     def _folder(self, step: int) -> pathlib.Path:
-        return self.directory / _folders.step_name(step)
+        return self.directory / folders.step_name(step)
 
     def _words_on(self, step: int, wrong: str) -> str:
         return f"Checkpoint {step} in {self.directory} is damaged:\n  {wrong}"

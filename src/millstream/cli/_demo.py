@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import millstream as ms
-from millstream.report import write_report
+from millstream.report.page import write_report
 
 _BATCH, _HIDDEN, _RATE, _MOMENTUM, _FUSE = 64, 128, 0.1, 0.9, 100
 

@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     """Write the page and say where it is; returns the exit status."""
     # JAX is loaded only now, so that --help answers at once.
     from millstream.checkpoints import DamagedCheckpoint
-    from millstream.report import write_report
+    from millstream.report.page import write_report
 
     try:
         page = write_report(options.runs, options.output)

@@ -12,10 +12,10 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import IO, Any, cast
 
-from millstream._core.atomic import settle, temporary_path
-from millstream._core.lock import locked
-from millstream._core.safe_path import safe_path
-from millstream.sources._claims import FREE_BYTES, RATIO
+from millstream.files.atomic import settle, temporary_path
+from millstream.files.lock import locked
+from millstream.files.safe_path import safe_path
+from millstream.sources.claims import FREE_BYTES, RATIO
 
 _TIMEOUT = 600.0
 _ADVICE = "Get it again from its publisher."

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from millstream._core.atomic import written
-from millstream._core.lock import locked
+from millstream.files.atomic import written
+from millstream.files.lock import locked
 
 _VERSION = 1  # of what is made from the same files; counts up when that changes
 _TIMEOUT = 600.0

@@ -4,11 +4,11 @@ import os
 import pathlib
 from typing import Any
 
-from millstream._core.errors import require_int, require_path
-from millstream._core.safe_path import require_trust
-from millstream._core.user_cache import user_cache
 from millstream.datasets._download import RemoteFile, fetch
-from millstream.sources._array import check_ordering
+from millstream.files.safe_path import require_trust
+from millstream.files.user_cache import user_cache
+from millstream.sources.array import check_ordering
+from millstream.text.errors import require_int, require_path
 
 CacheDir = str | os.PathLike[str] | None
 

@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from millstream._core.errors import require_bool, require_choice
-from millstream._core.ordering import Ordering
-from millstream._core.safe_path import safe_path
 from millstream.datasets._cache import CacheDir, find_file, find_or_fetch, require_place, require_reading
 from millstream.datasets._download import RemoteFile
-from millstream.sources import DiskSampleSource
-from millstream.sources._image_folder import decode_image, require_pillow
+from millstream.files.safe_path import safe_path
+from millstream.plan.ordering import Ordering
+from millstream.sources.disk import DiskSampleSource
+from millstream.sources.image_folder import decode_image, require_pillow
+from millstream.text.errors import require_bool, require_choice
 
 _SPLITS = {"train": "0", "valid": "1", "test": "2"}
 _PICTURES = "img_align_celeba"

@@ -5,15 +5,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from millstream._core.errors import require_choice
-from millstream._core.ordering import Ordering
 from millstream.datasets._archive import extract
 from millstream.datasets._array_cache import cache_arrays
 from millstream.datasets._array_dataset import ArrayDataset
 from millstream.datasets._cache import CacheDir, cache_folder, find_file, find_or_fetch, require_place, require_reading
 from millstream.datasets._download import RemoteFile
 from millstream.datasets._pickle import read_plain_pickle
-from millstream.sources._npy import NpySource
+from millstream.plan.ordering import Ordering
+from millstream.sources.npy import NpySource
+from millstream.text.errors import require_choice
 
 
 class _CifarDataset(ArrayDataset):

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core.contracts import PyTree
-from millstream._core.dtypes import kept
-from millstream._core.errors import describe_value, noted, require_items
+from millstream.reading.contracts import PyTree
+from millstream.reading.dtypes import kept
+from millstream.text.errors import describe_value, noted, require_items
 
 
 def dataset_to_jax(dataset: Any, storage_device: Any = "cpu") -> PyTree:
@@ -23,7 +23,7 @@ def dataset_to_jax(dataset: Any, storage_device: Any = "cpu") -> PyTree:
     """
     import jax
 
-    from millstream.transforms import DevicePutTransform
+    from millstream.transforms.device import DevicePutTransform
 
     who = "dataset_to_jax"
     if not hasattr(dataset, "as_array_dict"):

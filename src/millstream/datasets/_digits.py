@@ -5,11 +5,11 @@ from importlib import resources
 
 import numpy as np
 
-from millstream._core.errors import require_choice
-from millstream._core.ordering import Ordering
 from millstream.datasets._array_dataset import ArrayDataset
 from millstream.datasets._cache import require_reading
-from millstream.sources import HostArraySource
+from millstream.plan.ordering import Ordering
+from millstream.sources.host_array import HostArraySource
+from millstream.text.errors import require_choice
 
 
 class DigitsDataset(ArrayDataset):

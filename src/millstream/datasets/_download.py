@@ -10,13 +10,13 @@ import time
 import urllib.error
 import urllib.request
 
-from millstream._core.atomic import settle, temporary_path
-from millstream._core.lock import locked
-from millstream._core.progress_line import ProgressLine
-from millstream._core.safe_path import plain_reader
-from millstream._core.urls import shown
 from millstream.datasets._part import Part, Unwritable
 from millstream.datasets._urls import RefusedURL, make_opener, require_url
+from millstream.files.atomic import settle, temporary_path
+from millstream.files.lock import locked
+from millstream.files.safe_path import plain_reader
+from millstream.files.urls import shown
+from millstream.text.progress_line import ProgressLine
 
 
 class DownloadError(OSError):

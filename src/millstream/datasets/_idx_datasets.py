@@ -5,16 +5,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from millstream._core.errors import require_choice
-from millstream._core.ordering import Ordering
 from millstream.datasets._archive import extract
 from millstream.datasets._array_cache import cache_arrays
 from millstream.datasets._array_dataset import ArrayDataset
 from millstream.datasets._cache import CacheDir, cache_folder, find_file, find_or_fetch, require_place, require_reading
 from millstream.datasets._download import RemoteFile
-from millstream.sources._file_source import FileSource
-from millstream.sources._idx import map_idx
-from millstream.sources._npy import NpySource
+from millstream.plan.ordering import Ordering
+from millstream.sources.file_source import FileSource
+from millstream.sources.idx import map_idx
+from millstream.sources.npy import NpySource
+from millstream.text.errors import require_choice
 
 _SPLITS = {"train": "train", "test": "t10k"}
 _KINDS = {"images-idx3-ubyte": "images", "labels-idx1-ubyte": "labels"}  # and what cyreal calls them

@@ -5,7 +5,7 @@ import os
 import pathlib
 from collections.abc import Callable, Iterator
 
-from millstream._core.safe_path import open_plain
+from millstream.files.safe_path import open_plain
 
 
 class Unwritable(Exception):

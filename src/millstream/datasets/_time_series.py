@@ -5,15 +5,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from millstream._core.files import local_path, require_file
-from millstream._core.ordering import Ordering
 from millstream.datasets._array_dataset import ArrayDataset
 from millstream.datasets._cache import CacheDir, find_or_fetch, require_place, require_reading
 from millstream.datasets._download import RemoteFile
 from millstream.datasets._time_split import require_split, split_by_time
 from millstream.datasets._windows import cut_windows, require_windows
-from millstream.sources import HostArraySource
-from millstream.sources._csv import read_csv
+from millstream.files.data_files import local_path, require_file
+from millstream.plan.ordering import Ordering
+from millstream.sources.csv import read_csv
+from millstream.sources.host_array import HostArraySource
 
 
 class _TimeSeriesDataset(ArrayDataset):

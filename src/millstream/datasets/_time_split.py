@@ -4,7 +4,7 @@ import numbers
 
 import numpy as np
 
-from millstream._core.errors import describe_value, require_choice
+from millstream.text.errors import describe_value, require_choice
 
 
 def require_split(who: str, split: str, train_fraction: float, val_fraction: float) -> None:

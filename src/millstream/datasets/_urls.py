@@ -5,7 +5,7 @@ import urllib.request
 from email.message import Message
 from typing import IO
 
-from millstream._core.urls import is_loopback, shown
+from millstream.files.urls import is_loopback, shown
 
 
 class RefusedURL(Exception):

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core.errors import describe_leaf, describe_value, require_bool, require_int
+from millstream.text.errors import describe_leaf, describe_value, require_bool, require_int
 
 
 def time_series_windows(

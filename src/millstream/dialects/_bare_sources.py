@@ -1,10 +1,10 @@
 """Sources that say what their samples are before they are in a pipeline, as in cyreal."""
 
-from millstream import sources
-from millstream._core.contracts import PyTree
+import millstream as ms
+from millstream.reading.contracts import PyTree
 
 
-class ArraySampleSource(sources.ArraySampleSource):
+class ArraySampleSource(ms.ArraySampleSource):
     """`millstream.ArraySampleSource`, which has `element_spec` on its own.
 
     Example:
@@ -18,7 +18,7 @@ class ArraySampleSource(sources.ArraySampleSource):
         return self.spec()
 
 
-class DiskSampleSource(sources.DiskSampleSource):
+class DiskSampleSource(ms.DiskSampleSource):
     """`millstream.DiskSampleSource`, which has `element_spec` on its own.
 
     Example:

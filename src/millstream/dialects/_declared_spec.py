@@ -5,14 +5,14 @@ from typing import Any
 
 import jax
 
-from millstream import transforms
-from millstream._core.contracts import PyTree, Stream
-from millstream._core.errors import describe_leaf, table
-from millstream._core.pipeline import as_stream
+import millstream as ms
+from millstream.pipeline.pipeline import as_stream
+from millstream.reading.contracts import PyTree, Stream
+from millstream.text.errors import describe_leaf, table
 
 
 @dataclasses.dataclass(frozen=True)
-class BatchTransform(transforms.BatchTransform):
+class BatchTransform(ms.BatchTransform):
     """`millstream.BatchTransform`, which can also be told what it is to find.
 
     Example:
@@ -32,11 +32,11 @@ class BatchTransform(transforms.BatchTransform):
         """Put this stage after a source."""
         inner = as_stream(source)
         require_spec("BatchTransform", self.element_spec_override, inner.element_spec())
-        return transforms.BatchTransform(self.batch_size, self.drop_last, self.pad_last_batch, self.collate)(inner)
+        return ms.BatchTransform(self.batch_size, self.drop_last, self.pad_last_batch, self.collate)(inner)
 
 
 @dataclasses.dataclass(frozen=True)
-class MapTransform(transforms.MapTransform):
+class MapTransform(ms.MapTransform):
     """`millstream.MapTransform`, which can also be told what comes out.
 
     Example:
@@ -54,7 +54,7 @@ class MapTransform(transforms.MapTransform):
 
     def __call__(self, source: Any) -> Stream:
         """Put this stage after a source."""
-        stream = transforms.MapTransform(self.fn)(source)
+        stream = ms.MapTransform(self.fn)(source)
         require_spec(self.name, self.element_spec_override, stream.element_spec())
         return stream
 

@@ -6,11 +6,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from millstream._core.contracts import PyTree
-from millstream._core.ordering import Ordering
-from millstream._core.samples import SampleSpec
 from millstream.integrations._arrow_columns import Unreadable, require_numbers, to_numpy
 from millstream.integrations._table import Row, TableSource
+from millstream.plan.ordering import Ordering
+from millstream.reading.contracts import PyTree
+from millstream.reading.samples import SampleSpec
 
 
 class Chunks(Protocol):

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from millstream._core.files import FileStream, LocalFile, open_file
+from millstream.files.data_files import FileStream, LocalFile, open_file
 
 
 class DataFile:

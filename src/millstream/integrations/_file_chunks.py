@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core.errors import noted
 from millstream.integrations._chunk_cache import ChunkCache
 from millstream.integrations._data_file import DataFile
+from millstream.text.errors import noted
 
 _TOGETHER = 64 << 20  # bytes of chunks that are read by one call: enough for all cores, little enough to hold
 

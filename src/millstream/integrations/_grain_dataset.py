@@ -4,10 +4,11 @@ from typing import TYPE_CHECKING, Any
 
 import grain
 
-from millstream._core.contracts import PyTree
+from millstream.reading.contracts import PyTree
 
 if TYPE_CHECKING:
-    from millstream.loader import BatchIterator, DataLoader
+    from millstream.loader.iterator import BatchIterator
+    from millstream.loader.loader import DataLoader
 
 
 class LoaderDataset(grain.IterDataset):

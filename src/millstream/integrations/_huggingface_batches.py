@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value, needs, require_bool, require_callable, require_int
-from millstream._core.one_thread import OneThread
-from millstream._core.samples import NotAnArray, SampleSpec, spec_of
 from millstream.integrations._arrow_columns import Unreadable, to_numpy
 from millstream.integrations._huggingface_tables import are_numbers, numbers_table
 from millstream.integrations._made_samples import made_samples
+from millstream.reading.contracts import PyTree
+from millstream.reading.one_thread import OneThread
+from millstream.reading.samples import NotAnArray, SampleSpec, spec_of
+from millstream.text.errors import describe_value, needs, require_bool, require_callable, require_int
 
 if TYPE_CHECKING:
     import datasets

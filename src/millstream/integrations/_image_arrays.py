@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core.dtypes import dtype_of_array
-from millstream._core.errors import describe_leaf, describe_value
+from millstream.reading.dtypes import dtype_of_array
+from millstream.text.errors import describe_leaf, describe_value
 
 
 def is_float(dtype: np.dtype) -> bool:

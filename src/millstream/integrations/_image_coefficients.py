@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from millstream._core.errors import describe_value, require_positive
 from millstream.integrations._image_arrays import namespace
+from millstream.text.errors import describe_value, require_positive
 
 Array = TypeVar("Array")  # a NumPy or a JAX array
 

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from millstream._core.dtypes import holds_numbers
-from millstream._core.errors import describe_leaf, describe_value, needs
 from millstream.integrations._image_arrays import is_float
 from millstream.integrations._image_coefficients import Coefficients, require_coefficients
+from millstream.reading.dtypes import holds_numbers
+from millstream.text.errors import describe_leaf, describe_value, needs
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from millstream._core.contracts import PyTree
-from millstream._core.errors import function_name, noted
+from millstream.reading.contracts import PyTree
+from millstream.text.errors import function_name, noted
 
 
 def made_samples(

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from millstream.host._role import is_worker
 from millstream.integrations._chunk_cache import ChunkCache
 from millstream.integrations._data_file import DataFile, readable
 from millstream.integrations._file_chunks import FileChunks
+from millstream.reading.role import is_worker
 
 _FOOTERS = 32 << 20  # bytes of them that are kept: of thousands of files, those that are in use
 

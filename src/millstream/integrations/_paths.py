@@ -5,8 +5,8 @@ import os
 import pathlib
 from collections.abc import Sequence
 
-from millstream._core.errors import describe_value, listed, require_path
-from millstream._core.files import is_remote
+from millstream.files.data_files import is_remote
+from millstream.text.errors import describe_value, listed, require_path
 
 Path = str | os.PathLike[str]
 Paths = Path | Sequence[Path]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core.errors import describe_value
+from millstream.text.errors import describe_value
 
 _WORDS = {"f": "numbers", "c": "numbers", "i": "whole numbers", "u": "whole numbers", "b": "0 and 1"}
 

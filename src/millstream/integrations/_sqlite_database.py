@@ -7,8 +7,8 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from millstream._core.faults import FileChanged
-from millstream._core.files import LocalFile, local_path
+from millstream.files.changed import FileChanged
+from millstream.files.data_files import LocalFile, local_path
 
 Parameters = Sequence[Any] | Mapping[str, Any]
 

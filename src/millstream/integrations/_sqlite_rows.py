@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core.errors import describe_value, require_names
-from millstream._core.faults import FileChanged
+from millstream.files.changed import FileChanged
 from millstream.integrations._sqlite_database import Database, Parameters
+from millstream.text.errors import describe_value, require_names
 
 _FEW = 900  # keys that are bound one by one, which is faster; SQLite has a limit of its own
 _MANY = 10_000  # rows, from which on it hurts to go through all of them for every batch

@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core.contracts import PyTree
-from millstream._core.dtypes import narrowed
-from millstream._core.errors import describe_leaf, describe_value, listed, require_callable, require_int
-from millstream._core.host_source import HostSource
-from millstream._core.ordering import Ordering
-from millstream._core.samples import NotAnArray, SampleSpec, first_sample, spec_of, spec_or_objects
-from millstream._core.stage_times import spent
 from millstream.integrations._made_samples import made_samples
-from millstream.sources._array import check_ordering
+from millstream.plan.ordering import Ordering
+from millstream.reading.contracts import PyTree
+from millstream.reading.dtypes import narrowed
+from millstream.reading.host_source import HostSource
+from millstream.reading.samples import NotAnArray, SampleSpec, first_sample, spec_of, spec_or_objects
+from millstream.reading.stage_times import spent
+from millstream.sources.array import check_ordering
+from millstream.text.errors import describe_leaf, describe_value, listed, require_callable, require_int
 
 Row = dict[str, Any]
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from millstream._core.errors import table
 from millstream.integrations._table import chosen_columns
+from millstream.text.errors import table
 
 
 def common_schema(who: str, names: Sequence[str], schemas: Sequence[Any], columns: Sequence[str] | None) -> Any:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from millstream.sources._image_file import Opening
-from millstream.sources._npy import decode_npy
+from millstream.sources.image_file import Opening
+from millstream.sources.npy import decode_npy
 
 _PICTURES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "ppm", "pgm", "tif", "tiff")
 

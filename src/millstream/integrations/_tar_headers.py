@@ -6,7 +6,7 @@ import tarfile
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from millstream._core.files import File, buffered, is_remote
+from millstream.files.data_files import File, buffered, is_remote
 
 _BLOCK = tarfile.BLOCKSIZE
 _REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)

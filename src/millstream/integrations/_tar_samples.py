@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from millstream._core.files import File
+from millstream.files.data_files import File
 from millstream.integrations._tar_headers import Member, tar_members
 
 _MEMBER = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)

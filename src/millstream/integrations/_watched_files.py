@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from millstream._core.errors import describe_value
-from millstream._core.faults import FileChanged
+from millstream.files.changed import FileChanged
+from millstream.text.errors import describe_value
 
 Stamp = tuple[int, int, int] | None
 

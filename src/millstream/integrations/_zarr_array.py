@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core.faults import FileChanged
+from millstream.files.changed import FileChanged
 from millstream.integrations._watched_files import changed, described
 
 _MISSING = (-1, -1)

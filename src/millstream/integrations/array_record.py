@@ -6,18 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value, needs, require_callable, require_int
-from millstream._core.faults import FileChanged
-from millstream._core.files import LocalFile, local_path
-from millstream._core.host_source import HostSource
-from millstream._core.ordering import Ordering
-from millstream._core.samples import first_sample, spec_or_objects
-from millstream._core.stage_times import timed
+from millstream.files.changed import FileChanged
+from millstream.files.data_files import LocalFile, local_path
 from millstream.integrations._made_samples import made_samples
 from millstream.integrations._paths import Paths, listed_paths
 from millstream.integrations._watched_files import WatchedFiles, described
-from millstream.sources._array import check_ordering
+from millstream.plan.ordering import Ordering
+from millstream.reading.contracts import PyTree
+from millstream.reading.host_source import HostSource
+from millstream.reading.samples import first_sample, spec_or_objects
+from millstream.reading.stage_times import timed
+from millstream.sources.array import check_ordering
+from millstream.text.errors import describe_value, needs, require_callable, require_int
 
 _OPTIONS = "max_parallelism:0,readahead_buffer_size:0"  # what is read is known, and none of it is next to the other
 

@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from millstream._core.contracts import PyTree
-from millstream._core.errors import needs, require_int
-from millstream._core.ordering import Ordering
 from millstream.integrations._chunked import ChunkedSource
 from millstream.integrations._data_file import DataFile
 from millstream.integrations._ipc_batches import IpcBatches, IpcFile
 from millstream.integrations._paths import Paths, find_files
 from millstream.integrations._table import Row, chosen_columns
 from millstream.integrations._table_files import common_schema
+from millstream.plan.ordering import Ordering
+from millstream.reading.contracts import PyTree
+from millstream.text.errors import needs, require_int
 
 if TYPE_CHECKING:
     import pyarrow

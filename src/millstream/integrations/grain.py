@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from millstream._core.contracts import IndexedSource, PyTree
-from millstream._core.errors import describe_value, needs, require_int
-from millstream._core.host_source import as_host_source
-from millstream.sources import DatasetSource
+from millstream.reading.contracts import IndexedSource, PyTree
+from millstream.reading.host_source import as_host_source
+from millstream.sources.disk import DatasetSource
+from millstream.text.errors import describe_value, needs, require_int
 
 if TYPE_CHECKING:
     import grain
 
-    from millstream.loader import DataLoader
+    from millstream.loader.loader import DataLoader
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

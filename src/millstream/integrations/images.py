@@ -15,5 +15,5 @@ from millstream.integrations._image_colors import srgb_to_oklab as srgb_to_oklab
 from millstream.integrations._image_pixels import to_pillow as to_pillow
 from millstream.integrations._image_pixels import write_chw as write_chw
 from millstream.integrations._image_pixels import write_hwc as write_hwc
-from millstream.sources._image_file import open_srgb as open_srgb
-from millstream.sources._image_file import read_srgb as read_srgb
+from millstream.sources.image_file import open_srgb as open_srgb
+from millstream.sources.image_file import read_srgb as read_srgb

@@ -4,9 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from millstream._core.contracts import PyTree
-from millstream._core.errors import needs, require_int
-from millstream._core.ordering import Ordering
 from millstream.integrations._chunked import ChunkedSource
 from millstream.integrations._data_file import DataFile
 from millstream.integrations._file_chunks import KeptColumns
@@ -14,6 +11,9 @@ from millstream.integrations._parquet_groups import ParquetGroups, read_footer
 from millstream.integrations._paths import Paths, find_files
 from millstream.integrations._table import Row
 from millstream.integrations._table_files import common_schema
+from millstream.plan.ordering import Ordering
+from millstream.reading.contracts import PyTree
+from millstream.text.errors import needs, require_int
 
 
 class ParquetSource(ChunkedSource):

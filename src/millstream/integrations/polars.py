@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value, needs
-from millstream._core.ordering import Ordering
 from millstream.integrations._table import FrameSource, Row, chosen_columns
+from millstream.plan.ordering import Ordering
+from millstream.reading.contracts import PyTree
+from millstream.text.errors import describe_value, needs
 
 if TYPE_CHECKING:
     import polars

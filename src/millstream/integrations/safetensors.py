@@ -8,13 +8,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from millstream._core.errors import describe_value, require_names, table
-from millstream._core.files import File, open_file
-from millstream._core.ordering import Ordering
+from millstream.files.data_files import File, open_file
 from millstream.integrations._paths import Path, Paths, listed_paths
-from millstream.sources._claims import map_rows
-from millstream.sources._file_rows import ChainedRows, RangedRows
-from millstream.sources._file_source import FileSource
+from millstream.plan.ordering import Ordering
+from millstream.sources.claims import map_rows
+from millstream.sources.file_rows import ChainedRows, RangedRows
+from millstream.sources.file_source import FileSource
+from millstream.text.errors import describe_value, require_names, table
 
 _WHO = "SafetensorsSource"
 _HEADER_LIMIT = 100_000_000  # the format's own

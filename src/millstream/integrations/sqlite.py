@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value, listed, require_mapping, require_text
-from millstream._core.ordering import Ordering
 from millstream.integrations._sqlite_columns import blob_column, first_column, number_column
 from millstream.integrations._sqlite_database import Database, Parameters
 from millstream.integrations._sqlite_rows import KeyedRows
 from millstream.integrations._table import Row, TableSource
+from millstream.plan.ordering import Ordering
+from millstream.reading.contracts import PyTree
+from millstream.text.errors import describe_value, listed, require_mapping, require_text
 
 
 class SqliteSource(TableSource):

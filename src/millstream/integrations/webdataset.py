@@ -8,8 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core.contracts import PyTree
-from millstream._core.errors import (
+from millstream.files.data_files import is_remote, open_file
+from millstream.integrations._paths import Path, Paths, listed_paths
+from millstream.integrations._tar_decoders import decoders
+from millstream.integrations._tar_samples import index_samples
+from millstream.plan.ordering import Ordering
+from millstream.reading.contracts import PyTree
+from millstream.reading.host_source import SampleReader
+from millstream.reading.samples import first_sample, spec_or_objects
+from millstream.reading.stage_times import spent
+from millstream.sources.array import check_ordering
+from millstream.text.errors import (
     describe_value,
     function_name,
     noted,
@@ -18,15 +27,6 @@ from millstream._core.errors import (
     require_mapping,
     require_names,
 )
-from millstream._core.files import is_remote, open_file
-from millstream._core.host_source import SampleReader
-from millstream._core.ordering import Ordering
-from millstream._core.samples import first_sample, spec_or_objects
-from millstream._core.stage_times import spent
-from millstream.integrations._paths import Path, Paths, listed_paths
-from millstream.integrations._tar_decoders import decoders
-from millstream.integrations._tar_samples import index_samples
-from millstream.sources._array import check_ordering
 
 _WHO = "WebDatasetSource"
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core.errors import describe_leaf, needs, require_int, table
-from millstream._core.files import local_path
-from millstream._core.host_source import HostSource
-from millstream._core.ordering import Ordering
-from millstream._core.samples import SampleSpec, spec_of
-from millstream._core.stage_times import timed
+from millstream.files.data_files import local_path
 from millstream.integrations._table import chosen_columns
 from millstream.integrations._zarr_array import ZarrArray
-from millstream.sources._array import check_ordering
+from millstream.plan.ordering import Ordering
+from millstream.reading.host_source import HostSource
+from millstream.reading.samples import SampleSpec, spec_of
+from millstream.reading.stage_times import timed
+from millstream.sources.array import check_ordering
+from millstream.text.errors import describe_leaf, needs, require_int, table
 
 
 class ZarrSource(HostSource):

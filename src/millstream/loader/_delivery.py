@@ -8,15 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from millstream._core.contracts import PyTree
-from millstream._core.held_batches import remember
-from millstream._core.host_side import HostSide
-from millstream._core.host_source import HostSource
-from millstream._core.pipeline import Pipeline
-from millstream._core.reading import Filled
-from millstream._core.samples import SampleSpec
-from millstream._core.static_part import split
 from millstream.loader._program import batch_of
+from millstream.pipeline.pipeline import Pipeline
+from millstream.pipeline.static_part import split
+from millstream.reading.contracts import PyTree
+from millstream.reading.held_batches import remember
+from millstream.reading.host_side import HostSide
+from millstream.reading.host_source import HostSource
+from millstream.reading.reading import Filled
+from millstream.reading.samples import SampleSpec
 
 # XLA copies what only passes through a program. Above this size placing an array on its own is faster than that.
 _LARGE = 1 << 19

@@ -5,16 +5,16 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core.contracts import PyTree
-from millstream._core.pipeline import Pipeline
-from millstream._core.placement import readable
-from millstream._core.read_ahead import ReadAhead
-from millstream._core.reading import Filled
-from millstream._core.state import LoaderState
-from millstream._core.stats import LoaderStats
 from millstream.loader._delivery import Delivery
-from millstream.loader._info import describe_batch
-from millstream.loader._iterator import Drawn, Real
+from millstream.loader.info import describe_batch
+from millstream.loader.iterator import Drawn, Real
+from millstream.pipeline.pipeline import Pipeline
+from millstream.pipeline.placement import readable
+from millstream.pipeline.state import LoaderState
+from millstream.reading.contracts import PyTree
+from millstream.reading.read_ahead import ReadAhead
+from millstream.reading.reading import Filled
+from millstream.reading.stats import LoaderStats
 
 
 class HostReading:

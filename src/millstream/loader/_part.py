@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core.errors import describe_value
-from millstream._core.interrupts import Interrupts
-from millstream._core.stats import LoaderStats
-from millstream.loader._iterator import BatchIterator, Drawn, Real
-from millstream.loader._loader import DataLoader
+from millstream.loader.iterator import BatchIterator, Drawn, Real
+from millstream.loader.loader import DataLoader
+from millstream.reading.interrupts import Interrupts
+from millstream.reading.stats import LoaderStats
+from millstream.text.errors import describe_value
 
 
 class Part:

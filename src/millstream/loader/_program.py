@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from millstream._core.contracts import PyTree
-from millstream._core.pipeline import Pipeline
-from millstream._core.static_part import StaticPart, require_arrays, split_carry
+from millstream.pipeline.pipeline import Pipeline
+from millstream.pipeline.static_part import StaticPart, require_arrays, split_carry
+from millstream.reading.contracts import PyTree
 
 BodyFn = Callable[[Any, Any, jax.Array], tuple[Any, Any]]
 BeforeFn = Callable[[PyTree, Any], PyTree] | None  # (state, carry) -> state, before a batch is drawn

@@ -7,10 +7,10 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value
-from millstream._core.policy import as_arrays, get_policy_state, memories, set_policy_state
-from millstream.loops._callback import arguments
+from millstream.loops.callback import arguments
+from millstream.pipeline.policy import as_arrays, get_policy_state, memories, set_policy_state
+from millstream.reading.contracts import PyTree
+from millstream.text.errors import describe_value
 
 Policy = Callable[..., PyTree] | Literal["fixed"] | None
 

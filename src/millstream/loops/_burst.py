@@ -9,18 +9,18 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from millstream._core.contracts import PyTree
-from millstream._core.interrupts import Interrupts, Terminated
-from millstream.loops._callback import arguments, is_compiled
 from millstream.loops._clock import Passed
 from millstream.loops._dataset import Batches, LoaderBatches, batch_size
-from millstream.loops._history import History
 from millstream.loops._in_flight import InFlight, array_of
-from millstream.loops._logs import Logs, Name, as_logs
-from millstream.loops._loop_state import LoopState
-from millstream.loops._metrics import with_computed
 from millstream.loops._returned import absorb
 from millstream.loops._tasks import Task
+from millstream.loops.callback import arguments, is_compiled
+from millstream.loops.history import History
+from millstream.loops.logs import Logs, Name, as_logs
+from millstream.loops.loop_state import LoopState
+from millstream.loops.metrics import with_computed
+from millstream.reading.contracts import PyTree
+from millstream.reading.interrupts import Interrupts, Terminated
 
 _MOST_STEPS = 64  # as many values as a column reads at once
 _MOST_SECONDS = 0.02  # nobody sees that a bar is so late

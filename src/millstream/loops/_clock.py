@@ -5,8 +5,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from millstream.loops._elapsed import Elapsed
-from millstream.loops._period import Period
+from millstream.loops.elapsed import Elapsed
+from millstream.loops.period import Period
 
 
 class Passed(NamedTuple):

@@ -7,11 +7,11 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import numpy as np
 
-from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value, function_name
-from millstream.loops._elapsed import Elapsed
-from millstream.loops._period import Period
 from millstream.loops._position import seek
+from millstream.loops.elapsed import Elapsed
+from millstream.loops.period import Period
+from millstream.reading.contracts import PyTree
+from millstream.text.errors import describe_value, function_name
 
 _MANY = 2**16  # batches asked for at once, if an epoch has no more and nobody knows how many it will be
 _HOPELESS = 100  # batches in a row that cannot be read, if an epoch has no more

@@ -6,18 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from millstream._core.errors import describe_value, table
-from millstream._core.placement import readable
-from millstream._core.static_part import is_number
 from millstream.loops._acting import Acting
-from millstream.loops._callback import arguments, bind
 from millstream.loops._dataset import Loader, loader_state
-from millstream.loops._elapsed import INT32_LIMIT, Elapsed
-from millstream.loops._history import History
-from millstream.loops._logs import Logs
-from millstream.loops._loop_state import LoopState
 from millstream.loops._returned import absorb
 from millstream.loops._tasks import Task
+from millstream.loops.callback import arguments, bind
+from millstream.loops.elapsed import INT32_LIMIT, Elapsed
+from millstream.loops.history import History
+from millstream.loops.logs import Logs
+from millstream.loops.loop_state import LoopState
+from millstream.pipeline.placement import readable
+from millstream.pipeline.static_part import is_number
+from millstream.text.errors import describe_value, table
 
 _MOST_ROWS = 2**30  # of the batches of a program, if nobody knows how many rows count
 

@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from millstream.loops._callback import is_compiled
-from millstream.loops._elapsed import Elapsed
 from millstream.loops._tasks import Task
+from millstream.loops.callback import is_compiled
+from millstream.loops.elapsed import Elapsed
 
 
 def split_tasks(who: str, tasks: list[Task]) -> tuple[list[Task], list[Task], list[Task]]:

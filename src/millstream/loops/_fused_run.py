@@ -5,17 +5,17 @@ from typing import Any
 
 import jax
 
-from millstream._core.errors import require_int
-from millstream.loops._elapsed import Elapsed
 from millstream.loops._fused import Body, FusedData
 from millstream.loops._fused_cuts import Ahead, split_tasks, steps_until_due
 from millstream.loops._in_flight import array_of
-from millstream.loops._logs import Logs
-from millstream.loops._period import Period
 from millstream.loops._run import Run
 from millstream.loops._run_parts import caller_of
-from millstream.loops._saved_run import SavedRun
 from millstream.loops._tasks import Task
+from millstream.loops.elapsed import Elapsed
+from millstream.loops.logs import Logs
+from millstream.loops.period import Period
+from millstream.loops.saved_run import SavedRun
+from millstream.text.errors import require_int
 
 
 class FusedRun(Run):

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core.errors import describe_value
-from millstream.loops._column import Column
 from millstream.loops._column_values import Run
-from millstream.loops._logs import Name
+from millstream.loops.column import Column
+from millstream.loops.logs import Name
+from millstream.text.errors import describe_value
 
 _WORDS = {1: np.uint8, 2: np.uint16}
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from millstream.loops._logs import Logs
+from millstream.loops.logs import Logs
 
 
 class InFlight:

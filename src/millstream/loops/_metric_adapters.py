@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from millstream._core.errors import describe_leaf, describe_value, function_name, require_callable
 from millstream.loops._dataset import batch_size
+from millstream.text.errors import describe_leaf, describe_value, function_name, require_callable
 
 Values = dict[str, Any]  # what a step knows, by name; "mask", if there is one, is a bool array
 Arrays = tuple[jax.Array, ...]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from millstream.loops._clock import Passed
-from millstream.loops._elapsed import Elapsed
+from millstream.loops.elapsed import Elapsed
 
 _ARRAYS = ("steps", "samples", "weights", "epochs", "times")
 _NO_EPOCHS = -1

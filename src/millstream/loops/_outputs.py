@@ -5,8 +5,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from millstream.loops._column import RealRows
-from millstream.loops._logs import Logs
+from millstream.loops.column import RealRows
+from millstream.loops.logs import Logs
 
 
 def with_real_rows(logs: Logs, mask: np.ndarray | None) -> Logs:

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from millstream._core.errors import needs, require_names, require_number, require_path
-from millstream.loops._curves import Curve, is_loss, panels
-from millstream.loops._history_table import whole_file
+from millstream.loops.curves import Curve, is_loss, panels
+from millstream.loops.history_table import whole_file
+from millstream.text.errors import needs, require_names, require_number, require_path
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from millstream.loops._history import History
+    from millstream.loops.history import History
 
 # Okabe and Ito's colors, which people with any kind of color vision can tell apart.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

@@ -7,9 +7,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value
-from millstream._core.state import LoaderState
+from millstream.pipeline.state import LoaderState
+from millstream.reading.contracts import PyTree
+from millstream.text.errors import describe_value
 
 Position = dict[str, Any]  # plain values; what it is of is under "kind"
 

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from millstream._core import plain
-from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value
+from millstream.files import plain
+from millstream.reading.contracts import PyTree
+from millstream.text.errors import describe_value
 
 _CONTAINERS: dict[str, type] = {"list": list, "tuple": tuple}
 

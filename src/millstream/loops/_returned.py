@@ -4,10 +4,10 @@ from typing import Any
 
 import jax
 
-from millstream._core.errors import describe_value
-from millstream.loops._logs import Logs, as_logs
-from millstream.loops._loop_state import LoopState
-from millstream.loops._metrics import with_computed
+from millstream.loops.logs import Logs, as_logs
+from millstream.loops.loop_state import LoopState
+from millstream.loops.metrics import with_computed
+from millstream.text.errors import describe_value
 
 
 def absorb(loop_state: LoopState, output: Any, callback: str) -> None:

@@ -4,14 +4,14 @@ import contextlib
 import threading
 import time
 
-from millstream._core.interrupts import Terminated
 from millstream.loops._dataset import Loader
-from millstream.loops._logs import Logs
-from millstream.loops._loop_state import LoopOutput
-from millstream.loops._period import Period
 from millstream.loops._position import contents_of
-from millstream.loops._preemption import Preempted, PreemptionPoint
 from millstream.loops._run_steps import RunSteps
+from millstream.loops.logs import Logs
+from millstream.loops.loop_state import LoopOutput
+from millstream.loops.period import Period
+from millstream.loops.preemption import Preempted, PreemptionPoint
+from millstream.reading.interrupts import Terminated
 
 _running = threading.local()  # runs inside of runs, of this thread
 

@@ -4,22 +4,22 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value, require_bool, require_path
-from millstream._core.interrupts import Interrupts
 from millstream.loops._acting import Policy, acting
 from millstream.loops._clock import Clock
 from millstream.loops._dataset import Batches, Loader, LoaderBatches, as_dataset, open_batches
-from millstream.loops._elapsed import Elapsed
-from millstream.loops._history import History
 from millstream.loops._in_flight import InFlight
-from millstream.loops._loop_state import LoopState
-from millstream.loops._period import Period
 from millstream.loops._position import save_position
-from millstream.loops._preemption import PreemptionPoint
-from millstream.loops._saved_run import SavedRun, load_run, restore_callbacks
 from millstream.loops._stop import as_epoch, as_stop
 from millstream.loops._tasks import Task, parts
+from millstream.loops.elapsed import Elapsed
+from millstream.loops.history import History
+from millstream.loops.loop_state import LoopState
+from millstream.loops.period import Period
+from millstream.loops.preemption import PreemptionPoint
+from millstream.loops.saved_run import SavedRun, load_run, restore_callbacks
+from millstream.reading.contracts import PyTree
+from millstream.reading.interrupts import Interrupts
+from millstream.text.errors import describe_value, require_bool, require_path
 
 
 def caller_of(name: str) -> str:

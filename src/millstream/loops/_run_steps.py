@@ -5,19 +5,19 @@ import math
 import time
 from typing import Any
 
-from millstream._core.interrupts import Terminated
-from millstream._core.state import LoaderState
 from millstream.loops._burst import Burst, commit_rows, only_step
-from millstream.loops._elapsed import Elapsed
 from millstream.loops._in_flight import array_of
-from millstream.loops._logs import Logs, as_logs
 from millstream.loops._outputs import with_real_rows
 from millstream.loops._position import too_short
 from millstream.loops._returned import absorb
 from millstream.loops._run_parts import RunParts
-from millstream.loops._saved_run import SavedRun
-from millstream.loops._schedule import as_schedule
 from millstream.loops._tasks import Task
+from millstream.loops.elapsed import Elapsed
+from millstream.loops.logs import Logs, as_logs
+from millstream.loops.saved_run import SavedRun
+from millstream.loops.schedule import as_schedule
+from millstream.pipeline.state import LoaderState
+from millstream.reading.interrupts import Terminated
 
 
 class RunSteps(RunParts):

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from millstream.loops._period import Period, as_period
-from millstream.loops._schedule import Schedule, as_schedule
+from millstream.loops.period import Period, as_period
+from millstream.loops.schedule import Schedule, as_schedule
 
 
 def as_stop(who: str, stop: Any, name: str = "stop") -> Period | Schedule:

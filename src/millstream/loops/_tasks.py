@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from millstream._core.errors import describe_value, function_name
-from millstream.loops._callback import Call, Callback, Observer, adapted, bind
-from millstream.loops._schedule import Schedule, as_schedule
+from millstream.loops.callback import Call, Callback, Observer, adapted, bind
+from millstream.loops.schedule import Schedule, as_schedule
+from millstream.text.errors import describe_value, function_name
 
 Pairs = list[tuple[Any, list[Any]]]
 

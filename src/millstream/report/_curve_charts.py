@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from millstream.loops._curves import Curve, is_loss
+from millstream.loops.curves import Curve, is_loss
 from millstream.report._axis import linear_axis, log_axis, steps_axis
 from millstream.report._bins import binned
 from millstream.report._chart import Chart, Series, value_text

@@ -3,12 +3,12 @@
 import hashlib
 import pathlib
 
-from millstream._core import plain
-from millstream._core.safe_path import plain_reader
 from millstream.checkpoints import DamagedCheckpoint
-from millstream.checkpoints._folders import step_name, steps_in
-from millstream.checkpoints._manifest import making_sense_of, read_manifest
-from millstream.loops._history import History
+from millstream.checkpoints.folders import step_name, steps_in
+from millstream.checkpoints.manifest import making_sense_of, read_manifest
+from millstream.files import plain
+from millstream.files.safe_path import plain_reader
+from millstream.loops.history import History
 from millstream.report._run_data import RunData
 
 _HISTORY = "files/history"

@@ -6,12 +6,12 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-from millstream._core.errors import describe_value
-from millstream._core.safe_path import plain_reader
-from millstream.callbacks._log_file import UNITS
-from millstream.loops._history import History
+from millstream.callbacks.log_file import UNITS
+from millstream.files.safe_path import plain_reader
+from millstream.loops.history import History
 from millstream.report._rows import Rows
 from millstream.report._run_data import RunData, times_of
+from millstream.text.errors import describe_value
 
 _WHO = "millstream report"
 # What the file of a record begins with. Other files of lines have a space behind each colon, whatever was logged.

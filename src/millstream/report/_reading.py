@@ -5,12 +5,12 @@ import os
 import pathlib
 from collections.abc import Sequence
 
-from millstream._core.errors import require_path
-from millstream.callbacks._record_file import RECORD
-from millstream.checkpoints._folders import steps_in
+from millstream.callbacks.record_file import RECORD
+from millstream.checkpoints.folders import steps_in
 from millstream.report._read_checkpoint import read_checkpoint
 from millstream.report._read_files import read_csv, read_jsonl, read_record
 from millstream.report._run_data import RunData
+from millstream.text.errors import require_path
 
 _WHO = "millstream report"
 _LOOKS_FOR = f"""\

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from millstream.loops._history import History
+from millstream.loops.history import History
 
 _NO_EPOCHS = -1  # as the state of a history has it
 

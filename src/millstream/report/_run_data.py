@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from millstream.loops._curves import Curve, panels
-from millstream.loops._history import History
+from millstream.loops.curves import Curve, panels
+from millstream.loops.history import History
 
 # What the time of a run is used for, in the order in which it is shown; the rest of it are steps.
 USES = {

@@ -1,10 +1,10 @@
 """A run in a few figures, and a sentence of advice drawn from them."""
 
-from millstream._core.text_table import time_text
-from millstream.callbacks._bar_progress import duration_text
+from millstream.callbacks.bar_progress import duration_text
 from millstream.report._chart import value_text
 from millstream.report._curve_charts import best_values, odd_values
 from millstream.report._run_data import RunData
+from millstream.text.tables import time_text
 
 _MOST_BEST = 4
 _MUCH_WAITING, _MUCH_TESTING, _MUCH_CALLING, _MUCH_COMPILING = 0.2, 0.4, 0.2, 0.4

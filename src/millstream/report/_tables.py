@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from millstream._core.text_table import size_text
 from millstream.report._run_data import RunData
+from millstream.text.tables import size_text
 
 _STAGES = ("stage", "where", "shapes", "dtypes", "bytes per batch", "memory", "note")
 

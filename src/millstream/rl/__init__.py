@@ -1,7 +1,5 @@
 """Reinforcement learning: environments as streams of transitions, and the policy inside their state."""
 
-from millstream._core.policy import get_policy_state as get_policy_state
-from millstream.rl._gymnax import GymnaxSource as GymnaxSource
-from millstream.rl._gymnax import GymnaxSourceState as GymnaxSourceState
-from millstream.rl._policy import set_loader_policy_state as set_loader_policy_state
-from millstream.rl._policy import set_source_policy_state as set_source_policy_state
+from millstream._lazy import table_of_contents
+
+__getattr__, __dir__, __all__ = table_of_contents(__name__, __file__)

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value
-from millstream._core.strong_types import strong
+from millstream.pipeline.strong_types import strong
+from millstream.reading.contracts import PyTree
+from millstream.text.errors import describe_value
 
 _REPEATED = ("terminated", "truncated", "final_observation")  # what gymnax 1.0 repeats in `info`
 

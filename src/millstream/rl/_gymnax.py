@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value, require_callable, require_int
-from millstream._core.keys import fold, name_words, named_key, threefry2x32
-from millstream._core.policy import ActingState, as_arrays, set_policy_state
-from millstream._core.state import key_words
+from millstream.pipeline.policy import ActingState, as_arrays, set_policy_state
+from millstream.pipeline.state import key_words
+from millstream.plan.keys import fold, name_words, named_key, threefry2x32
+from millstream.reading.contracts import PyTree
 from millstream.rl._env import Outcome, advance, reset
 from millstream.rl._policy import Memoryless, PolicyStepFn, act, per_env_leaves
+from millstream.text.errors import describe_value, require_callable, require_int
 
 _MOST_STEPS = 2**30 - 1  # four keys per step, numbered in 32 bits
 

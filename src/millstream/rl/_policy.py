@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from millstream._core import policy
-from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value, function_name, table
+from millstream.pipeline import policy
+from millstream.reading.contracts import PyTree
+from millstream.text.errors import describe_value, function_name, table
 
 PolicyStepFn = Callable[[Any, PyTree, jax.Array, jax.Array], tuple[Any, PyTree]]
 

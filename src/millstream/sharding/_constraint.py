@@ -5,8 +5,8 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 
-from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value
+from millstream.reading.contracts import PyTree
+from millstream.text.errors import describe_value
 
 
 def with_sharding_constraint(x: PyTree, shardings: PyTree) -> PyTree:

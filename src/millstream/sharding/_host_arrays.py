@@ -7,12 +7,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from millstream._core.contracts import PyTree
-from millstream._core.dtypes import kept
-from millstream._core.errors import describe_leaf, describe_value, table
-from millstream.sharding._context_mesh import given_or_context_mesh
-from millstream.sharding._global_batch import common_rows, global_rows
-from millstream.sharding._mesh_config import checked_axes, over_axes
+from millstream.reading.contracts import PyTree
+from millstream.reading.dtypes import kept
+from millstream.sharding.context_mesh import given_or_context_mesh
+from millstream.sharding.global_batch import common_rows, global_rows
+from millstream.sharding.mesh_config import checked_axes, over_axes
+from millstream.text.errors import describe_leaf, describe_value, table
 
 
 class DataPartitionType(enum.Enum):

@@ -5,7 +5,7 @@ import operator
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from millstream._core.errors import describe_value, require_bool, require_choice, require_int, require_items
+from millstream.text.errors import describe_value, require_bool, require_choice, require_int, require_items
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from millstream._core.errors import describe_value
+from millstream.text.errors import describe_value
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from millstream._core.errors import require_names
-from millstream.sharding._mesh_config import MeshConfig
 from millstream.sharding._mesh_shape import HybridMeshShape, MeshShape
+from millstream.sharding.mesh_config import MeshConfig
+from millstream.text.errors import require_names
 
 
 def make_ddp_mesh_config(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from jax.sharding import NamedSharding
 
-from millstream.sharding._batch_sharding import batch_axes, check_batch_size, require_sharding
+from millstream.sharding.batch_sharding import batch_axes, check_batch_size, require_sharding
 
 
 def rows_by_process(sharding: NamedSharding, batch_size: int) -> dict[int, np.ndarray]:

@@ -7,13 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from millstream._core.contracts import PyTree
-from millstream._core.errors import require_callable, require_int
-from millstream.loops import Logs
-from millstream.sharding._global_batch import common_rows
+from millstream.loops.logs import Logs
+from millstream.reading.contracts import PyTree
+from millstream.sharding.global_batch import common_rows
 from millstream.states._batch_layout import is_masked
-from millstream.states._gradients import Call, gradients
 from millstream.states._precision import at_least_32_bits
+from millstream.states.gradients import Call, gradients
+from millstream.text.errors import require_callable, require_int
 
 
 @dataclasses.dataclass(frozen=True)

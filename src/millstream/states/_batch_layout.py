@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_leaf
+from millstream.reading.contracts import PyTree
+from millstream.text.errors import describe_leaf
 
 _INPUTS = ("inputs", "input", "image", "x")
 _TARGETS = ("targets", "target", "labels", "label", "y")

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from millstream._core.contracts import PyTree
+from millstream.reading.contracts import PyTree
 
 
 class FlatLeaves:

@@ -7,14 +7,15 @@ from typing import Any, Self
 
 import jax
 
-from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value, raised_in
-from millstream.loops import Logs, Metrics
+from millstream.loops.logs import Logs
+from millstream.loops.metrics import Metrics
+from millstream.reading.contracts import PyTree
 from millstream.states import _managed_step
 from millstream.states._batch_layout import BatchLayout, Keys, Parts
 from millstream.states._loss_terms import Losses, as_losses, in_rows, loss_rows, mean_of_rows
 from millstream.states._managed_state import ManagedState
 from millstream.states._network import Applied, Network
+from millstream.text.errors import describe_value, raised_in
 
 _STATIC = {"static": True}
 _OPTIONS = [

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from millstream._core.errors import describe_leaf, describe_value, require_callable
 from millstream.states._precision import at_least_32_bits
+from millstream.text.errors import describe_leaf, describe_value, require_callable
 
 Losses = tuple[tuple[str, Any], ...]
 

@@ -6,15 +6,15 @@ from typing import Any, Self
 
 import jax
 
-from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value
+from millstream.reading.contracts import PyTree
 from millstream.states._accumulate import Accumulate
 from millstream.states._new_arrays import as_arrays, check_key, check_params, copied, split_fields, unshared, wide_copy
 from millstream.states._options import Options, checked_options
 from millstream.states._precision import LossScale, Precision, as_loss_scale, as_precision, cast
 from millstream.states._pytree import fields_of, register_state
-from millstream.states._strategies import Strategy, get_strategy
 from millstream.states._update import updated
+from millstream.states.strategies import Strategy, get_strategy
+from millstream.text.errors import describe_value
 
 _STATIC = {"static": True}
 

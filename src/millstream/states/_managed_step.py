@@ -10,17 +10,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from millstream._core.contracts import PyTree
-from millstream._core.dtypes import kept
-from millstream._core.errors import describe_value, function_name
-from millstream._core.strong_types import strong
-from millstream.loops import Logs
-from millstream.loops._logs import as_logs
-from millstream.states._gradients import Call, gradients
+from millstream.loops.logs import Logs, as_logs
+from millstream.pipeline.strong_types import strong
+from millstream.reading.contracts import PyTree
+from millstream.reading.dtypes import kept
 from millstream.states._managed_state import ManagedState
 from millstream.states._precision import cast
-from millstream.states._strategies import Strategy, Traced
 from millstream.states._update import updated
+from millstream.states.gradients import Call, gradients
+from millstream.states.strategies import Strategy, Traced
+from millstream.text.errors import describe_value, function_name
 
 Body = Callable[[str, Call, Any, PyTree], tuple[Logs, Any]]
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from millstream._core.contracts import PyTree
+from millstream.reading.contracts import PyTree
 
 _TRAINING = ("training", "train", "is_training")
 _TESTING = ("deterministic", "use_running_average", "inference")

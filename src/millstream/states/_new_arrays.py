@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from millstream._core.contracts import PyTree
-from millstream._core.dtypes import kept
-from millstream._core.errors import describe_leaf, table
-from millstream._core.strong_types import strong
+from millstream.pipeline.strong_types import strong
+from millstream.reading.contracts import PyTree
+from millstream.reading.dtypes import kept
 from millstream.states._precision import at_least_32_bits
+from millstream.text.errors import describe_leaf, table
 
 
 def as_arrays(who: str, name: str, tree: PyTree, *, copy: bool) -> PyTree:

@@ -4,9 +4,9 @@ import dataclasses
 import math
 from typing import Any
 
-from millstream._core.errors import describe_value, require_bool, require_int, require_positive
 from millstream.states._accumulate import Accumulate
 from millstream.states._precision import Precision
+from millstream.text.errors import describe_value, require_bool, require_int, require_positive
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from millstream._core.contracts import PyTree
-from millstream._core.errors import require_int
+from millstream.reading.contracts import PyTree
 from millstream.sharding import (
     MeshConfig,
     as_batch_sharding,
@@ -20,8 +19,9 @@ from millstream.sharding import (
     make_ddp_mesh_config,
     make_fsdp_mesh_config,
 )
-from millstream.sharding._global_batch import common_rows, global_rows, local_shards
-from millstream.states._strategies import Strategy, Traced, jitted, register_strategy
+from millstream.sharding.global_batch import common_rows, global_rows, local_shards
+from millstream.states.strategies import Strategy, Traced, jitted, register_strategy
+from millstream.text.errors import require_int
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value, require_choice, require_int
+from millstream.reading.contracts import PyTree
+from millstream.text.errors import describe_value, require_choice, require_int
 
 
 @dataclasses.dataclass(frozen=True)

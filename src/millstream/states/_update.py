@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from millstream._core.contracts import PyTree
+from millstream.reading.contracts import PyTree
 from millstream.states._precision import at_least_32_bits
 
 

@@ -1,6 +1,5 @@
 """cereal, the first form of cyreal: change `from cereal` to `from millstream.dialects.cereal`, and the rest stays."""
 
-from millstream._core.contracts import Stream as Source
 from millstream.datasets import CIFAR10Dataset as CIFAR10Dataset
 from millstream.datasets import MNISTDataset as MNISTDataset
 from millstream.datasets import dataset_to_jax as dataset_to_jax
@@ -16,7 +15,8 @@ from millstream.dialects.cereal._transforms import FlattenImageTransform as Flat
 from millstream.dialects.cereal._transforms import HostCallbackTransform as HostCallbackTransform
 from millstream.dialects.cereal._transforms import MapTransform as MapTransform
 from millstream.dialects.cereal._transforms import NormalizeImageTransform as NormalizeImageTransform
-from millstream.loader import LoaderState as LoaderState
+from millstream.pipeline.state import LoaderState as LoaderState
+from millstream.reading.contracts import Stream as Source
 
 __all__ = [
     "ArraySampleSource",

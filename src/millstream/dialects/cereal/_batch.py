@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 import jax
 
-from millstream._core.contracts import PyTree
-from millstream.transforms import Transform
+from millstream.pipeline.transform import Transform
+from millstream.reading.contracts import PyTree
 
 
 class Batch(dict[str, Any]):

@@ -9,19 +9,19 @@ from typing import Any
 import jax
 from jax import lax
 
-from millstream import loader
-from millstream._core.callbacks import original_errors
-from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value, require_callable
-from millstream._core.read_in_graph import end_reading_in_graph
-from millstream._core.state import is_traced
-from millstream._core.static_part import StaticPart, settled, split_carry
+import millstream as ms
 from millstream.dialects.cereal._batch import AsBatch
-from millstream.loader._build import build
-from millstream.transforms import HostCallbackTransform
+from millstream.loader.build import build
+from millstream.pipeline.host_calls import original_errors
+from millstream.pipeline.read_in_graph import end_reading_in_graph
+from millstream.pipeline.state import is_traced
+from millstream.pipeline.static_part import StaticPart, settled, split_carry
+from millstream.reading.contracts import PyTree
+from millstream.text.errors import describe_value, require_callable
+from millstream.transforms.host import HostCallbackTransform
 
 
-class DataLoader(loader.DataLoader):
+class DataLoader(ms.DataLoader):
     """A `millstream.DataLoader` whose batches, where they are dicts, can be taken apart: `images, labels = batch`.
 
     Example:

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 from millstream import datasets, rl
-from millstream._core.contracts import PyTree
-from millstream._core.ordering import Ordering
 from millstream.dialects import _bare_sources
+from millstream.plan.ordering import Ordering
+from millstream.reading.contracts import PyTree
 
 
 def DiskSampleSource(

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from millstream import transforms
-from millstream._core.contracts import IndexedSource, Stream
+import millstream as ms
 from millstream.dialects import _declared_spec
+from millstream.reading.contracts import IndexedSource, Stream
 
 
 class _BehindInner:
@@ -32,7 +32,7 @@ class BatchTransform(_BehindInner, _declared_spec.BatchTransform):
     """
 
 
-class DevicePutTransform(_BehindInner, transforms.DevicePutTransform):
+class DevicePutTransform(_BehindInner, ms.DevicePutTransform):
     """`millstream.DevicePutTransform`, with or without the source it stands behind.
 
     Example:
@@ -41,7 +41,7 @@ class DevicePutTransform(_BehindInner, transforms.DevicePutTransform):
     """
 
 
-class FlattenImageTransform(_BehindInner, transforms.FlattenImageTransform):
+class FlattenImageTransform(_BehindInner, ms.FlattenImageTransform):
     """`millstream.FlattenImageTransform`, with or without the source it stands behind.
 
     Example:
@@ -52,7 +52,7 @@ class FlattenImageTransform(_BehindInner, transforms.FlattenImageTransform):
     """
 
 
-class HostCallbackTransform(_BehindInner, transforms.HostCallbackTransform):
+class HostCallbackTransform(_BehindInner, ms.HostCallbackTransform):
     """`millstream.HostCallbackTransform`, with or without the source it stands behind.
 
     Example:
@@ -71,7 +71,7 @@ class MapTransform(_BehindInner, _declared_spec.MapTransform):
     """
 
 
-class NormalizeImageTransform(_BehindInner, transforms.NormalizeImageTransform):
+class NormalizeImageTransform(_BehindInner, ms.NormalizeImageTransform):
     """`millstream.NormalizeImageTransform`, with or without the source it stands behind.
 
     Example:

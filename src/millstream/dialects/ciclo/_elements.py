@@ -5,7 +5,9 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec
 
-from millstream.loops import Callback, Schedule, every, register_adapter
+from millstream.loops.callback import Callback, register_adapter
+from millstream.loops.schedule import Schedule
+from millstream.loops.schedules import every
 
 P = ParamSpec("P")
 

@@ -6,8 +6,9 @@ from typing import Any, ParamSpec, TypeVar
 
 import jax
 
-import millstream.loops
-from millstream.loops import Elapsed, Logs
+import millstream as ms
+from millstream.loops.elapsed import Elapsed
+from millstream.loops.logs import Logs
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,10 +37,10 @@ def _counting_by_shapes(loop: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
-loop = _counting_by_shapes(millstream.loops.loop)
-train_loop = _counting_by_shapes(millstream.loops.train_loop)
-test_loop = _counting_by_shapes(millstream.loops.test_loop)
-predict_loop = _counting_by_shapes(millstream.loops.predict_loop)
+loop = _counting_by_shapes(ms.loop)
+train_loop = _counting_by_shapes(ms.train_loop)
+test_loop = _counting_by_shapes(ms.test_loop)
+predict_loop = _counting_by_shapes(ms.predict_loop)
 
 
 def elapse(
@@ -59,7 +60,7 @@ def elapse(
         **options: What `ms.elapse` takes besides.
     """
     size_of = None if batch_size_fn is None else _by_shapes(batch_size_fn)
-    return millstream.loops.elapse(dataset, initial=initial, stop=stop, batch_size_fn=size_of, **options)
+    return ms.elapse(dataset, initial=initial, stop=stop, batch_size_fn=size_of, **options)
 
 
 def logs(*args: Any, **kwargs: Any) -> Logs:

@@ -6,10 +6,10 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from millstream._core.contracts import PyTree
-from millstream._core.errors import needs
-from millstream._core.strong_types import strong
+from millstream.pipeline.strong_types import strong
+from millstream.reading.contracts import PyTree
 from millstream.states.managed import Strategy, get_strategy
+from millstream.text.errors import needs
 
 with needs("ciclo.managed.ManagedState", "flax", "train"):
     import flax.struct

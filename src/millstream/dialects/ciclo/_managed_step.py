@@ -9,15 +9,15 @@ from typing import Any
 
 import jax
 
-from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_value, function_name
-from millstream._core.strong_types import strong
 from millstream.dialects.ciclo._elements import LoopElement, inject, positional
-from millstream.loops import Logs
+from millstream.loops.logs import Logs
+from millstream.pipeline.strong_types import strong
+from millstream.reading.contracts import PyTree
 from millstream.states import managed
-from millstream.states._gradients import total_loss
-from millstream.states._strategies import Traced
+from millstream.states.gradients import total_loss
 from millstream.states.managed import Strategy, get_strategy
+from millstream.states.strategies import Traced
+from millstream.text.errors import describe_value, function_name
 
 Call = Callable[[Any, PyTree, Any], tuple[Logs, Any]]  # (state, batch, elapsed) -> (logs, state)
 

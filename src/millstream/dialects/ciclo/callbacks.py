@@ -3,12 +3,12 @@
 import os
 from typing import Any, Literal
 
-import millstream.callbacks
-import millstream.loops
+import millstream as ms
 from millstream.dialects.ciclo._elements import LoopCallbackBase as LoopCallbackBase
 from millstream.dialects.ciclo._elements import LoopElement as LoopElement
 from millstream.dialects.ciclo._elements import WrappedCallback, wrapping
-from millstream.loops import Elapsed, Logs
+from millstream.loops.elapsed import Elapsed
+from millstream.loops.logs import Logs
 
 __all__ = [
     "LoopCallbackBase",
@@ -22,10 +22,10 @@ __all__ = [
     "wandb_logger",
 ]
 
-inner_loop = wrapping(millstream.loops.inner_loop)
-keras_bar = wrapping(millstream.callbacks.keras_bar)
-wandb_logger = wrapping(millstream.callbacks.wandb_logger)
-noop = WrappedCallback(millstream.loops.noop)
+inner_loop = wrapping(ms.inner_loop)
+keras_bar = wrapping(ms.keras_bar)
+wandb_logger = wrapping(ms.wandb_logger)
+noop = WrappedCallback(ms.noop)
 
 
 class checkpoint(WrappedCallback):
@@ -52,7 +52,7 @@ class checkpoint(WrappedCallback):
     ) -> None:
         best = 0 if monitor is None else keep
         options: dict[str, Any] = {"overwrite": overwrite, "keep_every": keep_every_n_steps, "mode": mode}
-        super().__init__(millstream.loops.checkpoint(ckpt_dir, keep=keep, best=best, monitor=monitor, **options))
+        super().__init__(ms.checkpoint(ckpt_dir, keep=keep, best=best, monitor=monitor, **options))
 
     def __call__(self, elapsed: Elapsed, state: Any, logs: Any = None) -> None:
         """Save by hand.
@@ -88,9 +88,7 @@ class early_stopping(WrappedCallback):
         restore_best_weights: bool = False,
     ) -> None:
         options: dict[str, Any] = {"baseline": baseline, "restore_best_weights": restore_best_weights}
-        super().__init__(
-            millstream.callbacks.early_stopping(monitor, patience, min_delta=min_delta, mode=mode, **options)
-        )
+        super().__init__(ms.early_stopping(monitor, patience, min_delta=min_delta, mode=mode, **options))
 
 
 class tqdm_bar(WrappedCallback):
@@ -102,7 +100,7 @@ class tqdm_bar(WrappedCallback):
     """
 
     def __init__(self, total: Any = None, **tqdm_options: Any) -> None:
-        super().__init__(millstream.callbacks.tqdm_bar(total, **tqdm_options))
+        super().__init__(ms.tqdm_bar(total, **tqdm_options))
 
     def __call__(self, elapsed: Elapsed, batch: Any = None) -> None:
         """Show by hand how far a run is.

@@ -1,8 +1,7 @@
 """The managed API of ciclo."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from millstream._core.lazy import loads_on_demand
 from millstream.dialects.ciclo._managed_step import ManagedStep as ManagedStep
 from millstream.dialects.ciclo._managed_step import step as step
 from millstream.dialects.ciclo._managed_step import train_step as train_step
@@ -29,4 +28,10 @@ __all__ = [
     "train_step",
 ]
 
-__getattr__ = loads_on_demand("millstream.dialects.ciclo", {"_managed_state": ["ManagedState"]})  # it needs flax
+
+def __getattr__(name: str) -> Any:
+    if name != "ManagedState":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}. It has: {', '.join(__all__)}.")
+    from millstream.dialects.ciclo._managed_state import ManagedState  # it needs flax
+
+    return ManagedState

@@ -4,13 +4,13 @@ import datetime
 from collections.abc import Mapping
 from typing import Any
 
-import millstream.loops
-from millstream._core.errors import require_int
-from millstream.loops import Period
-from millstream.loops import Schedule as Schedule
-from millstream.loops import after as after
-from millstream.loops import always as always
-from millstream.loops import never as never
+import millstream as ms
+from millstream.loops.period import Period
+from millstream.loops.schedule import Schedule as Schedule
+from millstream.loops.schedules import after as after
+from millstream.loops.schedules import always as always
+from millstream.loops.schedules import never as never
+from millstream.text.errors import require_int
 
 __all__ = ["Schedule", "after", "always", "at", "every", "never", "piecewise"]
 
@@ -32,7 +32,7 @@ def every(
     """
     require_int("every", "steps_offset", steps_offset, least=0)
     if steps_offset == 0:
-        return millstream.loops.every(steps, samples=samples, time=time)
+        return ms.every(steps, samples=samples, time=time)
     if steps is None:
         units = [name for name, value in {"samples": samples, "time": time}.items() if value is not None]
         raise ValueError(
@@ -59,7 +59,7 @@ def at(
     """
     if isinstance(date, int | float) and not isinstance(date, bool):
         date = datetime.datetime.fromtimestamp(date)
-    return millstream.loops.at(steps, samples=samples, time=time, date=date)  # pyright: ignore[reportArgumentType]
+    return ms.at(steps, samples=samples, time=time, date=date)  # pyright: ignore[reportArgumentType]
 
 
 def piecewise(schedule: Any, period_schedules: Mapping[Any, Any]) -> Schedule:
@@ -69,4 +69,4 @@ def piecewise(schedule: Any, period_schedules: Mapping[Any, Any]) -> Schedule:
         schedule: Due until the first point.
         period_schedules: What is due from which point on.
     """
-    return millstream.loops.piecewise(schedule, period_schedules)
+    return ms.piecewise(schedule, period_schedules)

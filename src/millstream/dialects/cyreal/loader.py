@@ -4,12 +4,12 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from millstream import loader
-from millstream._core.contracts import PyTree
-from millstream.loader import LoaderState as LoaderState
+import millstream as ms
+from millstream.pipeline.state import LoaderState as LoaderState
+from millstream.reading.contracts import PyTree
 
 
-class DataLoader(loader.DataLoader):
+class DataLoader(ms.DataLoader):
     """A `millstream.DataLoader` that also has `next`.
 
     Example:

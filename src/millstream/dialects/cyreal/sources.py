@@ -1,10 +1,10 @@
 """The sources of cyreal, under the names of all its versions."""
 
-from millstream._core.contracts import Stream as Source
 from millstream.dialects._bare_sources import ArraySampleSource as ArraySampleSource
 from millstream.dialects._bare_sources import ArraySampleSource as ArraySource
 from millstream.dialects._bare_sources import DiskSampleSource as DiskSampleSource
 from millstream.dialects._bare_sources import DiskSampleSource as DiskSource
+from millstream.reading.contracts import Stream as Source
 from millstream.rl import GymnaxSource as GymnaxSource
 from millstream.rl import GymnaxSourceState as GymnaxSourceState
 

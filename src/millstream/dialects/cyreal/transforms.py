@@ -6,20 +6,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from millstream import transforms
-from millstream._core.contracts import PyTree
-from millstream._core.errors import describe_leaf, require_int
+import millstream as ms
 from millstream.dialects._declared_spec import BatchTransform as BatchTransform
 from millstream.dialects._declared_spec import MapTransform as MapTransform
-from millstream.transforms import DevicePutTransform as DevicePutTransform
-from millstream.transforms import HostCallbackTransform as HostCallbackTransform
-from millstream.transforms import RenameTransform as RenameTransform
-from millstream.transforms import TimeSeriesBatchTransform as TimeSeriesBatchTransform
-from millstream.transforms._rename import require_keys
+from millstream.reading.contracts import PyTree
+from millstream.text.errors import describe_leaf, require_int
+from millstream.transforms.device import DevicePutTransform as DevicePutTransform
+from millstream.transforms.host import HostCallbackTransform as HostCallbackTransform
+from millstream.transforms.rename import RenameTransform as RenameTransform
+from millstream.transforms.rename import require_keys
+from millstream.transforms.time_series import TimeSeriesBatchTransform as TimeSeriesBatchTransform
 
 
 @dataclasses.dataclass(frozen=True)
-class FlattenTransform(transforms.Transform):
+class FlattenTransform(ms.Transform):
     """Make one axis of all axes of a value from `start_index` on.
 
     Example:
@@ -53,7 +53,7 @@ class FlattenTransform(transforms.Transform):
 
 def NormalizeImageTransform(
     data_key: str = "image", dtype: Any = jnp.float32, scale: float = 1 / 255, offset: float = 0.0
-) -> transforms.NormalizeImageTransform:
+) -> ms.NormalizeImageTransform:
     """`millstream.NormalizeImageTransform`, whose `image_key` is called `data_key` here.
 
     Example:
@@ -66,12 +66,12 @@ def NormalizeImageTransform(
         scale: What one unit of the image becomes.
         offset: What 0 becomes.
     """
-    return transforms.NormalizeImageTransform(data_key, dtype, scale, offset)
+    return ms.NormalizeImageTransform(data_key, dtype, scale, offset)
 
 
 def BufferTransform(
     capacity: int, prefill: int, sample_size: int = 1, mode: str = "sequential", write_mode: Any = "fifo"
-) -> transforms.BufferTransform:
+) -> ms.BufferTransform:
     """`millstream.BufferTransform`, whose mode "uniform" is called "shuffled" here.
 
     Example:
@@ -86,4 +86,4 @@ def BufferTransform(
         write_mode: "fifo" or "reservoir".
     """
     known: Any = "uniform" if mode == "shuffled" else mode
-    return transforms.BufferTransform(capacity, prefill, sample_size, known, write_mode)
+    return ms.BufferTransform(capacity, prefill, sample_size, known, write_mode)

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-from millstream._core.errors import describe_value, require_callable, require_int
 from millstream.dialects.hydrax._data_group import DataGroup
+from millstream.text.errors import describe_value, require_callable, require_int
 
 
 def when_and_what(validation: Any) -> tuple[Any, list[DataGroup[Any]]]:

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from millstream._core.errors import describe_leaf, describe_value, table
 from millstream.dialects.hydrax._data_group import DataGroup, Layouts
 from millstream.dialects.hydrax._loader_function import SEED_BITS
+from millstream.text.errors import describe_leaf, describe_value, table
 
 if TYPE_CHECKING:
     import jax
 
-    from millstream.loader import BatchInfo
+    from millstream.loader.info import BatchInfo
 
 D = TypeVar("D")
 

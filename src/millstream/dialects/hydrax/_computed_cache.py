@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from millstream._core.batch_cache import Mode, OpenCache, open_cache
-from millstream._core.cache_contents import CacheContents
-from millstream._core.safe_path import open_plain, plain_reader
 from millstream.dialects.hydrax._data_group import DataGroup
+from millstream.files.safe_path import open_plain, plain_reader
+from millstream.reading.batch_cache import Mode, OpenCache, open_cache
+from millstream.reading.cache_contents import CacheContents
 
 if TYPE_CHECKING:
-    from millstream.loader import BatchInfo
+    from millstream.loader.info import BatchInfo
 
 FOLDER = "computed"
 _STORED = ".stored"

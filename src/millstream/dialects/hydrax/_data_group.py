@@ -9,9 +9,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from millstream._core.dtypes import kept_dtype
-from millstream._core.errors import describe_value, require_bool, require_choice, require_int
-from millstream._core.slots import Layout
+from millstream.reading.dtypes import kept_dtype
+from millstream.reading.slots import Layout
+from millstream.text.errors import describe_value, require_bool, require_choice, require_int
 
 D = TypeVar("D")
 

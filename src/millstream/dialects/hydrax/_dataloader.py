@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 import numpy as np
 
 import millstream as ms
-from millstream._core.dtypes import kept
-from millstream._core.errors import require_choice
-from millstream._core.one_thread import OneThread
 from millstream.dialects.hydrax._arguments import (
     end_of,
     groups_of,
@@ -26,9 +23,12 @@ from millstream.dialects.hydrax._batch import Batch, TrainingBatch, ValidationBa
 from millstream.dialects.hydrax._computed_cache import Cachers
 from millstream.dialects.hydrax._data_group import DataGroup, Layouts
 from millstream.dialects.hydrax._group_loader import GroupLoader, Reading
+from millstream.reading.dtypes import kept
+from millstream.reading.one_thread import OneThread
+from millstream.text.errors import require_choice
 
 if TYPE_CHECKING:
-    from millstream.loader import StreamItem, StreamIterator
+    from millstream.loader.stream_items import StreamItem, StreamIterator
 
 D = TypeVar("D")
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 import millstream as ms
-from millstream._core.dtypes import kept_dtype
 from millstream.dialects.hydrax._computed_cache import FOLDER, ComputedCache
 from millstream.dialects.hydrax._data_group import DataGroup, Layouts
 from millstream.dialects.hydrax._loader_function import LoaderFunction, Numbered, UnlessStored, nothing
+from millstream.reading.dtypes import kept_dtype
 
 _LOADED = "loaded"  # the folder of batches as the loader has filled them
 _NO_ARRAYS = {"nothing": ((), np.bool_)}

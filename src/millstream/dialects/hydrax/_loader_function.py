@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core.dtypes import narrowed
+from millstream.reading.dtypes import narrowed
 
 SEED_BITS = np.uint64(0xFFFFFFFF)  # seeds fit everything that takes one, such as `np.random.seed`
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from millstream._core.errors import describe_value, needs, require_int
 from millstream.integrations import images
+from millstream.text.errors import describe_value, needs, require_int
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -4,7 +4,7 @@ import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from millstream._core.errors import describe_value
+from millstream.text.errors import describe_value
 
 if TYPE_CHECKING:
     import pandas

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any, Self, TypeVar
 
-from millstream._core.errors import needs, require_int
 from millstream.dialects.hydrax._batch import Batch, TrainingBatch, ValidationBatch
 from millstream.dialects.hydrax._dataloader import Dataloader
+from millstream.text.errors import needs, require_int
 
 D = TypeVar("D")
 

@@ -1,72 +1,8 @@
 """The API of loadax, over the engine of Millstream: datasets, batchers, a builder of loaders, sharding.
 
-A lazy table of contents: worker processes load datasets from this room, and must not load JAX.
+Names are loaded on demand: worker processes load datasets from this room, and must not load JAX.
 """
 
-from typing import TYPE_CHECKING
+from millstream._lazy import table_of_contents
 
-from millstream._core.lazy import loads_on_demand
-
-if TYPE_CHECKING:
-    from millstream.dialects.loadax._batcher import Batcher as Batcher
-    from millstream.dialects.loadax._batcher import ListBatcher as ListBatcher
-    from millstream.dialects.loadax._batcher import StackBatcher as StackBatcher
-    from millstream.dialects.loadax._builder import DataLoader as DataLoader
-    from millstream.dialects.loadax._builder import DataloaderBuilder as DataloaderBuilder
-    from millstream.dialects.loadax._dataset import Dataset as Dataset
-    from millstream.dialects.loadax._dataset import FilteredDataset as FilteredDataset
-    from millstream.dialects.loadax._dataset import MappedBatchDataset as MappedBatchDataset
-    from millstream.dialects.loadax._dataset import MappedDataset as MappedDataset
-    from millstream.dialects.loadax._items import Indexable as Indexable
-    from millstream.dialects.loadax._loader import Dataloader as Dataloader
-    from millstream.dialects.loadax._loader import DistributedDataLoader as DistributedDataLoader
-    from millstream.dialects.loadax._loader import FixedBatchStrategy as FixedBatchStrategy
-    from millstream.dialects.loadax._loader import Loader as Loader
-    from millstream.dialects.loadax._loader import LoaderIterator as LoaderIterator
-    from millstream.dialects.loadax._loader import Progress as Progress
-    from millstream.dialects.loadax._memory import InMemoryDataset as InMemoryDataset
-    from millstream.dialects.loadax._memory import RangeDataset as RangeDataset
-    from millstream.dialects.loadax._memory import SimpleDataset as SimpleDataset
-    from millstream.dialects.loadax._parts import CombinedDataset as CombinedDataset
-    from millstream.dialects.loadax._parts import PartialDataset as PartialDataset
-    from millstream.dialects.loadax._parts import Shardable as Shardable
-    from millstream.dialects.loadax._parts import ShardedDataset as ShardedDataset
-    from millstream.dialects.loadax._parts import compute_shard_boundaries as compute_shard_boundaries
-    from millstream.dialects.loadax._random import SampledDataset as SampledDataset
-    from millstream.dialects.loadax._random import SampledDatasetWithoutReplacement as SampledDatasetWithoutReplacement
-    from millstream.dialects.loadax._random import SampledDatasetWithReplacement as SampledDatasetWithReplacement
-    from millstream.dialects.loadax._random import Shuffleable as Shuffleable
-    from millstream.dialects.loadax._random import ShuffledDataset as ShuffledDataset
-    from millstream.dialects.loadax._sharding import JaxShardingStrategy as JaxShardingStrategy
-
-_CONTENTS = {
-    "_batcher": ["Batcher", "ListBatcher", "StackBatcher"],
-    "_builder": ["DataLoader", "DataloaderBuilder"],
-    "_dataset": ["Dataset", "FilteredDataset", "MappedBatchDataset", "MappedDataset"],
-    "_items": ["Indexable"],
-    "_loader": [
-        "Dataloader",
-        "DistributedDataLoader",
-        "FixedBatchStrategy",
-        "Loader",
-        "LoaderIterator",
-        "Progress",
-    ],
-    "_memory": ["InMemoryDataset", "RangeDataset", "SimpleDataset"],
-    "_parts": ["CombinedDataset", "PartialDataset", "Shardable", "ShardedDataset", "compute_shard_boundaries"],
-    "_random": [
-        "SampledDataset",
-        "SampledDatasetWithReplacement",
-        "SampledDatasetWithoutReplacement",
-        "Shuffleable",
-        "ShuffledDataset",
-    ],
-    "_sharding": ["JaxShardingStrategy"],
-}
-
-__all__ = sorted(name for names in _CONTENTS.values() for name in names)  # pyright: ignore[reportUnsupportedDunderAll]
-__getattr__ = loads_on_demand(__name__, _CONTENTS)
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+__getattr__, __dir__, __all__ = table_of_contents(__name__, __file__)

@@ -6,8 +6,8 @@ from typing import Any, Generic, TypeVar
 import jax
 import numpy as np
 
-from millstream._core.dtypes import kept
-from millstream._core.errors import describe_value, require_callable
+from millstream.reading.dtypes import kept
+from millstream.text.errors import describe_value, require_callable
 
 T = TypeVar("T")
 B = TypeVar("B")

@@ -5,11 +5,11 @@ from typing import Any, Generic, Self, TypeVar
 
 from jax.sharding import Mesh
 
-from millstream._core.errors import describe_value
 from millstream.dialects.loadax._batcher import Batcher
 from millstream.dialects.loadax._items import Items
 from millstream.dialects.loadax._loader import Loader, Options
 from millstream.dialects.loadax._sharding import JaxShardingStrategy
+from millstream.text.errors import describe_value
 
 T = TypeVar("T")
 B = TypeVar("B")

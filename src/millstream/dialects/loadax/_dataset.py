@@ -8,10 +8,10 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from millstream._core.errors import function_name, noted, require_callable, require_int
 from millstream.dialects.loadax._items import Items, item_of, items_of, require_items
 from millstream.dialects.loadax._order import key_words, shuffled
 from millstream.sharding import shard_bounds
+from millstream.text.errors import function_name, noted, require_callable, require_int
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

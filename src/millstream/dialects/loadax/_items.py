@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
-from millstream._core.errors import describe_value, noted
+from millstream.text.errors import describe_value, noted
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

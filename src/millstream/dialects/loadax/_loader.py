@@ -6,17 +6,17 @@ from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 
-from millstream._core.errors import describe_value, require_int
-from millstream._core.one_thread import OneThread
 from millstream.dialects.loadax._batcher import Batcher, ListBatcher
 from millstream.dialects.loadax._dataset import View
 from millstream.dialects.loadax._items import Items, require_items
 from millstream.dialects.loadax._sharding import JaxShardingStrategy
 from millstream.dialects.loadax._source import BatchSource
-from millstream.host import Threads
-from millstream.loader import BatchIterator
-from millstream.loader import DataLoader as Engine
-from millstream.transforms import BatchTransform
+from millstream.loader.iterator import BatchIterator
+from millstream.loader.loader import DataLoader as Engine
+from millstream.reading.one_thread import OneThread
+from millstream.reading.threads import Threads
+from millstream.text.errors import describe_value, require_int
+from millstream.transforms.batch import BatchTransform
 
 T = TypeVar("T")
 B = TypeVar("B")

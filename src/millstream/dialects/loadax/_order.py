@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core import order
-from millstream._core.errors import require_int
-from millstream._core.keys import fold, named_key
+from millstream.plan import order
+from millstream.plan.keys import fold, named_key
+from millstream.text.errors import require_int
 
 
 def key_words(who: str, key: Any) -> np.ndarray:
@@ -16,7 +16,7 @@ def key_words(who: str, key: Any) -> np.ndarray:
         if key >> 64:
             raise ValueError(f"{who} needs a seed of at most 64 bits as its key. Got {key}.")
         return np.array([key >> 32, key & 0xFFFFFFFF], np.uint32)
-    from millstream._core import state
+    from millstream.pipeline import state
 
     return np.asarray(state.key_words(who, key))
 

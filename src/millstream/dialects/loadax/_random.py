@@ -2,10 +2,10 @@
 
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from millstream._core.errors import require_int
 from millstream.dialects.loadax._dataset import View
 from millstream.dialects.loadax._items import Items
 from millstream.dialects.loadax._order import drawn, key_words, shuffled
+from millstream.text.errors import require_int
 
 T_co = TypeVar("T_co", covariant=True)
 

@@ -8,13 +8,13 @@ from typing import Any, overload
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from millstream._core.contracts import PyTree
-from millstream._core.errors import require_int
-from millstream.loader._hosts import require_agreement
+from millstream.loader.hosts import require_agreement
+from millstream.reading.contracts import PyTree
 from millstream.sharding import distribute_global_batch, rows_by_process, shard_count
-from millstream.sharding._batch_sharding import nearest
-from millstream.sharding._context_mesh import given_or_context_mesh
-from millstream.sharding._mesh_config import checked_axes, over_axes
+from millstream.sharding.batch_sharding import nearest
+from millstream.sharding.context_mesh import given_or_context_mesh
+from millstream.sharding.mesh_config import checked_axes, over_axes
+from millstream.text.errors import require_int
 
 _WHO = "DataLoader.shard"
 

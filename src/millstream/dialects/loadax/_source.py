@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core.errors import describe_value, noted
-from millstream._core.host_source import HostSource
-from millstream._core.samples import ObjectSpec
 from millstream.dialects.loadax._batcher import Batcher
 from millstream.dialects.loadax._items import Items, items_of
+from millstream.reading.host_source import HostSource
+from millstream.reading.samples import ObjectSpec
+from millstream.text.errors import describe_value, noted
 
 
 class BatchSource(HostSource):

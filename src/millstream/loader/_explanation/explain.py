@@ -5,13 +5,13 @@ import html
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from millstream._core.text_table import WIDTH, name_table, size_text, text_table
 from millstream.loader._explanation.plan import plan_in_words
 from millstream.loader._explanation.stage import ExplainedStage
 from millstream.loader._explanation.stages import explained_stages
+from millstream.text.tables import WIDTH, name_table, size_text, text_table
 
 if TYPE_CHECKING:
-    from millstream.loader._loader import DataLoader
+    from millstream.loader.loader import DataLoader
 
 _HEADER = ("stage", "where", "shape and dtype", "per batch", "memory", "note")
 _NUMBERS, _PROSE = ("per batch", "memory"), ("where", "note")

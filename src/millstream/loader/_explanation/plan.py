@@ -5,21 +5,21 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from millstream._core.derived_sources import is_random, named_parts
-from millstream._core.host_side import HostSide
-from millstream._core.memory import nbytes
-from millstream._core.ordering import Shuffle
-from millstream._core.pipeline import Pipeline
-from millstream._core.placement import BatchPlacement
-from millstream._core.plan import Batching, Plan
-from millstream._core.stages import stage_names
-from millstream._core.state import is_traced
-from millstream._core.text_table import size_text
-from millstream.host import Processes
-from millstream.loader._build import stages
+from millstream.loader.build import stages
+from millstream.pipeline.pipeline import Pipeline
+from millstream.pipeline.placement import BatchPlacement
+from millstream.pipeline.stages import stage_names
+from millstream.pipeline.state import is_traced
+from millstream.plan.ordering import Shuffle
+from millstream.plan.plan import Batching, Plan
+from millstream.reading.derived_sources import is_random, named_parts
+from millstream.reading.host_side import HostSide
+from millstream.reading.memory import nbytes
+from millstream.reading.processes import Processes
+from millstream.text.tables import size_text
 
 if TYPE_CHECKING:
-    from millstream.loader._loader import DataLoader
+    from millstream.loader.loader import DataLoader
 
 _ORDERS = {
     "itemwise": "another order every epoch",

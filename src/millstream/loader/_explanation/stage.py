@@ -4,8 +4,8 @@ import dataclasses
 
 import jax
 
-from millstream._core.contracts import PyTree
-from millstream._core.memory import nbytes
+from millstream.reading.contracts import PyTree
+from millstream.reading.memory import nbytes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,21 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from millstream._core.contracts import PyTree, Stream
-from millstream._core.derived_sources import CollatedSource, is_random, named_parts
-from millstream._core.host_side import HostSide
-from millstream._core.host_source import ArrayRows, HostSource
-from millstream._core.memory import nbytes
-from millstream._core.pipeline import Pipeline
-from millstream._core.plan import Plan
-from millstream._core.samples import ObjectSpec
-from millstream._core.slots import slots_for
-from millstream._core.stages import apply_stage, stage_names
-from millstream._core.state import is_traced
-from millstream._core.streams import BatchedStream, MappedStream, stages_of
-from millstream._core.text_table import size_text
-from millstream.host import Processes
-from millstream.host._messages import SlotForm
 from millstream.loader._explanation.plan import (
     device_words,
     ending_words,
@@ -30,12 +15,28 @@ from millstream.loader._explanation.plan import (
     reader_words,
 )
 from millstream.loader._explanation.stage import ExplainedStage, explained
-from millstream.sources._file_source import is_mapped
-from millstream.transforms import BufferTransform, DevicePutTransform
+from millstream.pipeline.pipeline import Pipeline
+from millstream.pipeline.stages import apply_stage, stage_names
+from millstream.pipeline.state import is_traced
+from millstream.pipeline.streams import BatchedStream, MappedStream, stages_of
+from millstream.plan.plan import Plan
+from millstream.reading.contracts import PyTree, Stream
+from millstream.reading.derived_sources import CollatedSource, is_random, named_parts
+from millstream.reading.host_side import HostSide
+from millstream.reading.host_source import ArrayRows, HostSource
+from millstream.reading.memory import nbytes
+from millstream.reading.processes import Processes
+from millstream.reading.samples import ObjectSpec
+from millstream.reading.slots import slots_for
+from millstream.reading.workers.messages import SlotForm
+from millstream.sources.file_source import is_mapped
+from millstream.text.tables import size_text
+from millstream.transforms.buffer import BufferTransform
+from millstream.transforms.device import DevicePutTransform
 
 if TYPE_CHECKING:
-    from millstream._core.transform import Transform
-    from millstream.loader._loader import DataLoader
+    from millstream.loader.loader import DataLoader
+    from millstream.pipeline.transform import Transform
 
 
 def explained_stages(loader: "DataLoader") -> list[ExplainedStage]:

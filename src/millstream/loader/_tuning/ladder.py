@@ -6,12 +6,14 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from millstream._core.pipeline import Pipeline
-from millstream.host import InGraph, Processes, Threads
 from millstream.loader._tuning.trials import Executor
+from millstream.pipeline.pipeline import Pipeline
+from millstream.reading.in_graph import InGraph
+from millstream.reading.processes import Processes
+from millstream.reading.threads import Threads
 
 if TYPE_CHECKING:
-    from millstream.loader._loader import DataLoader
+    from millstream.loader.loader import DataLoader
 
 _CLOSE = 0.07  # of the best: what is nearer to it than this counts as good
 _CLOSE_IN_GRAPH = 0.25  # a program that makes its batches itself can also run whole epochs, in `scan_epoch`

@@ -2,11 +2,13 @@
 
 import math
 
-from millstream._core.text_table import time_text
-from millstream.host import InGraph, Processes, Threads
 from millstream.loader._tuning.result import executor_code
 from millstream.loader._tuning.stages import TimedReading
 from millstream.loader._tuning.trials import Executor, TriedOptions
+from millstream.reading.in_graph import InGraph
+from millstream.reading.processes import Processes
+from millstream.reading.threads import Threads
+from millstream.text.tables import time_text
 
 _LOCKED = 1.25  # two threads that read less than this as much as one hold each other up
 

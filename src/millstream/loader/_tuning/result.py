@@ -3,10 +3,10 @@
 import dataclasses
 from typing import Any
 
-from millstream._core.errors import function_name
-from millstream._core.text_table import WIDTH, name_table, text_table, time_text
 from millstream.loader._tuning.stages import TimedStage
 from millstream.loader._tuning.trials import Executor, TriedOptions
+from millstream.text.errors import function_name
+from millstream.text.tables import WIDTH, name_table, text_table, time_text
 
 _STAGES = ("stage", "time", "of it at work", "per")
 _TRIED = ("executor", "prefetch", "samples/s", "idle", "cores", "note")

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from millstream._core.progress_line import ProgressLine
-from millstream._core.text_table import time_text
-from millstream.host import Processes
 from millstream.loader._tuning import ladder
 from millstream.loader._tuning.result import executor_code
 from millstream.loader._tuning.stages import TimedReading, read_batch
 from millstream.loader._tuning.trials import Cursor, Executor, Step, Trial, TriedOptions
+from millstream.reading.processes import Processes
+from millstream.text.progress_line import ProgressLine
+from millstream.text.tables import time_text
 
 if TYPE_CHECKING:
-    from millstream.loader._loader import DataLoader
+    from millstream.loader.loader import DataLoader
 
 # Shares of the time.
 _CLIMB, _COMPARE, _TURN, _LONGEST_ROUND = 0.55, 0.8, 0.03, 0.1

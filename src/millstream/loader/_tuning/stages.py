@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 import numpy as np
 
-from millstream._core.read_ahead import PlannedRun
-from millstream._core.reading import Filled, Reading, Report, Request
+from millstream.reading.read_ahead import PlannedRun
+from millstream.reading.reading import Filled, Reading, Report, Request
 
 if TYPE_CHECKING:
-    from millstream.loader._loader import DataLoader
+    from millstream.loader.loader import DataLoader
 
 _MOST_REPEATS = 50
 

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import jax
 import numpy as np
 
-from millstream.host import InGraph, Processes, Threads
-from millstream.loader._iterator import BatchIterator
+from millstream.loader.iterator import BatchIterator
+from millstream.reading.in_graph import InGraph
+from millstream.reading.processes import Processes
+from millstream.reading.threads import Threads
 
 if TYPE_CHECKING:
-    from millstream.loader._loader import DataLoader
+    from millstream.loader.loader import DataLoader
 
 Executor = InGraph | Threads | Processes | None
 Step = Callable[[Any, Any], Any]

@@ -6,10 +6,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from millstream._core.errors import require_callable, require_positive
-from millstream._core.pipeline import Pipeline
-from millstream._core.progress_line import ProgressLine
-from millstream._core.state import key_words
 from millstream.loader._tuning.ladder import present_executor
 from millstream.loader._tuning.reason import reason
 from millstream.loader._tuning.result import Tuning
@@ -23,9 +19,13 @@ from millstream.loader._tuning.stages import (
     unread_batch,
 )
 from millstream.loader._tuning.trials import SKIPPING, Step
+from millstream.pipeline.pipeline import Pipeline
+from millstream.pipeline.state import key_words
+from millstream.text.errors import require_callable, require_positive
+from millstream.text.progress_line import ProgressLine
 
 if TYPE_CHECKING:
-    from millstream.loader._loader import DataLoader
+    from millstream.loader.loader import DataLoader
 
 _STAGES = 0.15  # of the time: for the stages, each alone
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from millstream._core.errors import describe_leaf, describe_value
+from millstream.text.errors import describe_leaf, describe_value
 
 # Contracting `x * a + b`, or adding up in another order, moves a result by a few units in the last place of the
 # largest number that took part. The largest of the leaf stands for that one.

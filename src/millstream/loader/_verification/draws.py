@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from millstream._core import plain
-from millstream._core.callbacks import original_errors
-from millstream._core.contracts import PyTree
-from millstream._core.memory import nbytes
-from millstream._core.samples import ObjectSpec
-from millstream._core.stats import LoaderStats
-from millstream.loader._info import BatchInfo
+from millstream.files import plain
 from millstream.loader._verification.compare import raw_key
+from millstream.loader.info import BatchInfo
+from millstream.pipeline.host_calls import original_errors
+from millstream.reading.contracts import PyTree
+from millstream.reading.memory import nbytes
+from millstream.reading.samples import ObjectSpec
+from millstream.reading.stats import LoaderStats
 
 if TYPE_CHECKING:
-    from millstream.loader._loader import DataLoader
+    from millstream.loader.loader import DataLoader
 
 Make = Callable[[], "DataLoader"]  # a loader that nobody else uses
 Draws = Generator["Drawn", None, None]

@@ -8,12 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from millstream._core.pipeline import Pipeline
-from millstream._core.samples import ObjectSpec
-from millstream._core.stats import LoaderStats
 from millstream.loader._verification.compare import compare
 from millstream.loader._verification.pace import Pace
 from millstream.loader._verification.result import Difference, VerificationRow
+from millstream.pipeline.pipeline import Pipeline
+from millstream.reading.samples import ObjectSpec
+from millstream.reading.stats import LoaderStats
 from millstream.sharding import shard_bounds
 
 _CHECK = "hosts"

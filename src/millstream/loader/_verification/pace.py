@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-from millstream._core.progress_line import ProgressLine
+from millstream.text.progress_line import ProgressLine
 
 
 class Pace:

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core.derived_sources import named_parts
-from millstream._core.host_source import HostSource, as_host_source
-from millstream._core.reading import Request
-from millstream._core.samples import ObjectSpec, SampleSpec
-from millstream._core.slots import Layout
-from millstream.host import Processes
 from millstream.loader._verification.compare import Mismatch, compare
+from millstream.reading.derived_sources import named_parts
+from millstream.reading.host_source import HostSource, as_host_source
+from millstream.reading.processes import Processes
+from millstream.reading.reading import Request
+from millstream.reading.samples import ObjectSpec, SampleSpec
+from millstream.reading.slots import Layout
 
 IN_A_WORKER = (
     "A worker process is a new interpreter: does reading depend on a global variable, the order of a set, the current "

@@ -4,7 +4,7 @@ import dataclasses
 import textwrap
 from typing import Literal
 
-from millstream._core.text_table import WIDTH, text_table
+from millstream.text.tables import WIDTH, text_table
 
 Result = Literal["ok", "failed", "left out"]
 

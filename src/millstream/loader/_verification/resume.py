@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from millstream._core.errors import describe_value
 from millstream.checkpoints import CheckpointStore
-from millstream.loader._info import BatchInfo
 from millstream.loader._verification.compare import Mismatch, on_host
 from millstream.loader._verification.draws import Drawn
 from millstream.loader._verification.pace import Pace
 from millstream.loader._verification.result import Difference, VerificationRow
 from millstream.loader._verification.stream import compare_batches, place_of
+from millstream.loader.info import BatchInfo
+from millstream.text.errors import describe_value
 
 if TYPE_CHECKING:
-    from millstream.loader._loader import DataLoader
+    from millstream.loader.loader import DataLoader
 
 _CHECK = "resume"
 _LENGTH = 2  # batches that are drawn after each stop

@@ -4,14 +4,14 @@ import math
 
 import numpy as np
 
-from millstream._core.errors import describe_value
-from millstream._core.host_source import as_host_source
-from millstream._core.pipeline import Pipeline
-from millstream._core.plan import Plan
 from millstream.loader._verification.compare import compare, on_host
 from millstream.loader._verification.draws import Drawn
 from millstream.loader._verification.pace import Pace
 from millstream.loader._verification.result import Difference, VerificationRow
+from millstream.pipeline.pipeline import Pipeline
+from millstream.plan.plan import Plan
+from millstream.reading.host_source import as_host_source
+from millstream.text.errors import describe_value
 
 _CHECK = "samples"
 _BLOCK = 1 << 16  # samples that are planned together

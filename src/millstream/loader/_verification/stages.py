@@ -7,10 +7,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from millstream._core.derived_sources import MappedSource
-from millstream._core.pipeline import Pipeline
-from millstream._core.read_ahead import sample_keys
-from millstream.host import Processes
 from millstream.loader._verification.compare import compare, on_host
 from millstream.loader._verification.draws import iterating
 from millstream.loader._verification.pace import Pace
@@ -18,9 +14,13 @@ from millstream.loader._verification.reading import IN_A_WORKER, Level, OtherRea
 from millstream.loader._verification.result import Difference, VerificationRow
 from millstream.loader._verification.stream import compare_batches
 from millstream.loader._verification.tracing import calculating, differs_when_called, differs_when_traced
+from millstream.pipeline.pipeline import Pipeline
+from millstream.reading.derived_sources import MappedSource
+from millstream.reading.processes import Processes
+from millstream.reading.read_ahead import sample_keys
 
 if TYPE_CHECKING:
-    from millstream.loader._loader import DataLoader
+    from millstream.loader.loader import DataLoader
 
 _CHECK = "stages"
 _SAMPLES = 64

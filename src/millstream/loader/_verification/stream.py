@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from millstream._core.errors import describe_value
-from millstream.loader._info import BatchInfo
 from millstream.loader._verification.compare import Mismatch, compare, on_host
 from millstream.loader._verification.draws import Drawn, Draws, NotAllowed
 from millstream.loader._verification.pace import Pace
 from millstream.loader._verification.reading import IN_A_WORKER
 from millstream.loader._verification.result import Difference, VerificationRow
 from millstream.loader._verification.ways import Way
+from millstream.loader.info import BatchInfo
+from millstream.text.errors import describe_value
 
 _CHECK = "executors"
 _LEAST = 2  # batches that are compared even if there is no time

@@ -9,13 +9,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from millstream._core.callbacks import original_errors
-from millstream._core.pipeline import Pipeline
-from millstream._core.stages import stage_names
-from millstream._core.stats import LoaderStats
-from millstream._core.transform import Transform
 from millstream.loader._verification.compare import Mismatch, compare, on_host
 from millstream.loader._verification.stream import compare_batches
+from millstream.pipeline.host_calls import original_errors
+from millstream.pipeline.pipeline import Pipeline
+from millstream.pipeline.stages import stage_names
+from millstream.pipeline.transform import Transform
+from millstream.reading.stats import LoaderStats
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")  # of objects that are made anew by every trace
 

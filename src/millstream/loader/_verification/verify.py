@@ -10,10 +10,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from millstream._core.errors import describe_value, listed, require_int, require_positive
-from millstream._core.pipeline import Pipeline
-from millstream._core.state import key_words
-from millstream.host import InGraph, Processes, Threads
 from millstream.loader._verification.draws import Drawn, from_cache, iterating
 from millstream.loader._verification.hosts import check_hosts
 from millstream.loader._verification.pace import Pace
@@ -25,9 +21,15 @@ from millstream.loader._verification.stages import check_stages, check_stream
 from millstream.loader._verification.stream import Streams
 from millstream.loader._verification.tracing import calculating
 from millstream.loader._verification.ways import Executor, Way, usual_executors, ways_of
+from millstream.pipeline.pipeline import Pipeline
+from millstream.pipeline.state import key_words
+from millstream.reading.in_graph import InGraph
+from millstream.reading.processes import Processes
+from millstream.reading.threads import Threads
+from millstream.text.errors import describe_value, listed, require_int, require_positive
 
 if TYPE_CHECKING:
-    from millstream.loader._loader import DataLoader
+    from millstream.loader.loader import DataLoader
 
 _SHARES = {"stages": 0.25, "executors": 0.4, "samples": 0.1, "resume": 0.15, "hosts": 0.1}
 _SCAN_SHARE = 0.1  # of all time, for what a compiled loop reads at once

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from millstream._core.pipeline import Pipeline
-from millstream.host import InGraph, Processes, Threads
 from millstream.loader._verification.draws import (
     Draws,
     iterating,
@@ -20,9 +18,13 @@ from millstream.loader._verification.draws import (
     stepping_compiled,
     with_workers,
 )
+from millstream.pipeline.pipeline import Pipeline
+from millstream.reading.in_graph import InGraph
+from millstream.reading.processes import Processes
+from millstream.reading.threads import Threads
 
 if TYPE_CHECKING:
-    from millstream.loader._loader import DataLoader
+    from millstream.loader.loader import DataLoader
 
 Executor = InGraph | Threads | Processes
 

@@ -1,0 +1,107 @@
+"""A progress bar in the manner of Keras."""
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+from millstream.callbacks._bar import Bar, printable
+from millstream.callbacks._bar_values import number_text
+from millstream.callbacks.bar_progress import BarProgress, duration_text, step_time_text
+from millstream.loops.elapsed import seconds
+from millstream.text.bar_line import BarLine, fitted
+from millstream.text.errors import require_int
+
+_OTHER_TEXT = 60  # cells to leave for counts, times and a metric or two
+_LEAST_WIDTH = 5
+
+
+def keras_bar(
+    total: Any = None,
+    *,
+    width: int = 27,
+    interval: float = 0.05,
+    stateful_metrics: Collection[str] = (),
+    verbose: int = 1,
+) -> Bar:
+    """A line with a bar, the time that is left, and the metrics: means of this epoch, weighted by samples.
+
+    Example:
+        >>> bar = ms.keras_bar(total=100)
+        >>> _ = bar(ms.Elapsed(steps=100, time=12.0, time_before=8.6), {"loss": 1.53712})  # by hand; or in a loop
+        100/100 [===========================] - 3s - 3.4s/step - loss: 1.5371
+
+    While it runs, it looks like `80/100 [=====================>.....] - ETA: 42s - loss: 1.5371`. On a terminal and in
+    a notebook the line is written over. Into a file or a pipe goes a line for every epoch, such as
+    `epoch 3/5  100 steps  11.2s  40ms/step  loss 0.0821  loss_test 0.0490`, with exactly what that epoch has logged; a
+    line every ten seconds in between, or, in long runs, whenever the run is 5 % older; and one at the end. Metrics are
+    shown two steps late, so that nothing waits for them; at the end they are exact. Process 0 alone writes.
+
+    Args:
+        total: Where the run will end: steps, or `at(samples=...)`, `at(epochs=...)`, `at(time=...)`. None:
+            where the loop stops, if it says so.
+        width: How wide the bar is, where there is room.
+        interval: Seconds between two drawings.
+        stateful_metrics: Metrics whose newest value is shown, not the mean, besides those logged as stateful metrics
+            and the results of tests (`loss_test` and the like).
+        verbose: 0 shows nothing.
+    """
+    require_int("keras_bar", "width", width, least=1)
+    require_int("keras_bar", "verbose", verbose, least=0)
+    face = _KerasFace(width, seconds("keras_bar", interval))
+    return Bar("keras_bar", total, face, stateful_metrics=stateful_metrics, disabled=verbose == 0)
+
+
+class _KerasFace:
+    def __init__(self, width: int, interval: float) -> None:
+        self._width = width
+        self._interval = interval
+        self._line = BarLine()
+
+    def open(self, progress: BarProgress) -> None:
+        self._line = BarLine()
+
+    @property
+    def keeps_lines(self) -> bool:
+        return not self._line.rewrites
+
+    def interval(self, progress: BarProgress) -> float:
+        return max(self._interval, progress.plain_interval) if self.keeps_lines else self._interval
+
+    def write_line(self, text: str) -> None:
+        self._line.write(text, end=True)
+
+    def draw(self, progress: BarProgress, values: dict[str, float]) -> None:
+        left = progress.seconds_left
+        times = [f"ETA: {'?' if left is None else duration_text(left)}"]
+        self._write(progress, _pace(progress) if progress.total is None else times, values)
+
+    def close(self, progress: BarProgress, values: dict[str, float]) -> None:
+        if progress.steps:
+            self._write(progress, _pace(progress), values, end=True)
+
+    def _write(self, progress: BarProgress, times: list[str], values: dict[str, float], *, end: bool = False) -> None:
+        room = self._line.width
+        width = self._width if room is None else min(self._width, max(room - _OTHER_TEXT, _LEAST_WIDTH))
+        shown = [f"{printable(name)}: {number_text(value)}" for name, value in values.items()]
+        self._line.write(fitted([_counts(progress, width), *times, *shown], room), end=end)
+
+
+def _counts(progress: BarProgress, width: int) -> str:
+    """How far the run is, in figures and as a bar."""
+    unit, share = progress.unit, progress.share
+    if share is None:
+        return f"{progress.done} steps"
+    number = _seconds_text if unit == "time" else str
+    word = "" if unit in ("steps", "time") else f" {unit}"
+    filled = int(width * share)
+    bar = "=" * width if filled == width else "=" * filled + ">" + "." * (width - filled - 1)
+    return f"{number(progress.done)}/{number(progress.total or 0)}{word} [{bar}]"
+
+
+def _seconds_text(seconds: float) -> str:
+    return duration_text(math.floor(seconds))  # a minute is not over before its end
+
+
+def _pace(progress: BarProgress) -> list[str]:
+    step = progress.seconds_per_step
+    return [duration_text(progress.seconds)] + ([] if step is None else [step_time_text(step)])

@@ -1,0 +1,63 @@
+"""Rows for MLflow."""
+
+import itertools
+import re
+from typing import Any
+
+from millstream.callbacks._background import Row, Sink
+from millstream.callbacks._writer import Writer
+from millstream.loops.elapsed import seconds
+from millstream.text.errors import describe_value, needs
+
+_AT_ONCE = 1000  # metrics that a server takes in one request
+_NOT_ALLOWED = re.compile(r"[^\w\-. :/]", re.ASCII)
+
+
+class _MlflowRun(Sink):
+    who = "mlflow_logger"
+
+    def __init__(self, run: Any, client: Any, timeout: Any) -> None:
+        with needs(self.who, "mlflow", "mlflow"):
+            import mlflow  # pyright: ignore[reportMissingImports]
+            from mlflow.entities import Metric  # pyright: ignore[reportMissingImports]
+        run = mlflow.active_run() if run is None else run
+        if run is None:
+            raise ValueError(f"{self.who} needs a run, and none is active. Call mlflow.start_run(), or give run=.")
+        run_id = run if isinstance(run, str) else getattr(getattr(run, "info", None), "run_id", None)
+        if not isinstance(run_id, str):
+            raise TypeError(f"{self.who} needs a run of MLflow, or its id. Got {describe_value(run)}.")
+        self.patience = seconds(self.who, timeout)
+        self._run_id = run_id
+        self._client = mlflow.MlflowClient() if client is None else client
+        self._metric = Metric
+
+    def write(self, rows: list[Row]) -> None:
+        metrics = (
+            self._metric(_NOT_ALLOWED.sub("_", name), value, int(row.date * 1000), row.step)
+            for row in rows
+            for name, value in row.values.items()
+        )
+        while some := list(itertools.islice(metrics, _AT_ONCE)):
+            self._client.log_batch(self._run_id, metrics=some)
+
+
+def mlflow_logger(run: Any = None, *, client: Any = None, every: Any = None, timeout: float = 30.0) -> Writer:
+    """Log to a run of MLflow, in the background, many metrics in one request.
+
+    Example:
+        >>> with mlflow.start_run():  # doctest: +SKIP
+        ...     ms.train_loop(state, dataset, callbacks=[ms.mlflow_logger()])
+
+    Every entry is a metric, with the step and the date of its row; characters that MLflow does not allow in names
+    become `_`. A server must not end a run: errors and rows that come too fast are as for `wandb_logger`. A run that is
+    resumed logs the steps that it repeats once more. The run stays active: end it yourself.
+
+    Args:
+        run: What `mlflow.start_run` returned, or the id of a run; None: the active one.
+
+    Other Args:
+        client: The `MlflowClient` to log with; None: one of the current tracking server.
+        every: Which rows to log, as for `csv_logger`.
+        timeout: Seconds to wait for rows on their way, when the loop ends.
+    """
+    return Writer(_MlflowRun(run, client, timeout), every)

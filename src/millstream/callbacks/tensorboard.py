@@ -1,0 +1,103 @@
+"""Rows as scalars for TensorBoard."""
+
+import io
+import os
+import socket
+import struct
+import time
+from typing import Any
+
+from millstream.callbacks._background import Row, Sink
+from millstream.callbacks._writer import Writer
+from millstream.callbacks.log_file import write_whole
+from millstream.text.errors import needs, require_path
+
+_EVENTS = "events.out.tfevents.*"
+
+
+class _EventFile(Sink):
+    who = "tensorboard"
+
+    def __init__(self, log_dir: Any, overwrite: bool) -> None:
+        folder = require_path(self.who, "a folder", log_dir)
+        with needs(self.who, "tensorboardX", "tensorboard"):
+            from tensorboardX import record_writer
+            from tensorboardX.proto import event_pb2, summary_pb2
+        self._folder = folder.resolve()
+        self._overwrite = overwrite
+        self._crc, self._proto, self._summary = record_writer.masked_crc32c, event_pb2, summary_pb2
+        self._file: io.FileIO | None = None
+        self._hidden_from = 0  # the step from which on what earlier processes have written is not shown
+
+    def open(self, step: int) -> int:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        earlier = list(self._folder.glob(_EVENTS))
+        if earlier and step == 0:
+            if not self._overwrite:
+                raise FileExistsError(
+                    f"{self.who} begins a new run, and {self._folder} has events of another. Choose another folder, or "
+                    "go on with that run (elapsed=), or give overwrite=True."
+                )
+            for file in earlier:
+                file.unlink()
+        # TensorBoard wants seconds in the name, and two files of one second must neither be one nor change places.
+        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{time.time_ns()}"
+        # Without a buffer: what does not fit on the disk is told once, and not again when the file is forgotten.
+        self._file = io.FileIO(self._folder / name, "x")
+        self._hidden_from = 0
+        self._add([self._proto.Event(wall_time=time.time(), file_version="brain.Event:2")])
+        if earlier and step:
+            self._hide_from(step + 1)
+        return 0
+
+    def _hide_from(self, step: int) -> None:
+        self._hidden_from = step
+        restart = self._proto.SessionLog(status=self._proto.SessionLog.START)
+        self._add([self._proto.Event(wall_time=time.time(), step=step, session_log=restart)])
+
+    def write(self, rows: list[Row]) -> None:
+        if rows[0].step < self._hidden_from:
+            # What an earlier process had not written when it was saved; it may have come to it before it was killed.
+            self._hide_from(rows[0].step)
+        value_class, summary_class, event_class = self._summary.Summary.Value, self._summary.Summary, self._proto.Event
+        events = []
+        for row in rows:
+            values = [value_class(tag=name, simple_value=value) for name, value in row.values.items()]
+            events.append(event_class(wall_time=row.date, step=row.step, summary=summary_class(value=values)))
+        self._add(events)
+
+    def _add(self, events: list[Any]) -> None:
+        """Write events as records: the length, the data, and a checksum behind each."""
+        parts = []
+        for event in events:
+            data = event.SerializeToString()
+            length = struct.pack("<Q", len(data))
+            parts += [length, struct.pack("<I", self._crc(length)), data, struct.pack("<I", self._crc(data))]
+        assert self._file is not None
+        write_whole(self._file, b"".join(parts))
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def tensorboard(log_dir: str | os.PathLike[str], *, every: Any = None, overwrite: bool = False) -> Writer:
+    """Write what is logged for TensorBoard, in the background, without TensorFlow.
+
+    Example:
+        >>> def train_step(state, batch):
+        ...     return ms.logs().add_metric("loss", 0.5), state + 1
+        >>> _ = ms.loop(0, range(3), {ms.every(1): [train_step, ms.tensorboard("runs/first")]})
+
+    Then `tensorboard --logdir runs` shows it. Every entry is a scalar, with the step and the date of its row. A new run
+    refuses a folder that has events already. A resumed one (`elapsed=`) goes on there: TensorBoard then hides what an
+    earlier process has written of later steps. Errors and use by hand are as for `csv_logger`.
+
+    Args:
+        log_dir: A folder for this run.
+
+    Other Args:
+        every: Which rows to write, as for `csv_logger`.
+        overwrite: Whether a new run replaces the events of another.
+    """
+    return Writer(_EventFile(log_dir, overwrite), every)

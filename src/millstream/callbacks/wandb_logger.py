@@ -1,0 +1,53 @@
+"""Rows for Weights & Biases."""
+
+from typing import Any
+
+from millstream.callbacks._background import Row, Sink
+from millstream.callbacks._writer import Writer
+from millstream.loops.elapsed import seconds
+from millstream.text.errors import describe_value
+
+
+class _WandbRun(Sink):
+    who = "wandb_logger"
+    reserved = frozenset(("samples", "epochs", "time"))
+
+    def __init__(self, run: Any, timeout: Any) -> None:
+        if not callable(getattr(run, "log", None)):
+            raise TypeError(f"{self.who} needs a run: wandb.init(...). Got {describe_value(run)}.")
+        self.patience = seconds(self.who, timeout)
+        self._run = run
+
+    def write(self, rows: list[Row]) -> None:
+        for row in rows:
+            units = {"samples": row.samples, "epochs": row.epochs, "time": row.time}
+            known = {unit: value for unit, value in units.items() if value is not None}
+            self._run.log(row.values | known, step=row.step)
+
+
+def wandb_logger(run: Any, *, every: Any = None, timeout: float = 30.0) -> Writer:
+    """Log to a run of Weights & Biases, in the background.
+
+    Example:
+        >>> import types
+        >>> run = types.SimpleNamespace(log=lambda values, step: print(step, values["loss"]))  # or wandb.init()
+        >>> def train_step(state, batch):
+        ...     return ms.logs().add_metric("loss", 0.5), state + 1
+        >>> _ = ms.loop(0, range(2), {ms.every(1): [train_step, ms.wandb_logger(run)]})
+        1 0.5
+        2 0.5
+
+    A row is logged with its step; samples, epochs and time are there as well, to plot over. A server must not end a
+    run: errors are only warned of, and if rows come faster than they can be sent for a long time, the oldest are left
+    out, and a warning says how many. W&B itself leaves out steps that its run has already, so a run that is resumed
+    from an earlier step needs `wandb.init(resume_from=...)`, or is not logged anew until it is past them. The run stays
+    open: finish it yourself.
+
+    Args:
+        run: What `wandb.init` returned.
+
+    Other Args:
+        every: Which rows to log, as for `csv_logger`.
+        timeout: Seconds to wait for rows on their way, when the loop ends.
+    """
+    return Writer(_WandbRun(run, timeout), every)

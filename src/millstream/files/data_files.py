@@ -1,0 +1,245 @@
+"""Files that are read in pieces: opened by name, here or in another process, and refused if they have changed since."""
+
+import contextlib
+import contextvars
+import dataclasses
+import io
+import os
+import pathlib
+import urllib.parse
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from millstream.files.changed import FileChanged
+from millstream.files.urls import shown
+from millstream.text.errors import require_path
+
+_GONE = (FileNotFoundError, NotADirectoryError)  # other failures, such as too many open files, say what they are
+
+
+@runtime_checkable
+class File(Protocol):
+    """A file of which any piece can be read, from several threads at once. A copy in another process opens it again.
+
+    Attributes:
+        name: As the user wrote it, for errors, without secrets.
+        size: In bytes.
+        version: Words that change when the contents do.
+    """
+
+    name: str
+    size: int
+    version: str
+
+    def read_at(self, start: int, size: int) -> bytes:
+        """Exactly so many bytes from a position on; `FileChanged` if they are not there any more."""
+        ...
+
+    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+        """As `read_at` for each (start, size), in this order; what is far away is asked for together."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it; reading again opens it again."""
+        ...
+
+
+class LocalFile:
+    """A file of this machine. It is open only while it is read, so that there can be thousands.
+
+    Args:
+        who: Who speaks in errors.
+        path: Where it is.
+        version: The version it must still have; None for the one it has now.
+    """
+
+    def __init__(self, who: str, path: str | os.PathLike[str], version: str | None = None) -> None:
+        self.name, self._who = str(path), who
+        try:
+            self.path = require_file(who, path).absolute()
+        except FileNotFoundError:
+            if version is None:
+                raise
+            raise self._changed() from None  # it was there when its version was taken
+        self._text = os.fspath(self.path)
+        self._stamp = _stamp(os.stat(self._text))
+        self.size, self.version = self._stamp[0], f"{self._stamp[0]} bytes of {self._stamp[1]} ns"
+        if version is not None and self.version != version:
+            raise self._changed()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LocalFile, (self._who, self._text, self.version)
+
+    def read_at(self, start: int, size: int) -> bytes:
+        return next(self.read_ranges([(start, size)]))
+
+    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+        try:
+            handle = os.open(self._text, os.O_RDONLY)
+        except _GONE:
+            raise self._changed() from None
+        try:
+            self._require(os.fstat(handle))
+            for start, size in ranges:
+                data = os.pread(handle, size, start)
+                while len(data) < size and (more := os.pread(handle, size - len(data), start + len(data))):
+                    data += more  # the kernel gives 2 GB at most
+                self._require(os.fstat(handle))  # behind it, too: what is written in between is noticed
+                if len(data) != size:
+                    raise self._changed()
+                yield data
+        finally:
+            os.close(handle)
+
+    def check(self) -> None:
+        """Refuse to go on if the file has changed; for those who read it by other means."""
+        try:
+            found = os.stat(self._text)
+        except _GONE:
+            raise self._changed() from None
+        self._require(found)
+
+    def close(self) -> None:
+        pass  # it is open while it is read, and no longer
+
+    def _require(self, found: os.stat_result) -> None:
+        if _stamp(found) != self._stamp:
+            raise self._changed()
+
+    def _changed(self) -> FileChanged:
+        return FileChanged(
+            f"{self._who} reads {self.name}, and the file has changed since it was opened. "
+            "Leave files alone while they are read, and build the source again."
+        )
+
+
+def require_file(who: str, path: str | os.PathLike[str]) -> pathlib.Path:
+    """The path, if a plain file is there: a pipe or a device would block or never end."""
+    found = require_path(who, "a path", path)
+    if not found.exists():
+        raise FileNotFoundError(f"{who} needs a file that is there. {found} does not exist.")
+    if not found.is_file():
+        raise ValueError(f"{who} needs a plain file. {found} is a folder, a pipe or a device.")
+    return found
+
+
+def _stamp(found: os.stat_result) -> tuple[int, int]:
+    return found.st_size, found.st_mtime_ns
+
+
+class FileStream(io.RawIOBase):
+    """A file as Python's own kind of file, for libraries that want one.
+
+    Args:
+        file: The file.
+    """
+
+    def __init__(self, file: File) -> None:
+        self._source = file
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._source.size}[whence]
+        self._position = max(base + offset, 0)
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        data = self._read(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def readall(self) -> bytes:
+        return self._read(self._source.size)  # Python's own would ask for a few kilobytes at a time
+
+    def _read(self, size: int) -> bytes:
+        size = max(min(size, self._source.size - self._position), 0)
+        data = self._source.read_at(self._position, size) if size else b""
+        self._position += size
+        return data
+
+
+def buffered(file: File, size: int = 1 << 20) -> io.BufferedReader:
+    """A file as Python's own kind of file, read so many bytes at a time."""
+    return io.BufferedReader(FileStream(file), size)
+
+
+def is_remote(path: object) -> bool:
+    """Whether a path is the address of something on another machine."""
+    return isinstance(path, str) and "://" in path and not path.startswith("file://")
+
+
+def local_path(who: str, path: str | os.PathLike[str]) -> pathlib.Path:
+    """A path, for those who read from this machine alone: an address is refused as one, and not as a missing file.
+
+    Args:
+        who: Who speaks in errors.
+        path: What the user gave.
+    """
+    found = require_path(who, "a path", path)
+    if is_remote(path):
+        raise ValueError(
+            f"{who} reads from this machine alone. Got the address {shown(str(path))}. Copy what is there, and give "
+            "the path of the copy."
+        )
+    return found
+
+
+@dataclasses.dataclass
+class _Opening:
+    """Files that are opened in a block, or were, elsewhere, and are taken again."""
+
+    files: list[File]
+    known: Iterator[File]
+
+
+_opening: contextvars.ContextVar[_Opening | None] = contextvars.ContextVar("millstream_opening", default=None)
+
+
+@contextlib.contextmanager
+def recorded(known: Sequence[File] = ()) -> Iterator[list[File]]:
+    """The files that are opened in this block, in order.
+
+    Args:
+        known: What they are, from another process that has opened the same, with their versions and rights.
+    """
+    opening = _Opening([], iter(known))
+    token = _opening.set(opening)
+    try:
+        yield opening.files
+    finally:
+        _opening.reset(token)
+
+
+def open_file(who: str, path: str | os.PathLike[str]) -> File:
+    """A file by its path, or by an address such as `s3://`, `gs://` or `https://`.
+
+    Args:
+        who: Who speaks in errors.
+        path: Where it is.
+    """
+    opening = _opening.get()
+    if opening is None:
+        return _open(who, path)
+    known = next(opening.known, None)
+    opening.files.append(_open(who, path) if known is None else known)
+    return opening.files[-1]
+
+
+def _open(who: str, path: str | os.PathLike[str]) -> File:
+    if is_remote(path):
+        from millstream.files.remote_file import open_remote
+
+        return open_remote(who, str(path))
+    if isinstance(path, str) and path.startswith("file://"):
+        path = urllib.parse.unquote(urllib.parse.urlsplit(path).path)
+    return LocalFile(who, path)

@@ -1,0 +1,94 @@
+"""From a list of stages to one source, refusing what cannot work while it can still be named."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from millstream.pipeline.pipeline import Pipeline, as_stream
+from millstream.pipeline.streams import stages_of
+from millstream.pipeline.transform import Transform
+from millstream.reading.cached_backend import CacheOf
+from millstream.reading.caches import BatchCache
+from millstream.reading.contracts import IndexedSource, Stream
+from millstream.reading.reading import OnError
+from millstream.sharding import check_batch_size
+from millstream.text.errors import describe_value
+
+
+def build(pipeline: Any) -> Stream:
+    """The composed source of a pipeline given as a list of stages or composed already."""
+    if not isinstance(pipeline, list | tuple):
+        return as_stream(pipeline)
+    if not pipeline:
+        raise ValueError("DataLoader needs a source and any number of stages. Got an empty list.")
+    source = as_stream(pipeline[0])
+    for number, stage in enumerate(pipeline[1:], 2):
+        source = _attach(source, stage, number)
+    return source
+
+
+def stages(source: Any) -> tuple[Transform, ...]:
+    """The transforms of a composed source that lie above its last custom stage."""
+    return source.stages if isinstance(source, Pipeline) else stages_of(source)
+
+
+def read_on_host(source: Any, executor: Any, prefetch: int, on_error: OnError, cache: BatchCache | None) -> Pipeline:
+    """The source with its samples read on the host; refuses streams."""
+    if not isinstance(source, Pipeline):
+        raise TypeError(
+            f"DataLoader can give an executor, on_error and cache only to samples that are read; "
+            f"{type(source).__name__} is a stream, which is computed step by step. Leave them out."
+        )
+    kept = None if cache is None else CacheOf(cache.folder, cache.mode, source.origin)
+    return source.read_by(executor=executor, prefetch=prefetch, on_error=on_error, cache=kept)
+
+
+def check_first_sample(source: Any) -> None:
+    """Read the samples again that could not be read when the spec was found, unless such samples are skipped."""
+    host = source.host if isinstance(source, Pipeline) else None
+    if host is None or host.tolerant or host.source.first_sample == 0:
+        return
+    rows = host.layout(source.plan).rows if host.source.whole_batches else 1
+    host.source.read_keyed(np.zeros(rows, np.int64), np.zeros((rows, 2), np.uint32) if host.source.keyed else None)
+
+
+def sharded(source: Any, sharding: jax.sharding.NamedSharding, placements: list[Any]) -> Pipeline:
+    """The source with its batches over a mesh; refuses what cannot lie there."""
+    who = "DataLoader with a sharding"
+    if not isinstance(source, Pipeline) or not source.plan.batchings:
+        raise TypeError(
+            f"{who} needs an indexed source and a BatchTransform behind it: it is the batches that are sharded."
+        )
+    if source.objects is not None:
+        raise TypeError(f"{who} makes arrays, and these samples are Python objects ({source.objects.found}).")
+    if any(placement is not None for placement in placements):
+        raise ValueError(f"{who} says already where batches go. Leave out the device of the DevicePutTransform.")
+    check_batch_size("DataLoader", source.plan.batchings[-1].size, sharding)
+    if source.host is not None and not sharding.is_fully_addressable:
+        if not source.host.ordered:
+            raise ValueError(
+                f"{who} over several processes needs an executor with ordered=True: all take the same batch."
+            )
+        if source.host.on_error == "skip batch":
+            raise ValueError(f'{who} over several processes cannot skip batches. Use on_error="skip item".')
+    return source.over(sharding)
+
+
+def _attach(source: Stream, stage: Any, number: int) -> Stream:
+    if isinstance(stage, type):
+        raise TypeError(f"DataLoader stage {number} is the class {stage.__name__}. Write {stage.__name__}(...).")
+    if isinstance(stage, Stream | IndexedSource):
+        raise TypeError(f"DataLoader stage {number} is a source ({type(stage).__name__}). Only the first stage is one.")
+    if not callable(stage):
+        raise TypeError(
+            f"DataLoader stage {number} is no transform. Got {describe_value(stage)}. "
+            "A stage is a transform such as BatchTransform(128), or any function from source to source."
+        )
+    composed = stage(source)
+    if not isinstance(composed, Stream):
+        raise TypeError(
+            f"DataLoader stage {number} must return a source. It returned {describe_value(composed)}. "
+            "To apply a function to samples or batches, wrap it: MapTransform(fn)."
+        )
+    return composed

@@ -1,0 +1,248 @@
+"""Python iteration over the batches of a run."""
+
+import collections
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from millstream.pipeline.policy import has_policy, set_policy_state
+from millstream.pipeline.state import LoaderState, checked_step
+from millstream.plan.plan import STEP_LIMIT
+from millstream.reading.contracts import PyTree
+from millstream.reading.interrupts import Interrupts
+from millstream.reading.one_thread import OneThread
+from millstream.reading.stats import Clock, LoaderStats
+from millstream.text.errors import describe_value, require_int
+
+# How many samples a batch has, if these are its first rows; if not, its mask, read when somebody asks.
+Real = int | np.ndarray | jax.Array
+
+# What is handed out, or None for a batch that is left out; the state after it; which of its rows count.
+Drawn = tuple[Any, PyTree, Real]
+
+
+class BatchIterator(Iterator[Any]):
+    """Yields (batch, mask), and knows the state to go on from.
+
+    Leaving a `with` block, running to the end, an error and being forgotten all end the reading. Inside of a `with`
+    block the first Ctrl-C ends the stream after the current batch, the second raises KeyboardInterrupt at the next
+    batch (`interrupted` is then True in both cases), the third ends the process.
+
+    It is for one thread at a time, and refuses others meanwhile. `close` may be called from any.
+
+    Example:
+        >>> with loader.iterate(state, steps=2) as batches:
+        ...     for batch, mask in batches:
+        ...         pass
+        >>> state = batches.state  # continues with the third batch
+
+    Attributes:
+        interrupted: Whether Ctrl-C has ended it.
+        real: Which rows of the batch yielded last count: how many, if they are the first ones; if not, the mask.
+    """
+
+    def __init__(
+        self,
+        draw: Callable[[PyTree], Drawn],
+        state: PyTree,
+        steps: int,
+        ahead: int,
+        stats: LoaderStats,
+        *,
+        pause: Callable[[], None] = lambda: None,
+        replay: int | None = None,
+        interrupts: Interrupts,
+        again: Callable[..., "BatchIterator"] | None = None,
+    ) -> None:
+        self._again = again
+        self._draw = draw
+        self._steps = steps
+        self._undrawn = steps
+        self._left = steps
+        self._ahead = ahead
+        self._clock = Clock(stats)
+        self._pause = pause
+        self._state = self._drawn_state = state
+        self._drawn: collections.deque[Drawn | Exception] = collections.deque()
+        self._replayed: list[tuple[Any, Real]] = []
+        self._replay = replay
+        self._interrupts = interrupts
+        self._one_thread = OneThread(type(self).__name__)
+        self.interrupted = False
+        self.real: Real = 0
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        with self._one_thread:
+            return self._draw_next()
+
+    def _draw_next(self) -> Any:
+        self._clock.asked()
+        self._interrupts.waiting = True
+        try:
+            value = self._next()
+        except Exception:
+            self._pause()  # nothing is left running, and the same batch may be asked for again
+            raise
+        except BaseException:  # an interrupt
+            self.interrupted = True
+            self.close()
+            raise
+        finally:
+            self._interrupts.waiting = False
+        if value is None:
+            self.close()
+            raise StopIteration
+        self._clock.answered()
+        return value
+
+    def _next(self) -> Any:
+        """What comes next; None at the end."""
+        while True:
+            if self._interrupts.check():
+                self.interrupted = True
+                return None
+            if self._replay is not None and len(self._replayed) == self._replay and self._undrawn:
+                self._undrawn -= 1
+                self._left -= 1
+                value, self.real = self._replayed[self._undrawn % self._replay]
+                return value
+            self._draw_ahead()
+            if not self._drawn:
+                return None
+            drawn = self._drawn.popleft()
+            if isinstance(drawn, Exception):
+                raise drawn
+            value, self._state, real = drawn
+            self._left -= 1
+            if value is not None:
+                self.real = real
+                if self._replay is not None:
+                    self._replayed.append((value, real))
+                return value
+
+    def _draw_ahead(self) -> None:
+        """Draw this batch and those that are computed while the caller works on it."""
+        while self._undrawn and len(self._drawn) <= self._ahead:
+            if self._drawn and isinstance(self._drawn[-1], Exception):
+                return  # it is raised after the good batches that came before it
+            try:
+                drawn = self._draw(self._drawn_state)
+            except Exception as error:
+                self._drawn.append(error)
+                return
+            self._undrawn -= 1
+            self._drawn_state = drawn[1]
+            self._drawn.append(drawn)
+
+    def __len__(self) -> int:
+        """Batches this iterator was made for, from first to last."""
+        return self._steps
+
+    @property
+    def samples(self) -> int:
+        """How many rows of the batch yielded last count; where a stage sets the mask, this waits for that mask."""
+        if isinstance(self.real, jax.Array):
+            self.real = np.array(self.real)  # a copy: the mask itself may be donated
+        return self.real if isinstance(self.real, int) else int(np.count_nonzero(self.real))
+
+    @property
+    def state(self) -> PyTree:
+        """The state after the batch yielded last."""
+        if self._state is None:
+            raise RuntimeError(
+                "The state is a position in the stream, and batches have overtaken earlier ones that are still to "
+                "come. Ask for it at the end, or use an executor with ordered=True."
+            )
+        return self._state
+
+    def get_state(self) -> dict[str, Any]:
+        """The position in the stream as plain values, for checkpoints of any kind.
+
+        Example:
+            >>> batches = loader.iterate(state)
+            >>> batch, mask = next(batches)
+            >>> saved = batches.get_state()
+            >>> other = loader.iterate(state)
+            >>> other.set_state(saved)  # goes on with the second batch
+        """
+        with self._one_thread:
+            state, left = self.state, self._left
+        if not isinstance(state, LoaderState):
+            raise TypeError("get_state has plain values only for indexed sources; a stream has its `.state`, a pytree.")
+        return {
+            "key": np.asarray(state.key).tolist(),
+            "step": int(state.step),
+            "left": left,
+            "origin": [list(pair) for pair in state.origin],
+        }
+
+    def set_state(self, saved: dict[str, Any]) -> None:
+        """Go on from what `get_state` gave, of this loader or one like it, with as many batches as were left then."""
+        if self._again is None:
+            raise TypeError(f"set_state cannot move a {type(self).__name__}. Make one at the state: iterate(state).")
+        state, left = _position(saved)
+        with self._one_thread:
+            moved = self._again(state, steps=left)
+            self.close()
+            self.__dict__.update(moved.__dict__)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"A {type(self).__name__} cannot be pickled or copied: it reads ahead. Keep its `state`, or what "
+            "`get_state` gives, and make another one of it: loader.iterate(state)."
+        )
+
+    @property
+    def has_policy(self) -> bool:
+        """Whether a policy makes the batches: the pipeline starts with an environment."""
+        return has_policy(self._state)
+
+    def set_policy_state(self, policy_state: PyTree, *, new_episode: Any = None) -> None:
+        """Act with another policy state from the next batch on, for a pipeline that starts with an environment.
+
+        Args:
+            policy_state: The new one, shaped like the source's template.
+            new_episode: What the policy is told at its next step; None leaves it as it is.
+        """
+        # Such a pipeline is a stream and never drawn ahead, so this is the state of the next batch.
+        self._state = self._drawn_state = set_policy_state("set_policy_state", self._state, policy_state, new_episode)
+
+    def close(self) -> None:
+        """End the iteration and let go of batches made ahead; `state` stays valid."""
+        self._undrawn = 0
+        self._drawn.clear()
+        self._replayed.clear()
+        self._pause()
+
+    def __enter__(self) -> Self:
+        self._interrupts.install()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._interrupts.restore()
+        self.close()
+
+
+def _position(saved: Any) -> tuple[LoaderState, int]:
+    """The state and the number of batches left that `get_state` has written down."""
+    try:
+        key, left = [int(word) for word in saved["key"]], saved["left"]
+        origin = tuple((what, words) for what, words in saved["origin"])
+        step = np.asarray(checked_step("set_state", saved["step"], STEP_LIMIT), np.uint32)
+        if not all(0 <= word < 1 << 32 for word in key):
+            raise ValueError(f"set_state needs a key of numbers from 0 to 4,294,967,295. Got {key}.")
+    except (KeyError, TypeError):
+        raise TypeError(
+            "set_state needs what get_state has given: a dict with key, step, left and origin. "
+            f"Got {describe_value(saved)}."
+        ) from None
+    require_int("set_state", "left", left, least=0)
+    return LoaderState(np.asarray(key, np.uint32), step, origin), left  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,681 @@
+"""The loader."""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from millstream.loader._delivery import Delivery, placed
+from millstream.loader._host_reading import HostReading
+from millstream.loader._program import BeforeFn, BodyFn, compiled_scan, compiled_steps, next_batch, part_after, scan
+from millstream.loader.build import build, check_first_sample, read_on_host, sharded, stages
+from millstream.loader.hosts import require_agreement
+from millstream.loader.info import describe_batch
+from millstream.loader.iterator import BatchIterator, Drawn
+from millstream.pipeline.host_calls import original_errors
+from millstream.pipeline.jaxprs import is_all_true
+from millstream.pipeline.pipeline import Pipeline
+from millstream.pipeline.placement import readable
+from millstream.pipeline.policy import has_policy, set_policy_state
+from millstream.pipeline.read_in_graph import end_reading_in_graph
+from millstream.pipeline.state import check_origin, check_position, checked_step, is_traced
+from millstream.pipeline.static_part import StaticPart, settled, split
+from millstream.plan.ordering import as_shuffle
+from millstream.plan.plan import STEP_LIMIT
+from millstream.reading.caches import BatchCache
+from millstream.reading.contracts import PyTree
+from millstream.reading.fingerprint import fingerprint
+from millstream.reading.in_graph import InGraph
+from millstream.reading.interrupts import Interrupts
+from millstream.reading.processes import Processes
+from millstream.reading.read_ahead import Backend, PlannedRun, ReadAhead, still_open
+from millstream.reading.reading import OnError, Report
+from millstream.reading.role import is_worker
+from millstream.reading.stats import LoaderStats
+from millstream.reading.threads import Threads
+from millstream.sharding import as_batch_sharding
+from millstream.text.errors import describe_value, function_name, require_bool, require_choice, require_int
+from millstream.transforms.device import DevicePutTransform
+
+if TYPE_CHECKING:
+    from millstream.loader._explanation.explain import Explanation
+    from millstream.loader._tuning.result import Tuning
+    from millstream.loader._verification.result import Verification
+
+_LARGE_CONSTANT = 64 * 2**20
+
+
+class DataLoader:
+    """A source and its stages as one stream of batches, in Python, under `jit` and in a `scan`.
+
+    Example:
+        >>> loader = ms.DataLoader([ms.ArraySampleSource({"x": np.arange(10.0)}), ms.BatchTransform(4)])
+        >>> state = loader.init_state(jax.random.key(0))
+        >>> batch, state, mask = loader.next_batch(state)
+
+    A loader is a pytree whose leaves are the data: passed to your jitted function as an argument, the data stay an
+    argument. Closed over, they become a constant of the compiled function.
+
+    Args:
+        pipeline: A list, source first, or a composed source such as `BatchTransform(4)(source)`. A stage is a
+            transform or any function from source to source.
+        executor: Where samples are read. By default data that are arrays are gathered on the device (`InGraph()`), and
+            others are read by threads as their source wishes. `Threads(n)` and `Processes(n)` read any indexed source.
+        prefetch: How many batches are ready or under way besides the one that is handed out. (Without an executor, a
+            source that is read on the host has a `prefetch_size` of its own, in samples.)
+        on_error: What becomes of a sample that raises while it is read: "raise" raises it, "skip item" masks its row,
+            "skip batch" leaves its batch out (in a compiled program: masks all of it). What is skipped is counted.
+        cache: A `BatchCache`, to keep on disk what is read.
+        sharding: Where batches lie, if they lie over several devices: a `NamedSharding` whose first axis is that of the
+            batch, a mesh with an axis "data", or a `sharding.MeshConfig`. Batches are then global arrays, and each
+            process reads only the rows that its devices need.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        _register(cls)
+
+    def __init__(
+        self,
+        pipeline: Any,
+        *,
+        executor: InGraph | Threads | Processes | None = None,
+        prefetch: int = 2,
+        on_error: OnError = "raise",
+        cache: BatchCache | None = None,
+        sharding: Any = None,
+    ) -> None:
+        if not isinstance(executor, InGraph | Threads | Processes | None):
+            raise TypeError(
+                f"DataLoader needs an executor: InGraph(), Threads(4) or Processes(4). Got {describe_value(executor)}."
+            )
+        require_int("DataLoader", "prefetch", prefetch, least=0)
+        require_choice("DataLoader", "on_error", on_error, ("raise", "skip item", "skip batch"))
+        if not isinstance(cache, BatchCache | None):
+            raise TypeError(f"DataLoader needs cache to be a BatchCache. Got {describe_value(cache)}.")
+        if is_worker():
+            raise RuntimeError("DataLoader cannot be made in a worker process. Guard it with: if not ms.is_worker().")
+        source = build(pipeline)
+        self._made_of: tuple[Any, dict[str, Any]] | None = (
+            source,
+            {"executor": executor, "prefetch": prefetch, "on_error": on_error, "cache": cache, "sharding": sharding},
+        )
+        executor = None if isinstance(executor, InGraph) else executor
+        if executor is not None or on_error != "raise" or cache is not None:
+            source = read_on_host(source, executor, prefetch, on_error, cache)
+        check_first_sample(source)
+        placements = [stage.placement for stage in stages(source) if isinstance(stage, DevicePutTransform)]
+        if sharding is not None:
+            source = sharded(source, as_batch_sharding(sharding, "DataLoader"), placements)
+        self._placement = placements[-1] if placements else None
+        self._prefetch = prefetch
+        self._set_source(source)
+        # Traces every stage, so that a wrong one is found here.
+        _ = self._masking if isinstance(source, Pipeline) else self.element_spec()
+
+    def _set_source(self, source: Any) -> None:
+        self._source = source
+        self._effects = any(stage.effects for stage in stages(source))
+        self._host = source.host if isinstance(source, Pipeline) else None
+        self._mesh_placement = source.placement if isinstance(source, Pipeline) else None
+        self._reader: ReadAhead | None = None  # of `next_batch`
+        self._backend: Backend | None = None  # kept between two streams, inside of a `with` block
+        self._kept = False
+        self._agreed = False  # whether other processes are known to step through the same batches
+        self._interrupts = Interrupts()
+        self._stats = LoaderStats()
+        self._program, self._arrays = split(source)
+        self._origin = source.origin if isinstance(source, Pipeline) else None
+        self._body_fns: dict[Any, set[int]] = {}
+
+    def replace(self, **options: Any) -> "DataLoader":
+        """A loader of the same pipeline with other options: the same batches, made elsewhere.
+
+        Example:
+            >>> threads = loader.replace(executor=ms.Threads(2), prefetch=4)
+
+        Args:
+            **options: Those of `DataLoader`; the others stay as they are.
+        """
+        pipeline, known = self._built("replace")
+        if unknown := sorted(options.keys() - known.keys()):
+            raise TypeError(f"replace got {', '.join(unknown)}. A DataLoader's options are: {', '.join(known)}.")
+        return DataLoader(pipeline, **{**known, **options})
+
+    def _built(self, who: str) -> tuple[Any, dict[str, Any]]:
+        """The pipeline and the options that this loader was built of."""
+        if self._made_of is None:
+            raise TypeError(f"{who} needs a loader that was built, not one that came out of jax.jit or jax.tree.map.")
+        return self._made_of
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in one epoch."""
+        return self._source.steps_per_epoch
+
+    def element_spec(self) -> PyTree:
+        """The shape and dtype of a batch, as a pytree of `jax.ShapeDtypeStruct`."""
+        with self._own_mesh():
+            return self._source.element_spec()
+
+    @functools.cached_property
+    def _masking(self) -> tuple[str, ...]:
+        """The stages that set the mask: the plan does not say then how many rows of a batch count."""
+        with self._own_mesh():
+            if isinstance(self._source, Pipeline):
+                return self._source.trace()[1]
+            state = jax.eval_shape(self._source.init_state, jax.random.key(0))
+            traced = jax.make_jaxpr(lambda state: self._source.next(state)[1])(state)
+        all_real = is_all_true(traced.jaxpr, traced.consts, traced.jaxpr.outvars[0])
+        return () if all_real else (type(self._source).__name__,)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether batches depend on the key: samples are shuffled, a stage is random, or the data are a stream."""
+        if not isinstance(self._source, Pipeline):
+            return True
+        shuffled = self._source.plan.shuffle != as_shuffle("is_random", "sequential")
+        keyed = self._host is not None and self._host.source.keyed
+        return shuffled or keyed or any(stage.keyed for stage in self._source.stages)
+
+    @functools.cached_property
+    def has_policy(self) -> bool:
+        """Whether a policy makes the batches: the pipeline starts with an environment, such as `rl.GymnaxSource`."""
+        if isinstance(self._source, Pipeline):
+            return False
+        return has_policy(jax.eval_shape(self._source.init_state, jax.random.key(0)))
+
+    def contents(self) -> tuple[tuple[str, str], ...]:
+        """What the samples are, in a word that changes when they do: a hash of a few of them.
+
+        There is none for a stream, or if one of them cannot be read.
+        """
+        return self._contents
+
+    @functools.cached_property
+    def _contents(self) -> tuple[tuple[str, str], ...]:
+        source = self._source.source if isinstance(self._source, Pipeline) else None
+        found = None if source is None else fingerprint(source)
+        return () if found is None else (("contents", found),)
+
+    def init_state(self, key: Any, step: int = 0) -> PyTree:
+        """The state of a run before its first batch, or before batch number `step`.
+
+        Args:
+            key: `jax.random.key(seed)`; another key is another run.
+            step: Where to start; any step costs the same. Only for indexed sources, since a stream has to be drawn in
+                order.
+        """
+        if isinstance(self._source, Pipeline):
+            return self._beside_data(self._source.init_state(key, step))
+        step = checked_step("init_state", step, STEP_LIMIT)
+        if is_traced(step) or step != 0:
+            raise ValueError(
+                f"init_state can start only indexed sources at step {step}; {type(self._source).__name__} is a stream."
+            )
+        return self._beside_data(self._source.init_state(key))
+
+    def _beside_data(self, state: PyTree) -> PyTree:
+        """The state where the data have been put, as all later states will be: programs are compiled for a place."""
+        if is_traced((state, self._arrays)):
+            return state
+        placed = [leaf.sharding for leaf in self._arrays if isinstance(leaf, jax.Array) and leaf.committed]
+        if not placed or not placed[0].is_fully_addressable:
+            return state
+        if isinstance(placed[0], NamedSharding):
+            return jax.device_put(state, NamedSharding(placed[0].mesh, PartitionSpec()))
+        return jax.device_put(state, SingleDeviceSharding(next(iter(placed[0].device_set))))
+
+    def next_batch(self, state: PyTree) -> tuple[PyTree, PyTree, jax.Array]:
+        """The next batch, the state after it, and the mask of real rows. Pure: works under jit, vmap, grad and scan."""
+        self._check_state("next_batch", state)
+        if is_traced(state):
+            self._require_auto_mesh("next_batch inside of jax.jit")
+            self._warn_of_constants()
+            return next_batch(self._program, self._arrays, state, False)
+        if not self._agreed:
+            self._check_agreement("next_batch", state)
+            self._agreed = True
+        if self._host is None:
+            return self._draw(state)
+        self._reader = still_open(self._reader)
+        if self._reader is None:
+            self._reader = self._host.open(self._source.plan, LoaderStats())
+        step, words = checked_step("next_batch", state.step, self._source.plan.step_limit - 1), np.asarray(state.key)
+        value, mask = self._delivery.deliver(words, self._reader.rows(words, step))
+        return value, dataclasses.replace(state, step=np.asarray(step + 1, np.uint32)), mask
+
+    def iterate(
+        self, state: PyTree, *, steps: int | None = None, with_info: bool = False, replay: int | None = None
+    ) -> BatchIterator:
+        """An iterator over (batch, mask), with the state to go on from as its `.state`.
+
+        Args:
+            state: Where to start; it is not changed, so iterating from it again gives the same batches.
+            steps: How many batches; they may run through several epochs. By default those left in the state's epoch.
+            with_info: Yield (batch, mask, info), where `info` is a `BatchInfo`: epoch, indices, seeds and the like.
+            replay: Make only so many batches and hand them out again and again: how fast would the loop be if batches
+                took no time?
+        """
+        self._check_state("iterate", state)
+        if isinstance(self._source, Pipeline):
+            check_position("iterate", state, self._source.plan.step_limit)
+        if steps is None:
+            steps = self.steps_per_epoch - int(getattr(state, "step", 0)) % self.steps_per_epoch
+        require_int("iterate", "steps", steps, least=0)
+        require_bool("iterate", "with_info", with_info)
+        if replay is not None:
+            require_int("iterate", "replay", replay, least=1)
+        self._check_agreement("iterate", state, steps)
+        self._interrupts = self._interrupts.following()
+        options: dict[str, Any] = {"replay": replay, "interrupts": self._interrupts}
+        options["again"] = functools.partial(self.iterate, with_info=with_info, replay=replay)
+        if not isinstance(self._source, Pipeline):
+            if with_info:
+                raise TypeError("iterate has no info on the values of a stream. Keep to with_info=False.")
+            # A stream may depend on what the caller does with its values, so it is never drawn ahead.
+            return BatchIterator(self._draw_of_stream, state, steps, 0, self._stats, **options)
+        first, limit = int(state.step), self._source.plan.step_limit
+        if first + steps > limit:
+            raise ValueError(f"iterate can reach step {limit:,}, not {first + steps:,}. Start a run with another key.")
+        if self._host is not None:
+            stop = first + (steps if replay is None else min(steps, replay))
+            begin = functools.partial(self._begin_reading, stop)
+            masked = bool(self._masking)
+            reading = HostReading(self._source, begin, self._delivery, self._stats, state, steps, with_info, masked)
+            # A batch for another device is on its way while the caller works on the ones before it. So is a mask that
+            # has to be read: it was computed before the step that the device is busy with.
+            ahead = 0 if self._effects or (self._placement is None and not masked) else 2
+            return BatchIterator(reading.draw, state, steps, ahead, self._stats, pause=reading.pause, **options)
+        draw = self._draw_in_graph(first, np.asarray(state.key), with_info)
+        return BatchIterator(draw, state, steps, 0 if self._effects else self._prefetch, self._stats, **options)
+
+    def stats(self) -> LoaderStats:
+        """Counts and times of all iterators of this loader so far; printed, a table that names the bottleneck."""
+        return dataclasses.replace(self._stats, reading=self._stats.reading.copy())
+
+    def explain(self) -> "Explanation":
+        """The pipeline as a table: its stages, where they run, what leaves them, the memory they hold, and the plan.
+
+        Nothing is read and nothing is compiled; stages are traced.
+
+        Example:
+            >>> loader.explain().plan["last batch"]  # print all of it with print(loader.explain())
+            '2 of 4 rows real, the others padding'
+        """
+        from millstream.loader._explanation.explain import explain  # seldom needed, so that it is loaded here
+
+        return explain(self)
+
+    def tune(
+        self,
+        key: Any = None,
+        *,
+        seconds: float = 15.0,
+        step: Callable[[Any, Any], Any] | None = None,
+        progress: bool = True,
+    ) -> "Tuning":
+        """Time the stages on these data, try executors and prefetch, and advise the simplest that are as good as any.
+
+        This loader stays as it is: `loader.replace(**loader.tune().options)` is the one that is advised. Samples are
+        read and functions of the pipeline are called as often as there is time for; a cache is neither read nor filled.
+
+        Example:
+            >>> tuning = loader.tune(seconds=0.5, progress=False)
+            >>> faster = loader.replace(**tuning.options)
+
+        Args:
+            key: Whose samples to read; None for those of `jax.random.key(0)`.
+            seconds: About how long to take. What is under way is waited for.
+            step: `step(batch, mask)`, what the loop does with a batch. What counts is then how long the loop waits
+                beside it. Without one, batches are drawn as fast as they come.
+            progress: Whether to show on stderr how far it is, if that is a terminal or a notebook.
+        """
+        from millstream.loader._tuning.tune import tune
+
+        return tune(self, key, seconds, step, progress)
+
+    def verify(
+        self,
+        key: Any = None,
+        *,
+        steps: int | None = None,
+        seconds: float = 60.0,
+        executors: Sequence[InGraph | Threads | Processes] | None = None,
+        hosts: Sequence[int] = (1, 2, 4),
+        progress: bool = True,
+        raises: bool = True,
+    ) -> "Verification":
+        """Prove on your own data what a loader promises, and name the first difference if there is one.
+
+        Stages are deterministic; every sample comes once per epoch; every executor and every number of hosts gives the
+        same stream; a stream that is saved and resumed goes on as if nothing had been. Functions of yours are called
+        more often than in a run.
+
+        Example:
+            >>> print(loader.verify(executors=[ms.Threads(2)], hosts=[1, 2]).rows[4].evidence)
+            in parts for 1, 2 hosts: 5 batches, together equal bit for bit
+
+        Args:
+            key: The run to look at; by default that of `jax.random.key(0)`.
+            steps: How many batches to read, at most; by default an epoch and two more.
+            seconds: How long to take, at most, or a little longer. What there was no time for is not claimed.
+            executors: What to compare with this loader; by default no executor, one thread, three threads and two
+                worker processes.
+            hosts: Numbers of hosts to divide batches by.
+            progress: Whether a line on a terminal's stderr says how far it is.
+            raises: Whether a difference raises `VerificationFailed`, as a test wants it; if not, the table has it.
+        """
+        from millstream.loader._verification.verify import verify
+
+        for name, value in {"progress": progress, "raises": raises}.items():
+            require_bool("verify", name, value)
+        verification = verify(self, key, steps, seconds, executors, hosts, progress)
+        if raises:
+            verification.raise_if_failed()
+        return verification
+
+    def __enter__(self) -> Self:
+        """Keep worker processes and threads from one stream to the next, until the block is left."""
+        self._kept = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kept = False
+        self.close()
+
+    def close(self) -> None:
+        """End all threads and worker processes that are kept; closing twice does no harm."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+        if self._backend is not None:
+            self._backend.close()
+            self._backend = None
+        if self._host is not None:
+            end_reading_in_graph(self._host, self._source.plan)
+
+    def _begin_reading(self, stop: int) -> ReadAhead:
+        assert self._host is not None
+        if self._kept and (self._backend is None or self._backend.closed):
+            self._backend = self._host.backend(self._source.plan, self._stats)
+        return self._host.open(self._source.plan, self._stats, stop=stop, backend=self._backend)
+
+    @functools.cached_property
+    def _delivery(self) -> Delivery:
+        with self._own_mesh():
+            return Delivery(self._source, self._placement, self._run)
+
+    def scan_epoch(
+        self, state: PyTree, carry: Any, body_fn: BodyFn, *, unroll: int | bool = 1
+    ) -> tuple[PyTree, Any, Any]:
+        """Run `steps_per_epoch` steps as one compiled program, from wherever `state` is.
+
+        Example:
+            >>> def body_fn(total, batch, mask):
+            ...     return total + jnp.sum(batch["x"] * mask), None
+            >>> state, total, _ = loader.scan_epoch(state, 0.0, body_fn)
+
+        Args:
+            state: The loader's state.
+            carry: What `body_fn` hands from step to step, such as a model: any pytree. Its arrays may change, and so
+                may its Python numbers, which are arrays then; what `body_fn` leaves as it is, such as a function or the
+                size of a layer, is part of the program.
+            body_fn: `body_fn(carry, batch, mask) -> (carry, output)`. Programs are looked up by function: define it
+                once, not per epoch.
+            unroll: Steps per turn of the loop, as in `lax.scan`.
+
+        Returns:
+            The new state, the last carry, and the outputs stacked.
+        """
+        self._check_state("scan_epoch", state)
+        if not callable(body_fn):
+            raise TypeError(f"scan_epoch needs body_fn to be a function. Got {describe_value(body_fn)}.")
+        if not isinstance(unroll, bool):
+            require_int("scan_epoch", "unroll", unroll, least=1)
+        self._require_auto_mesh("scan_epoch")
+        if is_traced((state, carry)):
+            self._warn_of_constants()
+            return self._scan_carry(scan, state, carry, body_fn, unroll)
+        self._warn_of_fresh_functions(body_fn)
+        self._check_agreement("scan_epoch", state)
+        if self._host is None:
+            return self._scan_carry(compiled_scan, state, carry, body_fn, unroll)
+        try:
+            with original_errors():
+                return jax.block_until_ready(self._scan_carry(compiled_scan, state, carry, body_fn, unroll))
+        finally:
+            self.end_steps()
+
+    def _scan_carry(
+        self, program: Any, state: PyTree, carry: Any, body_fn: BodyFn, unroll: int | bool
+    ) -> tuple[PyTree, Any, Any]:
+        static, carried = self._settled(state, carry, body_fn, None)
+        run = self._run(program, self._program, self._arrays, state, static, carried, body_fn, unroll)
+        return run[0], static.join(run[1]), run[2]
+
+    def _settled(self, state: PyTree, carry: Any, body_fn: BodyFn, before_fn: BeforeFn) -> tuple[StaticPart, list[Any]]:
+        arguments = (self._program, self._arrays, state, body_fn, before_fn)
+        with self._own_mesh():
+            return settled(carry, functools.partial(part_after.eval_shape, *arguments))
+
+    def run_steps(
+        self,
+        state: PyTree,
+        carry: Any,
+        body_fn: BodyFn,
+        count: int,
+        *,
+        width: int,
+        before_fn: BeforeFn = None,
+        who: str = "run_steps",
+    ) -> tuple[PyTree, Any, Any]:
+        """Run `count` steps as one compiled program, which serves every count up to `width`.
+
+        Example:
+            >>> def body_fn(total, batch, mask):
+            ...     return total + jnp.sum(batch["x"] * mask), jnp.sum(mask)
+            >>> state, total, real = loader.run_steps(state, 0.0, body_fn, 2, width=10)
+
+        Args:
+            state: The loader's state.
+            carry: What `body_fn` hands from step to step; see `scan_epoch`.
+            body_fn: `body_fn(carry, batch, mask) -> (carry, output)`, defined once.
+            count: How many steps.
+            width: The most steps it will ever be asked for.
+            before_fn: `before_fn(state, carry) -> state`, called before each batch is drawn, such as to act with the
+                policy that the carry holds.
+            who: The name of the caller, for errors.
+
+        Returns:
+            The new state, the last carry, and the outputs: `width` rows, of which the first `count` count.
+        """
+        self._check_state(who, state)
+        require_int(who, "width", width, least=1)
+        if not 0 <= count <= width:
+            raise ValueError(f"{who} needs a count from 0 to its width, {width}. Got {count}.")
+        self._require_auto_mesh(who)
+        static, carried = self._settled(state, carry, body_fn, before_fn)
+        arguments = (self._program, self._arrays, state, static, carried, np.int32(count), body_fn, before_fn, width)
+        if self._host is None:
+            state, carried, outputs = self._run(compiled_steps, *arguments)
+        else:
+            with original_errors():
+                state, carried, outputs = jax.block_until_ready(self._run(compiled_steps, *arguments))
+        return state, static.join(carried), outputs
+
+    def end_steps(self) -> None:
+        """End the reading that `run_steps` has begun, unless threads and worker processes are kept.
+
+        Example:
+            >>> loader.end_steps()
+        """
+        if self._host is not None and not self._kept:
+            end_reading_in_graph(self._host, self._source.plan)
+
+    def sample_counter(self, state: PyTree) -> Callable[[range], list[int]] | None:
+        """How many samples the batches from this state on have: a function of a range of 0, 1, 2, ...
+
+        None if that is known only when a batch is made, since a stage sets the mask or samples may be skipped.
+        """
+        self._check_state("sample_counter", state)
+        if self._masking or (self._host is not None and self._host.tolerant):
+            return None
+        if isinstance(self._source, Pipeline):
+            plan, words, first = self._source.plan, np.asarray(state.key), int(state.step)
+            return lambda numbers: plan.real_samples_of(words, range(first + numbers.start, first + numbers.stop))
+        mask = jax.eval_shape(self._source.next, state)[1]
+        return lambda numbers: [mask.size] * len(numbers)
+
+    def count_samples(self, state: PyTree, count: int, *, width: int) -> list[int]:
+        """How many samples each of the next `count` batches has, by making them for the sake of their masks.
+
+        Args:
+            state: The loader's state.
+            count: How many batches.
+            width: The most batches it will ever be asked for.
+        """
+        if self._effects:
+            effects = [stage.name for stage in stages(self._source) if stage.effects]
+            raise ValueError(
+                f"count_samples would have to run {', '.join(effects)} once more for every batch: the mask is known "
+                f"only when a batch is made, because of {', '.join(self._masking) or 'samples that may be skipped'}. "
+                "With fuse=, give schedules and stop= in steps or epochs, not in samples or time, or leave fuse out."
+            )
+        _, _, counts = self.run_steps(state, None, _count, count, width=width)
+        return np.asarray(counts)[:count].tolist()
+
+    def set_policy_state(self, state: PyTree, policy_state: PyTree, *, new_episode: Any = None) -> PyTree:
+        """The state with another policy state, for a pipeline that starts with an environment.
+
+        Args:
+            state: This loader's state. An iterator that is under way has its own: use its `set_policy_state`.
+            policy_state: The new one, shaped like the source's template.
+            new_episode: What the policy is told at its next step; None leaves it as it is.
+        """
+        self._check_state("set_policy_state", state)
+        return set_policy_state("set_policy_state", state, policy_state, new_episode)
+
+    def _own_mesh(self) -> contextlib.AbstractContextManager[Any]:
+        """A program over a mesh is the same whatever mesh the caller has set."""
+        return contextlib.nullcontext() if self._mesh_placement is None else jax.set_mesh(self._mesh_placement.mesh)
+
+    def _require_auto_mesh(self, who: str) -> None:
+        if self._mesh_placement is not None:
+            self._mesh_placement.require_auto(who)
+
+    def _draw(self, state: PyTree) -> tuple[PyTree, PyTree, jax.Array]:
+        if self._mesh_placement is not None:
+            state = self._mesh_placement.take_over(state)
+        value, state, mask = self._run(next_batch, self._program, self._arrays, state, True)
+        if self._mesh_placement is not None:
+            value, mask = jax.tree.map(self._mesh_placement.hand_over, (value, mask))
+        elif self._placement is not None:
+            value, mask = jax.tree.map(lambda leaf: placed(leaf, self._placement), (value, mask))
+        return value, state, mask
+
+    def _draw_of_stream(self, state: PyTree) -> Drawn:
+        value, state, mask = self._draw(state)
+        return (value, mask), state, readable(mask) if self._masking else mask.size
+
+    def _draw_in_graph(self, first: int, words: np.ndarray, with_info: bool) -> Callable[[PyTree], Drawn]:
+        """Draws batches from a step on; steps are counted here, so nothing waits for the device to tell."""
+        plan, steps, masked = self._source.plan, itertools.count(first), bool(self._masking)
+        planned = PlannedRun(plan, words) if with_info else None
+
+        def draw(state: PyTree) -> Drawn:
+            value, state, mask = self._draw(state)
+            step = next(steps)
+            real = readable(mask) if masked else plan.real_samples(words, step)
+            if planned is None:
+                return (value, mask), state, real
+            return (
+                (value, mask, describe_batch(self._source, planned.request(step, keyed=False), Report())),
+                state,
+                real,
+            )
+
+        return draw
+
+    def _run(self, program: Callable[..., Any], *arguments: Any) -> Any:
+        """Run one of the compiled programs; errors of callbacks come out as they were raised."""
+        with self._own_mesh():
+            if not self._effects:
+                return program(*arguments)
+            with original_errors():
+                return jax.block_until_ready(program(*arguments))
+
+    def _check_state(self, who: str, state: PyTree) -> None:
+        if self._origin is not None:
+            return check_origin(who, state, self._origin)
+        expected, found = self._state_structure, jax.tree.structure(state)
+        if expected != found:
+            raise ValueError(
+                f"{who} got a state of another pipeline. It has\n  {found}\nand this loader's states have\n  {expected}"
+            )
+
+    def _check_agreement(self, who: str, state: PyTree, steps: int = 1) -> None:
+        """Processes that share batches must be about to read the same ones."""
+        if self._mesh_placement is None or self._mesh_placement.is_local:
+            return
+        key, sharding = np.asarray(state.key).tobytes().hex(), self._mesh_placement.sharding
+        run = (("key", key), ("step", str(int(state.step))), ("steps", str(steps)))
+        require_agreement(
+            who, (*self._source.origin, *run, ("mesh", str(sharding.mesh.shape)), ("spec", str(sharding.spec)))
+        )
+
+    @functools.cached_property
+    def _state_structure(self) -> Any:
+        return jax.tree.structure(jax.eval_shape(self._source.init_state, jax.random.key(0)))
+
+    def _warn_of_constants(self) -> None:
+        size = sum(array.nbytes for array in self._arrays if not is_traced(array))
+        if size >= _LARGE_CONSTANT:
+            warnings.warn(
+                f"DataLoader: {size / 2**20:.0f} MiB of data become a constant of your compiled function, which makes "
+                "it slow to compile and holds the data twice. Pass the loader to it as an argument: "
+                "jax.jit(train_epoch)(loader, state).",
+                stacklevel=3,
+            )
+
+    def _warn_of_fresh_functions(self, body_fn: Any) -> None:
+        seen = self._body_fns.setdefault(getattr(body_fn, "__code__", body_fn), set())
+        seen.add(hash(body_fn))
+        if len(seen) == 3:
+            warnings.warn(
+                f"DataLoader.scan_epoch got the function {function_name(body_fn)} as a new object for the third time "
+                "and compiles it again each time. Define it once, outside of the loop over epochs.",
+                stacklevel=3,
+            )
+
+
+def _count(carry: None, batch: PyTree, mask: jax.Array) -> tuple[None, jax.Array]:
+    return carry, jnp.count_nonzero(mask)
+
+
+def _flatten(loader: DataLoader) -> tuple[tuple[list[Any]], tuple[Any, ...]]:
+    return (loader._arrays,), (loader._program, loader._placement, loader._prefetch)
+
+
+def _unflatten(kind: type[DataLoader], static: tuple[Any, ...], children: tuple[list[Any]]) -> DataLoader:
+    loader = object.__new__(kind)
+    program, loader._placement, loader._prefetch = static
+    loader._made_of = None
+    loader._set_source(program.join(children[0]))
+    return loader
+
+
+def _register(kind: type[DataLoader]) -> None:
+    """Make a kind of loader a pytree whose leaves are the data."""
+    jax.tree_util.register_pytree_node(kind, _flatten, functools.partial(_unflatten, kind))
+
+
+_register(DataLoader)

@@ -1,0 +1,214 @@
+"""Several loaders as one."""
+
+import contextlib
+import dataclasses
+import functools
+import operator
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import jax.numpy as jnp
+import numpy as np
+
+from millstream.loader._part import JoinedIterator, Part, require_indexed, step_limit
+from millstream.loader._turns import InSequence, Turns
+from millstream.loader.iterator import BatchIterator, Drawn
+from millstream.loader.loader import DataLoader
+from millstream.pipeline.state import LoaderState, Origin, check_origin, check_position, checked_step, key_words
+from millstream.plan.keys import named_key
+from millstream.plan.plan import STEP_LIMIT
+from millstream.reading.interrupts import Interrupts
+from millstream.text.errors import describe_value, require_int
+
+if TYPE_CHECKING:
+    from millstream.loader._explanation.explain import Explanation
+
+_LONGEST_ROUND = 1_000_000
+
+
+class MixedLoader:
+    """Several loaders as one, whose batches come in turn: an epoch is one complete pass over every loader.
+
+    The mix is the same throughout an epoch: at every step each loader has given its share of the batches so far,
+    rounded down or up. Whose turn it is depends on the step alone, so a state is a key and a step, as for a
+    `DataLoader`, and any step can be started at. Every loader has a key of its own, made from the run's key and its
+    name.
+
+    Example:
+        >>> def loader_of(first, samples):
+        ...     source = ms.ArraySampleSource({"x": first + np.arange(samples)}, ordering="sequential")
+        ...     return ms.DataLoader([source, ms.BatchTransform(2)])
+        >>> mixed = ms.MixedLoader({"small": loader_of(0, 4), "large": loader_of(100, 8)})
+        >>> state = mixed.init_state(jax.random.key(0))
+        >>> for batch, mask, info in mixed.iterate(state, with_info=True):
+        ...     print(info.group, batch["x"])
+        large [100 101]
+        small [0 1]
+        large [102 103]
+        large [104 105]
+        small [2 3]
+        large [106 107]
+
+    Args:
+        loaders: `DataLoader`s by name, or a list, whose names are then "0", "1" and so on. Their batches may differ in
+            structure; `with_info=True` tells which is which.
+        weights: Whole numbers in the same form, such as `{"small": 3, "large": 1}`: in these proportions batches are
+            drawn. Every loader then goes through its own epochs, one after the other, and these stay complete. An epoch
+            of the mix is the fewest rounds of 3 + 1 steps in which every loader gives all of its batches at least once.
+        interleave: False has the loaders come one after the other, in each epoch.
+    """
+
+    def __init__(
+        self,
+        loaders: Mapping[str, DataLoader] | Sequence[DataLoader],
+        *,
+        weights: Mapping[str, int] | Sequence[int] | None = None,
+        interleave: bool = True,
+    ) -> None:
+        if not isinstance(interleave, bool):
+            raise TypeError(f"MixedLoader needs interleave to be a bool. Got {describe_value(interleave)}.")
+        if weights is not None and not interleave:
+            raise ValueError(
+                "MixedLoader can have weights only for loaders that are interleaved. Leave one of them out."
+            )
+        self._loaders = {
+            name: require_indexed("MixedLoader", f"loaders[{name!r}]", loader)
+            for name, loader in _by_name("loaders", loaders).items()
+        }
+        lengths = [loader.steps_per_epoch for loader in self._loaders.values()]
+        if weights is not None:
+            self._turns = Turns(_weights(weights, list(self._loaders)))
+        else:
+            self._turns = Turns(lengths) if interleave else InSequence(lengths)
+        passes = [-(-length // weight) for length, weight in zip(lengths, self._turns.weights, strict=True)]
+        self._steps_per_epoch = self._turns.period * max(passes)
+        self._every_batch_once = self._steps_per_epoch == sum(lengths)
+        rounds = map(operator.floordiv, map(step_limit, self._loaders.values()), self._turns.weights)
+        self._step_limit = min(STEP_LIMIT, min(rounds) * self._turns.period)
+        self._origin = _origin(self._loaders, self._turns)
+        self._interrupts = Interrupts()
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in one epoch, of all loaders together."""
+        return self._steps_per_epoch
+
+    def contents(self) -> tuple[tuple[str, str], ...]:
+        """What the samples of every loader are, in words that change when they do."""
+        return tuple(
+            (f"{what} of {name!r}", words)
+            for name, loader in self._loaders.items()
+            for what, words in loader.contents()
+        )
+
+    def explain(self) -> "Explanation":
+        """The pipelines of all loaders as one table, and the plan; see `DataLoader.explain`."""
+        from millstream.loader._explanation.explain import joined
+
+        plan = {"epoch": f"{self.steps_per_epoch:,} batches", "mix": dict(self._origin)["mix"]}
+        return joined({name: loader.explain() for name, loader in self._loaders.items()}, plan)
+
+    def init_state(self, key: Any, step: int = 0) -> LoaderState:
+        """The state of a run before its first batch, or before batch number `step`.
+
+        Args:
+            key: `jax.random.key(seed)`; another key is another run.
+            step: Where to start; any step costs the same.
+        """
+        words = key_words("init_state", key)
+        step = checked_step("init_state", step, self._step_limit - 1)
+        return LoaderState(words, jnp.asarray(step, np.uint32), self._origin)
+
+    def iterate(self, state: LoaderState, *, steps: int | None = None, with_info: bool = False) -> BatchIterator:
+        """An iterator over (batch, mask), with the state to go on from as its `.state`.
+
+        Args:
+            state: Where to start; it is not changed, so iterating from it again gives the same batches.
+            steps: How many batches; they may run through several epochs. By default those left in the state's epoch.
+            with_info: Yield (batch, mask, info), where `info` is a `BatchInfo`. Its `group` is the name of the loader,
+                its steps and its epoch are those of the mix; indices, items and seeds are the loader's.
+        """
+        check_origin("iterate", state, self._origin)
+        first = check_position("iterate", state, self._step_limit)
+        if steps is None:
+            steps = self.steps_per_epoch - first % self.steps_per_epoch
+        require_int("iterate", "steps", steps, least=0)
+        if first + steps > self._step_limit:
+            raise ValueError(
+                f"iterate can reach step {self._step_limit:,}, not {first + steps:,}. Start a run with another key."
+            )
+        self._interrupts = self._interrupts.following()
+        parts = self._parts(np.asarray(state.key), first, steps, with_info)
+        draw = functools.partial(self._draw, parts, with_info)
+        again = functools.partial(self.iterate, with_info=with_info)
+        return JoinedIterator(parts, draw, state, steps, self._interrupts, again)
+
+    def _draw(self, parts: list[Part], with_info: bool, state: LoaderState) -> Drawn:
+        """The next batch, and the state after it."""
+        step = int(state.step)
+        part = parts[self._turns.at(step)]
+        value = part.next()
+        if value is not None and with_info:
+            batch, mask, info = value
+            epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
+            place = {"step": step, "epoch": epoch, "step_in_epoch": step_in_epoch}
+            value = batch, mask, dataclasses.replace(info, **place, group=part.name)
+        return value, dataclasses.replace(state, step=np.asarray(step + 1, np.uint32)), part.real
+
+    def _parts(self, words: np.ndarray, first: int, steps: int, with_info: bool) -> list[Part]:
+        parts = []
+        ranges = zip(self._turns.before(first), self._turns.before(first + steps), strict=True)
+        for (name, loader), (begin, end) in zip(self._loaders.items(), ranges, strict=True):
+            state = loader.init_state(np.stack(named_key(words, f"millstream mix 1 {name}")), step=begin)
+            parts.append(Part(name, loader.iterate(state, steps=end - begin, with_info=with_info), begin))
+        return parts
+
+    def __enter__(self) -> Self:
+        """Keep worker processes and threads of all loaders from one stream to the next, until the block is left."""
+        for loader in self._loaders.values():
+            loader.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        with contextlib.ExitStack() as entered:
+            for loader in self._loaders.values():
+                entered.push(loader.__exit__)
+
+
+def _origin(loaders: dict[str, DataLoader], turns: Turns | InSequence) -> Origin:
+    mixed = ", " if isinstance(turns, Turns) else ", then "
+    shares = mixed.join(f"{weight} of {name!r}" for name, weight in zip(loaders, turns.weights, strict=True))
+    parts = [(f"{name}: {what}", words) for name, loader in loaders.items() for what, words in loader._origin or ()]
+    return (("mix", shares), *parts)
+
+
+def _by_name(what: str, values: Any) -> dict[str, Any]:
+    if isinstance(values, Mapping):
+        named = dict(values)
+    elif isinstance(values, Sequence) and not isinstance(values, str):
+        named = {str(number): value for number, value in enumerate(values)}
+    else:
+        raise TypeError(f"MixedLoader needs {what} by name, in a dict, or in a list. Got {describe_value(values)}.")
+    if not named or not all(isinstance(name, str) for name in named):
+        raise ValueError(f"MixedLoader needs {what}, at least one, whose names are strings. Got {list(named)}.")
+    return named
+
+
+def _weights(weights: Any, names: list[str]) -> list[int]:
+    named = _by_name("weights", weights)
+    if set(named) != set(names):
+        raise ValueError(f"MixedLoader needs a weight for every loader. Got {list(named)} for {names}.")
+    for name, weight in named.items():
+        if isinstance(weight, float):
+            raise TypeError(
+                "MixedLoader needs weights to be whole numbers; for 0.7 and 0.3 write 7 and 3. "
+                f"Got {weight} for {name!r}."
+            )
+        require_int("MixedLoader", f"weights[{name!r}]", weight, least=1)
+    period = Turns(list(named.values())).period
+    if period > _LONGEST_ROUND:
+        raise ValueError(
+            f"MixedLoader needs weights that add up to at most {_LONGEST_ROUND:,} in lowest terms. Got {period:,}. "
+            "Round them."
+        )
+    return [named[name] for name in names]

@@ -1,0 +1,195 @@
+"""Training batches and validation passes in one stream."""
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+
+from millstream.loader._part import Part, crosses_epochs, require_indexed, step_limit
+from millstream.loader._schedule import Schedule
+from millstream.loader.loader import DataLoader
+from millstream.loader.mixed import MixedLoader
+from millstream.loader.stream_items import StreamIterator
+from millstream.pipeline.state import LoaderState, Origin, check_origin, check_position, key_words
+from millstream.plan.keys import named_key
+from millstream.plan.plan import STEP_LIMIT
+from millstream.reading.interrupts import Interrupts
+from millstream.text.errors import describe_value, require_int
+
+if TYPE_CHECKING:
+    from millstream.loader._explanation.explain import Explanation
+
+Period = tuple[Literal["epoch", "batch"], int]
+
+
+class TrainStream:
+    """Training batches, and after every so many of them a validation pass: complete, and every time.
+
+    The training batches are those of the training loader with the same key. Both loaders read ahead all the while, also
+    across the changes, and keep their threads and worker processes until the stream ends.
+
+    A state is a key and a step, where a whole validation pass is one step. So a stream that is resumed goes on with the
+    next training batch, and a pass that was under way is run again from its beginning.
+
+    Example:
+        >>> held_out = ms.ArraySampleSource({"x": np.arange(5.0)}, ordering="sequential")
+        >>> validation = ms.DataLoader([held_out, ms.BatchTransform(4)])
+        >>> stream = ms.TrainStream(loader, validation=validation, every=("epoch", 1))
+        >>> state = stream.init_state(jax.random.key(0))
+        >>> for item in stream.iterate(state, end_at=("epoch", 2)):
+        ...     print("train" if item.training else "validate", item.step)
+        train 0
+        train 1
+        train 2
+        validate 3
+        validate 3
+        train 3
+        train 4
+        train 5
+        validate 6
+        validate 6
+
+    Args:
+        train: A `DataLoader` or a `MixedLoader`.
+        validation: Another one, or None. Each pass is an epoch of it, so the ordering of its source says what is the
+            same every time: the samples of each batch with "sequential", and also what random stages make of them with
+            `Shuffle("repeat")`.
+        every: ("epoch", n) or ("batch", n): after how many training epochs or batches the passes come.
+    """
+
+    def __init__(
+        self,
+        train: DataLoader | MixedLoader,
+        *,
+        validation: DataLoader | MixedLoader | None = None,
+        every: Period = ("epoch", 1),
+    ) -> None:
+        self._train = _checked("train", train)
+        self._validation = None if validation is None else _checked("validation", validation)
+        interval = self._batches("every", every, least=1)
+        if self._validation is None:
+            self._schedule = Schedule(STEP_LIMIT + 1, 0)  # a pass is never due
+        else:
+            _require_complete_passes(self._validation)
+            self._schedule = Schedule(interval, self._validation.steps_per_epoch)
+        self._limit = self._countable_batches()
+        self._origin = self._words()
+        self._interrupts = Interrupts()
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Training batches in an epoch."""
+        return self._train.steps_per_epoch
+
+    @property
+    def batches_per_validation(self) -> int:
+        """Batches in a validation pass."""
+        return self._schedule.length
+
+    def explain(self) -> "Explanation":
+        """The pipelines for training and validation as one table, and the plan; see `DataLoader.explain`."""
+        from millstream.loader._explanation.explain import joined
+
+        parts = {"train": self._train.explain()}
+        if self._validation is None:
+            return joined(parts, {"validation": "none"})
+        passes = f"{self._schedule.length:,} batches after every {self._schedule.interval:,} of training"
+        return joined(parts | {"validation": self._validation.explain()}, {"validation": passes})
+
+    def init_state(self, key: Any, start_at: tuple[int, int] = (0, 0)) -> LoaderState:
+        """The state of a run before its first batch, or before any other.
+
+        Args:
+            key: `jax.random.key(seed)`; another key is another run.
+            start_at: (epoch, batch): an epoch, and the number of a training batch counted from its beginning, which may
+                lie in a later epoch. Validation that is due before it is not run.
+        """
+        words = key_words("init_state", key)
+        if not isinstance(start_at, tuple | list) or len(start_at) != 2:
+            raise ValueError(f"init_state needs start_at=(epoch, batch). Got {describe_value(start_at)}.")
+        for name, number in zip(("epoch", "batch"), start_at, strict=True):
+            require_int("init_state", f"the {name} of start_at", number, least=0)
+        batch = start_at[0] * self.batches_per_epoch + start_at[1]
+        self._require_reachable("init_state", batch + 1)
+        return LoaderState(words, jnp.asarray(self._schedule.step_of(batch), np.uint32), self._origin)
+
+    def iterate(self, state: LoaderState, *, end_at: Period | None = None, with_info: bool = False) -> StreamIterator:
+        """An iterator over `StreamItem`s, with the state to go on from as its `.state`.
+
+        Args:
+            state: Where to start; it is not changed, so iterating from it again gives the same items.
+            end_at: ("epoch", n) or ("batch", n), counted from the beginning of the run: so many epochs or batches of
+                training, and the validation that is due after them. None for an endless stream.
+            with_info: Give each item its `info`.
+        """
+        check_origin("iterate", state, self._origin)
+        check_position("iterate", state, STEP_LIMIT)
+        end = None if end_at is None else self._batches("end_at", end_at, least=0)
+        if end is not None:
+            self._require_reachable("iterate", end)
+        self._interrupts = self._interrupts.following()
+        parts = self._parts(state, self._limit if end is None else end, with_info)
+        return StreamIterator(parts, self._schedule, state, end, self._limit, self._interrupts)
+
+    def _batches(self, name: str, period: Any, *, least: int) -> int:
+        """So many epochs or batches, in training batches."""
+        if not isinstance(period, tuple | list) or len(period) != 2 or period[0] not in ("epoch", "batch"):
+            raise ValueError(
+                f'TrainStream needs {name} to be ("epoch", n) or ("batch", n). Got {describe_value(period)}.'
+            )
+        require_int("TrainStream", f"the number of {name}", period[1], least=least)
+        return period[1] * self.batches_per_epoch if period[0] == "epoch" else period[1]
+
+    def _require_reachable(self, who: str, batches: int) -> None:
+        if batches > self._limit:
+            raise ValueError(f"{who} can reach {self._limit:,} training batches, not {batches:,}. Use another key.")
+
+    def _countable_batches(self) -> int:
+        """Training batches that the states of this stream and of its loaders can count."""
+        limit = min(_limit(self._train), self._schedule.before(STEP_LIMIT)[1])
+        if self._validation is None:
+            return limit
+        passes = _limit(self._validation) // self._schedule.length
+        return min(limit, (passes + 1) * self._schedule.interval - 1)
+
+    def _words(self) -> Origin:
+        words = [(f"train: {what}", text) for what, text in self._train._origin or ()]
+        if self._validation is not None:
+            words.append(("validation after", f"{self._schedule.interval:,} batches"))
+            words += [(f"validation: {what}", text) for what, text in self._validation._origin or ()]
+        return tuple(words)
+
+    def _parts(self, state: LoaderState, end: int, with_info: bool) -> list[Part]:
+        """The batches for training and for validation, up to training batch number `end`."""
+        words, schedule = np.asarray(state.key), self._schedule
+        passes, first = schedule.before(int(state.step))
+        train = _part("train", self._train, words, range(first, end), with_info)
+        if self._validation is None:
+            return [train]
+        numbers = range(passes * schedule.length, end // schedule.interval * schedule.length)
+        words = np.stack(named_key(words, "millstream validation 1"))
+        return [train, _part("validation", self._validation, words, numbers, with_info)]
+
+
+def _part(name: str, loader: DataLoader | MixedLoader, words: np.ndarray, numbers: range, with_info: bool) -> Part:
+    state = loader.init_state(words, step=numbers.start)
+    return Part(name, loader.iterate(state, steps=len(numbers), with_info=with_info), numbers.start)
+
+
+def _checked(name: str, loader: Any) -> DataLoader | MixedLoader:
+    return loader if isinstance(loader, MixedLoader) else require_indexed("TrainStream", name, loader)
+
+
+def _limit(loader: DataLoader | MixedLoader) -> int:
+    return loader._step_limit if isinstance(loader, MixedLoader) else step_limit(loader)
+
+
+def _require_complete_passes(validation: DataLoader | MixedLoader) -> None:
+    if isinstance(validation, MixedLoader) and not validation._every_batch_once:
+        raise ValueError("TrainStream needs validation to come once per pass. Leave weights out of its MixedLoader.")
+    loaders = list(validation._loaders.values()) if isinstance(validation, MixedLoader) else [validation]
+    if any(map(crosses_epochs, loaders)):
+        raise ValueError(
+            "TrainStream needs every validation pass to be complete, but the last batch of a pass would be completed "
+            "from the next one, which then lacks those samples. Use BatchTransform(..., pad_last_batch=True)."
+        )

@@ -1,0 +1,282 @@
+"""One column of a history: values that come from the device late, many at a time."""
+
+import array
+import bisect
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from millstream.loops._column_values import ColumnValues, Run
+from millstream.text.errors import describe_leaf
+
+IN_FLIGHT = 2  # steps that may still be computing; their values are not read unless somebody insists
+_READ_AT_ONCE = 64  # many more would have left the processor's caches
+_PLAIN = (bool, int, float, complex, np.generic, np.ndarray)
+
+
+class Column:
+    """Values and the rows they belong to.
+
+    A value is kept as it came, and its number is read when many are waiting, or when somebody wants to know. Reading a
+    value that is two steps old waits for nothing, because no more than two steps are ever under way.
+
+    Args:
+        name: How it is called, in errors.
+        plain: Whether values are single numbers; others are read as soon as they are old enough, since they are large.
+
+    Attributes:
+        plain: As above.
+    """
+
+    def __init__(self, name: str, plain: bool) -> None:
+        self._name = name
+        self.plain = plain
+        self._read_at = _READ_AT_ONCE if plain else IN_FLIGHT + 1
+        self._start = self._stop = -1
+        self._sparse: array.array[int] | None = None  # instead, as soon as a row is left out
+        self._values = ColumnValues()
+        self._waiting: list[Any] = []  # single values, perhaps as `RealRows`, and `Block`s
+
+    @property
+    def rows(self) -> Sequence[int]:
+        """The row of each value: a range, if none was left out."""
+        return range(self._start, self._stop) if self._sparse is None else self._sparse
+
+    def __len__(self) -> int:
+        return self._stop - self._start if self._sparse is None else len(self._sparse)
+
+    def position(self, row: int) -> int:
+        """How many values belong to rows before this one."""
+        return bisect.bisect_left(self.rows, row)
+
+    def row_numbers(self, position: int = 0) -> np.ndarray:
+        """The rows of the values from a position on, as an array of its own."""
+        if self._sparse is None:
+            return np.arange(self._start + position, self._stop)
+        return np.array(self._sparse[position:])
+
+    def append(self, row: int, value: Any) -> None:
+        """The value of a new row, or a newer one of the newest row."""
+        if row == self._stop and self._sparse is None:
+            self._stop += 1
+        else:
+            self._add_row(row)
+        if isinstance(value, np.ndarray):
+            value = value.copy()  # its owner may write into it before it is read
+        waiting = self._waiting
+        waiting.append(value)
+        if len(waiting) >= self._read_at:
+            self.read(IN_FLIGHT)
+
+    def _add_row(self, row: int) -> None:
+        """A row that is not the one after the newest of a column without gaps."""
+        if not len(self):
+            self._start, self._stop = row, row + 1
+        elif self.rows[-1] == row:
+            self._forget_newest()
+        else:
+            if self._sparse is None:
+                self._sparse = array.array("q", self.rows)
+            self._sparse.append(row)
+
+    def _forget_newest(self) -> None:
+        """Let go of the newest value; its row gets another."""
+        if self._waiting and not isinstance(self._waiting[-1], Block):
+            self._waiting.pop()
+        else:
+            self.read()
+            self._values.pop()
+
+    def extend(self, rows: range, block: Any, masks: np.ndarray | None = None) -> None:
+        """The values of several new rows, as one array whose first rows they are; `masks` says what is kept of each."""
+        self._add_rows(rows)
+        self._waiting.append(Block(block.copy() if isinstance(block, np.ndarray) else block, len(rows), masks))
+        if len(self._waiting) >= self._read_at:
+            self.read(IN_FLIGHT)
+
+    def extend_values(self, rows: range, values: list[Any]) -> None:
+        """The values of several new rows, which nobody will write into."""
+        self._add_rows(rows)
+        self._waiting.extend(values)
+        if len(self._waiting) >= self._read_at:
+            self.read(IN_FLIGHT)
+
+    def restore(self, rows: np.ndarray, runs: Sequence[Run]) -> None:
+        """Values that were read before, of rows behind those there are."""
+        if len(rows):
+            first, last = int(rows[0]), int(rows[-1])
+            self._add_rows(range(first, last + 1) if last - first == len(rows) - 1 else rows.tolist())
+        for run in runs:
+            self._values.extend(run)
+
+    def _add_rows(self, rows: Sequence[int]) -> None:
+        """Several rows behind those there are."""
+        if isinstance(rows, range) and self._sparse is None and (not len(self) or rows.start == self._stop):
+            self._start, self._stop = self._start if len(self) else rows.start, rows.stop
+            return
+        if self._sparse is None:
+            self._sparse = array.array("q", self.rows)
+        self._sparse.extend(rows)
+
+    def read(self, keep: int = 0) -> None:
+        """Read all that is waiting but the newest `keep` values."""
+        count = len(self._waiting) - keep
+        if count <= 0:
+            return
+        waiting = self._waiting[:count]
+        _start_copies(waiting)
+        read = _numbers_at_once(waiting)
+        runs = [self._on_host(value) for value in waiting] if read is None else [read]
+        del self._waiting[:count]  # only now: what cannot be read stays, and says so again
+        for run in runs:
+            self._values.extend(run)
+
+    def since(self, position: int, *, settled: int | None = None) -> list[Any]:
+        """The values from a position on: numbers, or arrays.
+
+        Args:
+            position: Of the first value, counted over those this column has.
+            settled: The steps of the rows before this one are over. Later values are left out if they may still be in
+                flight. None: wait for all.
+        """
+        self.read(0 if settled is None else self._in_flight(settled))
+        return self._values.since(position)
+
+    def _in_flight(self, settled: int) -> int:
+        """How many of the newest values a device may still be computing, if the rows before this one are over."""
+        count = min(len(self) - self.position(settled), IN_FLIGHT, len(self._waiting))
+        while count and isinstance(self._waiting[-count], _PLAIN):
+            count -= 1  # the host has it, as it has the results of a test
+        return count
+
+    def between(self, start: int, stop: int) -> list[Any]:
+        """The values from one position to before another."""
+        self.read()
+        return self._values.since(start, stop)
+
+    def floats(self, position: int = 0) -> np.ndarray:
+        """The values from a position on as one array of doubles, with NaN for what is not a real number."""
+        self.read()
+        return self._values.floats(position)
+
+    def runs(self, position: int = 0) -> list[Run]:
+        """The values from a position on, exactly, as arrays of equals and lists of other objects."""
+        self.read()
+        return self._values.runs(position)
+
+    @property
+    def single(self) -> bool:
+        """Whether no value is an array with axes, so that the column fits into a table."""
+        self.read()
+        return self._values.single()
+
+    def newest(self) -> Any:
+        """The newest value, as it came if it has not been read yet; what a fused run logged is read."""
+        if self._waiting and not isinstance(self._waiting[-1], Block | RealRows):
+            return self._waiting[-1]
+        return self.since(len(self) - 1)[0]
+
+    def _on_host(self, value: Any) -> Run:
+        """A value as a run of its own."""
+        if isinstance(value, Block):
+            host = self._host(value.array)[: value.count]
+            if value.masks is not None:
+                return [row[mask] for row, mask in zip(host, value.masks, strict=True)]
+            return host if host.ndim == 1 else list(host)
+        if isinstance(value, RealRows):
+            return [self._host(value.array)[value.mask]]
+        host = self._host(value)
+        return host[None] if isinstance(host, np.ndarray) and host.ndim == 0 and _is_number(host.dtype) else [host]
+
+    def _host(self, value: Any) -> Any:
+        if not isinstance(value, jax.Array):
+            host = np.asarray(value) if isinstance(value, _PLAIN) else value
+            return host if isinstance(host, np.ndarray) and (host.ndim or _is_number(host.dtype)) else value
+        try:
+            return np.asarray(value)
+        except RuntimeError:
+            if value.is_deleted():
+                raise RuntimeError(
+                    f"The logged value {self._name} was donated to a later step before it was read. "
+                    "Log a copy of it: jnp.copy(...) inside of the step."
+                ) from None
+            require_readable(self._name, value)
+            raise
+
+
+class Block:
+    """Values of several rows in one array, and a mask for each if only some of its own rows are kept."""
+
+    def __init__(self, array: Any, count: int, masks: np.ndarray | None) -> None:
+        self.array = array
+        self.count = count
+        self.masks = masks
+
+
+class RealRows:
+    """An array of which only the rows that a mask counts are kept."""
+
+    def __init__(self, array: jax.Array, mask: np.ndarray) -> None:
+        self.array = array
+        self.mask = mask
+        self.ndim = array.ndim
+
+
+def require_readable(name: str, value: Any) -> None:
+    """Refuse an array of which other processes have a part."""
+    value = value.array if isinstance(value, RealRows) else value
+    if isinstance(value, jax.Array) and not (value.is_fully_addressable or value.is_fully_replicated):
+        raise ValueError(
+            f"The logged value {name} ({describe_leaf(value)}) lies in several processes. "
+            "Log a mean, or what every process has."
+        )
+
+
+def _is_number(dtype: np.dtype) -> bool:
+    return dtype.kind in "biufc" or dtype.isbuiltin == 2  # the latter: bfloat16 and other dtypes of JAX
+
+
+def _numbers_at_once(values: list[Any]) -> np.ndarray | None:
+    """Numbers of one type as one array; None if they are not that, or one of them cannot be read."""
+    kinds = {*map(type, values)}
+    kind = kinds.pop()
+    if kinds or kind in (Block, RealRows):
+        return None
+    if issubclass(kind, jax.Array):
+        return _device_numbers(values)
+    if not issubclass(kind, bool | int | float | complex | np.generic):
+        return None
+    numbers = np.array(values)
+    # Large ints among others would become something else together than they are alone.
+    return numbers if _is_number(numbers.dtype) and numbers.dtype == np.asarray(values[0]).dtype else None
+
+
+def _device_numbers(values: list[Any]) -> np.ndarray | None:
+    first = values[0]
+    # Two arrays with one aval have the same shape and dtype; asking for the aval is the cheapest question.
+    if first.ndim or len({*map(operator.attrgetter("aval"), values)}) > 1:
+        return None
+    try:
+        # An array on a CPU is its bytes: half the price of a NumPy array for each. Others are a TypeError.
+        return np.frombuffer(b"".join(values), first.dtype)
+    except TypeError:
+        pass
+    try:
+        return np.array([np.asarray(value) for value in values], first.dtype)
+    except (RuntimeError, TypeError):
+        return None
+
+
+def _start_copies(values: Sequence[Any]) -> None:
+    """Let copies from another device run beside each other; on the CPU there is nothing to copy."""
+    first = values[0].array if isinstance(values[0], Block | RealRows) else values[0]
+    # Values of one column come from one place, so the first speaks for all.
+    if not isinstance(first, jax.Array) or next(iter(first.sharding.device_set)).platform == "cpu":
+        return
+    for value in values:
+        held = value.array if isinstance(value, Block | RealRows) else value
+        if isinstance(held, jax.Array) and not held.is_deleted():
+            held.copy_to_host_async()

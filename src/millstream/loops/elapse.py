@@ -1,0 +1,79 @@
+"""Iterating by hand, with a count of how far one is."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from millstream.loops._clock import Clock
+from millstream.loops._dataset import Loader, as_dataset, open_batches
+from millstream.loops._stop import as_epoch, as_stop
+from millstream.loops.elapsed import Elapsed
+from millstream.loops.period import Period
+from millstream.reading.contracts import PyTree
+from millstream.text.errors import describe_value
+
+
+def elapse(
+    dataset: Any,
+    *,
+    initial: Elapsed | None = None,
+    stop: Any = None,
+    key: Any = None,
+    data_state: PyTree = None,
+    epoch_duration: Any = None,
+    batch_size_fn: Callable[[Any], int] | None = None,
+) -> Iterator[tuple[Elapsed, Any]]:
+    """Go through batches by hand: (elapsed, batch), one after the other.
+
+    Example:
+        >>> due = ms.every(2)
+        >>> for elapsed, batch in ms.elapse([np.ones(4), np.ones(4), np.ones(2)]):
+        ...     if due(elapsed):
+        ...         print(elapsed.steps, elapsed.samples)
+        2 8
+
+    Args:
+        dataset: An iterable of batches, or a `DataLoader`, whose batches are then (batch, mask), or a function that
+            returns one.
+        initial: How far an earlier run had come.
+        stop: When to end: a number of steps, `at(...)`, or a function of the elapsed. None: with the data, which for a
+            `DataLoader` is after one epoch.
+        key: The key of a loader's run.
+        data_state: The state of a loader to begin with, instead of a key.
+        epoch_duration: How long an epoch is; a `DataLoader` says it itself.
+        batch_size_fn: How many samples a batch has, where its shape does not say it.
+    """
+    if not isinstance(initial, Elapsed | None):
+        raise TypeError(f"elapse needs initial as an earlier run's elapsed. Got {describe_value(initial)}.")
+    if batch_size_fn is not None and not callable(batch_size_fn):
+        raise TypeError(f"elapse needs batch_size_fn to be a function. Got {describe_value(batch_size_fn)}.")
+    dataset = as_dataset("elapse", dataset)
+    if isinstance(dataset, Loader):
+        stop = Period(epochs=1 + (0 if initial is None else initial.epochs or 0)) if stop is None else stop
+        epoch_duration = dataset.steps_per_epoch if epoch_duration is None else epoch_duration
+    stops = None if stop is None else as_stop("elapse", stop)
+    clock = Clock(initial, None if epoch_duration is None else as_epoch("elapse", epoch_duration))
+    point = stops if isinstance(stops, Period) else None
+    batches = open_batches(
+        "elapse", dataset, start=clock.now, stop=point, key=key, data_state=data_state, batch_size_fn=batch_size_fn
+    )
+    return _elapse(clock, batches, stops)
+
+
+def _elapse(clock: Clock, batches: Any, stop: Any) -> Iterator[tuple[Elapsed, Any]]:
+    stops = stop.reached if isinstance(stop, Period) else stop
+    last = stop.units.get("steps") if isinstance(stop, Period) else None
+    try:
+        if isinstance(stop, Period) and stop.reached(clock.now):
+            return
+        while True:
+            try:
+                batch = batches.draw()
+            except StopIteration:
+                return
+            elapsed = clock.tick(batches.size_of(batch))
+            elapsed.final = elapsed.steps == last
+            yield elapsed, batch
+            if stops is not None and stops(elapsed):
+                return
+    finally:
+        batches.close()

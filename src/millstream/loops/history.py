@@ -1,0 +1,491 @@
+"""The history of a run: what was logged at which step, by columns."""
+
+import math
+import operator
+import os
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from millstream.loops import _plot, history_table
+from millstream.loops._clock import Passed
+from millstream.loops._column_values import unfold
+from millstream.loops._history_state import column_state, columns_before
+from millstream.loops._moments import Moments
+from millstream.loops.column import Column, require_readable
+from millstream.loops.elapsed import Elapsed
+from millstream.loops.logs import Logs, Name, as_logs, describe_logged, find_entry, require_name
+from millstream.text.errors import describe_value
+
+if TYPE_CHECKING:
+    import pandas
+
+_ELAPSED = ("steps", "samples", "epochs", "time", "date")
+
+
+class History(Sequence[Logs]):
+    """What was logged at which step: a table with one row per step that logged anything.
+
+    Values that come from a device stay there until many can be read at once, or somebody asks for them.
+
+    Example:
+        >>> history = ms.history()
+        >>> history.commit(ms.Elapsed(steps=1), ms.logs().add_metric("loss", 0.5))
+        >>> steps, loss = history.collect("steps", "loss")
+        >>> loss
+        [0.5]
+    """
+
+    def __init__(self) -> None:
+        self._moments = Moments()
+        self._newest_step: int | None = None
+        self._columns: dict[Name, Column] = {}
+
+    def commit(self, elapsed: Elapsed, logs: Mapping[str, Any]) -> None:
+        """Keep what a step has logged; nothing waits for a device.
+
+        Logs of the step that was committed last go into its row, where newer values win.
+        """
+        if type(logs) is not Logs:
+            logs = as_logs("History.commit", logs)
+        if elapsed.steps != self._newest_step:
+            self._newest_step = elapsed.steps
+            self._moments.append(elapsed)
+        row, columns = self._moments.length - 1, self._columns
+        for collection, entries in logs.items():
+            for name, value in entries.items():
+                try:
+                    column = columns[collection, name]
+                except KeyError:
+                    column = self._new_column((collection, name), value, plain=getattr(value, "ndim", 0) == 0)
+                column.append(row, value)
+
+    def begin_run(self, steps: int | None) -> None:
+        """A run begins to log here; it adds to the newest row only if it goes on behind the step of that row.
+
+        Args:
+            steps: How far the run is that begins; None if it does not go on with another.
+        """
+        if steps != self._newest_step:
+            self._newest_step = None
+
+    def commit_block(self, passed: Passed, logs: Logs, masks: np.ndarray | None = None) -> None:
+        """Keep what several steps have logged that were one program.
+
+        Args:
+            passed: These steps, all behind the newest row.
+            logs: Arrays, whose first rows belong to these steps.
+            masks: The masks of their batches, unless the real rows of each are its first ones.
+        """
+        rows = self._new_rows(passed)
+        for path, block in logs.entries():
+            column = self._columns.get(path)
+            if column is None:
+                column = self._new_column(path, block, plain=block.ndim == 1)
+            has_rows = path[0] == "outputs" and masks is not None and block.shape[1 : masks.ndim] == masks.shape[1:]
+            column.extend(rows, block, masks if has_rows else None)
+
+    def commit_columns(self, passed: Passed, columns: Mapping[Name, list[Any]]) -> None:
+        """Keep what several steps have logged, all of them the same entries.
+
+        Args:
+            passed: These steps, all behind the newest row.
+            columns: The values of each entry, one for each step.
+        """
+        rows = self._new_rows(passed)
+        for path, values in columns.items():
+            column = self._columns.get(path)
+            if column is None:
+                column = self._new_column(path, values[0], plain=getattr(values[0], "ndim", 0) == 0)
+            column.extend_values(rows, values)
+
+    def _new_rows(self, passed: Passed) -> range:
+        rows = range(len(self), len(self) + len(passed.steps))
+        self._moments.extend(passed)
+        self._newest_step = passed.steps[-1]
+        return rows
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing but single numbers has been logged."""
+        return all(column.plain for column in self._columns.values())
+
+    def _new_column(self, path: Name, value: Any, *, plain: bool) -> Column:
+        for part in path:
+            if not isinstance(part, str):
+                raise TypeError(f"Names of what is logged are strings. Got {describe_value(part)} in {path[0]!r}.")
+        require_readable(".".join(path), value)
+        self._columns[path] = column = Column(".".join(path), plain)
+        return column
+
+    def __len__(self) -> int:
+        return self._moments.length
+
+    @overload
+    def __getitem__(self, index: int) -> Logs: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Logs]: ...
+    def __getitem__(self, index: int | slice) -> Logs | list[Logs]:
+        """What one row holds, and under `elapsed` where the run was."""
+        if isinstance(index, slice):
+            chosen = range(len(self))[index]
+            if not chosen:
+                return []
+            low, high = min(chosen[0], chosen[-1]), max(chosen[0], chosen[-1])
+            made = list(self.rows(low, high + 1))
+            return [made[row - low] for row in chosen]
+        if not hasattr(index, "__index__"):
+            raise TypeError(
+                f"History is indexed by row numbers and slices. Got {describe_value(index)}. "
+                f"For the values of an entry, write history.collect({index!r})."
+            )
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"History has {len(self)} rows. Got index {index}.")
+        row = range(len(self))[index]
+        return next(self.rows(row, row + 1))
+
+    def __iter__(self) -> Iterator[Logs]:
+        return self.rows(0, len(self))
+
+    def rows(self, start: int, stop: int) -> Iterator[Logs]:
+        """The rows from `start` to before `stop`."""
+        made = [Logs(elapsed=self._elapsed_entries(row)) for row in range(start, stop)]
+        for (collection, name), column in self._columns.items():
+            first, last = column.position(start), column.position(stop)
+            for row, value in zip(column.rows[first:last], column.between(first, last), strict=True):
+                made[row - start].add_entry(collection, name, value)
+        return iter(made)
+
+    def names(self) -> list[str]:
+        """All entries, as "collection.name"."""
+        return [".".join(path) for path in self._columns]
+
+    def elapsed(self, row: int = -1) -> Elapsed:
+        """How far the run was at a row: the newest, or the one of this number."""
+        try:
+            return self._moments.elapsed(range(len(self))[operator.index(row)])
+        except TypeError:
+            raise TypeError(f"History.elapsed needs a row as an int. Got {describe_value(row)}.") from None
+        except IndexError:
+            found = f"needs a row from {-len(self)} to {len(self) - 1}. Got {row}."
+            nothing = "needs a row. The history is empty: nothing has been logged yet, and len(history) is 0."
+            raise ValueError(f"History.elapsed {found if len(self) else nothing}") from None
+
+    def collect(self, *names: str, missing: Any = None) -> Any:
+        """The values of some entries, a list for each, over those rows that have all of them.
+
+        A name that was never logged is an error that lists those that were; `missing` says that it may come later.
+
+        Example:
+            >>> history = ms.history()
+            >>> history.commit(ms.Elapsed(steps=1), {"loss": 0.5})
+            >>> history.commit(ms.Elapsed(steps=2), {"loss": 0.4, "loss_test": 0.6})
+            >>> history.collect("loss")
+            [0.5, 0.4]
+            >>> history.collect("steps", "loss", "loss_test", missing=np.nan)
+            ([1, 2], [0.5, 0.4], [nan, 0.6])
+
+        Args:
+            names: "name" or "collection.name"; also steps, samples, epochs, time and date of a row.
+            missing: If given, rows that have any of them count too, and this stands for what they lack. Names that
+                have not been logged yet are empty then.
+
+        Returns:
+            One list if there is one name, else a tuple of lists.
+        """
+        found = [self._find(name, is_required=missing is None) for name in names]
+        columns = [source for source in found if isinstance(source, Column)]
+        if not columns:
+            rows: Sequence[int] = range(len(self))
+        elif all(column.rows == columns[0].rows for column in columns):
+            rows = columns[0].rows
+        elif missing is not None:
+            rows = sorted(set[int]().union(*(column.rows for column in columns)))
+        else:
+            rows = sorted(set(columns[0].rows).intersection(*(column.rows for column in columns[1:])))
+        lists = [self._at_rows(source, rows, missing) for source in found]
+        return lists[0] if len(lists) == 1 else tuple(lists)
+
+    def _find(self, name: str, *, is_required: bool) -> Column | str:
+        """The column of a name, empty if there is none and it is not required, or the unit that it is."""
+        require_name("History.collect", name)
+        column, unit = self.column(name), name.removeprefix("elapsed.")
+        if column is not None:
+            return column
+        if unit in _ELAPSED:
+            return unit
+        if is_required:
+            raise ValueError(
+                f"History.collect: {name!r} was never logged. {describe_logged(name, self._columns, _ELAPSED)} "
+                "If it may be logged later, give missing=, such as missing=np.nan."
+            )
+        return Column(name, plain=True)
+
+    def _at_rows(self, source: Column | str, rows: Sequence[int], missing: Any) -> list[Any]:
+        if isinstance(source, str):
+            values = self.units()[source]
+            return values if len(rows) == len(self) else [values[row] for row in rows]
+        if source.rows == rows:
+            return source.since(0)
+        found = dict(zip(source.rows, source.since(0), strict=True))
+        return [found.get(row, missing) for row in rows]
+
+    def units(self) -> dict[str, list[Any]]:
+        """Steps, samples, epochs (None where nobody knew), time and date (a timestamp) of every row."""
+        return self._moments.units()
+
+    def _elapsed_entries(self, row: int) -> dict[str, Any]:
+        elapsed = self.elapsed(row)
+        entries = {unit: getattr(elapsed, unit) for unit in _ELAPSED}
+        if entries["epochs"] is None:
+            del entries["epochs"]
+        return entries
+
+    def latest(self) -> Logs:
+        """The newest value of every entry, as it came: a device's values are not read."""
+        latest = Logs()
+        for (collection, name), column in self._columns.items():
+            latest.add_entry(collection, name, column.newest())
+        return latest
+
+    def column(self, name: str) -> Column | None:
+        """The column of an entry given as "name" or "collection.name"; None if nothing was logged under it."""
+        path = find_entry(name, list(self._columns))
+        return None if path is None else self._columns[path]
+
+    def columns(self) -> dict[Name, Column]:
+        """All columns, by collection and name."""
+        return dict(self._columns)
+
+    def weights(self, start: int = 0) -> Sequence[int]:
+        """How many samples the step of each row had, from a row on."""
+        if not isinstance(start, int):
+            raise TypeError(f"History.weights needs start to be an int. Got {describe_value(start)}.")
+        return self._moments.weights(start)
+
+    def mean(self, name: str, start: int = 0, *, missing: float | None = None) -> float:
+        """The mean of an entry over the rows from `start` on, weighted by their samples; NaN if these have no value.
+
+        Example:
+            >>> history = ms.history()
+            >>> history.commit(ms.Elapsed(steps=1, samples=4), {"loss": 1.0})
+            >>> history.commit(ms.Elapsed(steps=2, samples=5, samples_before=4), {"loss": 2.0})
+            >>> history.mean("loss")
+            1.2
+
+        Args:
+            name: "name" or "collection.name".
+            start: The first row; -5 means the last five rows.
+            missing: What to return if nothing has been logged under this name yet, which is an error otherwise.
+        """
+        require_name("History.mean", name)
+        if not isinstance(start, int):
+            raise TypeError(f"History.mean needs start to be an int. Got {describe_value(start)}.")
+        column = self.column(name)
+        if column is None:
+            if missing is not None:
+                return missing
+            raise ValueError(
+                f"History.mean: {name!r} was never logged. {describe_logged(name, self._columns)} "
+                "If it may be logged later, give missing=, such as missing=np.nan."
+            )
+        first = column.position(start if start >= 0 else max(len(self) + start, 0))
+        values = column.floats(first)
+        weights = np.asarray(self._moments.weights(), np.float64)[column.row_numbers(first)]
+        counted = weights > 0  # a mean over no samples is NaN, and would make all of it NaN
+        return float(values[counted] @ weights[counted] / weights.sum()) if counted.any() else math.nan
+
+    def to_dict(self) -> dict[str, list[Any]]:
+        """The history as a table: steps, samples, epochs, time, date and every entry, each as a list over all rows.
+
+        Entries that are arrays, such as outputs, do not fit into a table and are left out; so in all tables below.
+
+        Example:
+            >>> history = ms.history()
+            >>> history.commit(ms.Elapsed(steps=1), {"loss": 0.5})
+            >>> history.commit(ms.Elapsed(steps=2), {"loss": 0.4, "loss_test": 0.6})
+            >>> history.to_dict()["loss_test"]
+            [None, 0.6]
+
+        Returns:
+            Lists by name: "name", or "collection.name" where that would not say which. None where a row has no value.
+        """
+        return history_table.to_dict(self)
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """The history as a DataFrame, with the columns of `to_dict`.
+
+        Example:
+            >>> history = ms.history()
+            >>> history.commit(ms.Elapsed(steps=1), {"loss": 0.5})
+            >>> history.to_pandas()["loss"].mean()
+            np.float64(0.5)
+        """
+        return history_table.to_pandas(self)
+
+    def to_csv(self, path: str | os.PathLike[str]) -> pathlib.Path:
+        """Write the table of `to_dict` to a file; where a row has no value, the field is empty.
+
+        Example:
+            >>> history = ms.history()
+            >>> history.commit(ms.Elapsed(steps=1), {"loss": 0.5})
+            >>> print(history.to_csv("history.csv").read_text().splitlines()[0])
+            steps,samples,epochs,time,date,loss
+
+        Args:
+            path: Where to; the file gets its name when it is whole.
+        """
+        return history_table.to_csv(self, path)
+
+    def to_jsonl(self, path: str | os.PathLike[str]) -> pathlib.Path:
+        """Write one line of JSON per row, with its collections as in `history[row]`; `History.from_jsonl` reads it.
+
+        Example:
+            >>> import json
+            >>> history = ms.history()
+            >>> history.commit(ms.Elapsed(steps=1), {"loss": 0.5})
+            >>> line = json.loads(history.to_jsonl("history.jsonl").read_text())
+            >>> line["elapsed"]["steps"], line["metrics"]
+            (1, {'loss': 0.5})
+
+        Args:
+            path: Where to; the file gets its name when it is whole. NaN and infinities are written as Python writes
+                them.
+        """
+        return history_table.to_jsonl(self, path)
+
+    @classmethod
+    def from_jsonl(cls, path: str | os.PathLike[str]) -> "History":
+        """Read a history that `to_jsonl` has written, to look at it or to go on with it.
+
+        Example:
+            >>> history = ms.history()
+            >>> history.commit(ms.Elapsed(steps=1), {"loss": 0.5})
+            >>> ms.History.from_jsonl(history.to_jsonl("history.jsonl")).collect("loss")
+            [0.5]
+
+        Args:
+            path: The file. Lines of `jsonl_logger`, with values beside `steps`, are understood too; those are metrics.
+                A last line that was not written to its end is left out.
+        """
+        history = cls()
+        for elapsed, logs in history_table.read_jsonl(path):
+            history.commit(elapsed, logs)
+        return history
+
+    def to_state(self, start: int = 0, *, outputs: bool = True) -> dict[str, Any]:
+        """All of it, or the rows from `start` on, as plain values and NumPy arrays: exact, for checkpoints.
+
+        Example:
+            >>> history = ms.history()
+            >>> history.commit(ms.Elapsed(steps=1), {"loss": 0.5})
+            >>> ms.History.from_state(history.to_state()).collect("loss")
+            [0.5]
+
+        Args:
+            start: The first row. The newest row may still get more values of its step, so a part that is to go on
+                behind an earlier one starts with that one's last row.
+            outputs: Whether to keep entries that are arrays with axes, too.
+
+        Returns:
+            Dicts and lists of arrays of plain dtypes, numbers, text and None.
+        """
+        start = min(max(start, 0), len(self))
+        columns = [
+            column_state(path, column, start)
+            for path, column in self._columns.items()
+            if len(column) > column.position(start) and (outputs or column.single)
+        ]
+        return {"start": start, "moments": self._moments.to_state(start), "columns": columns}
+
+    @classmethod
+    def from_state(cls, *states: dict[str, Any]) -> "History":
+        """The history that `to_state` was called on.
+
+        Example:
+            >>> history = ms.history()
+            >>> history.commit(ms.Elapsed(steps=1), {"loss": 0.5})
+            >>> first = history.to_state()
+            >>> history.commit(ms.Elapsed(steps=2), {"loss": 0.4})
+            >>> ms.History.from_state(first, history.to_state(1)).collect("loss")
+            [0.5, 0.4]
+
+        Args:
+            states: What `to_state` gave; several parts in order, where what a later part holds takes the place of
+                what earlier ones have from its first row on.
+        """
+        history = cls()
+        for i, state in enumerate(states):
+            stop = min((later["start"] for later in states[i + 1 :]), default=None)
+            history._append_state(state, stop)
+        return history
+
+    def _append_state(self, state: dict[str, Any], stop: int | None) -> None:
+        """Take in the rows of a state that lie before `stop`."""
+        start, count = state["start"], len(state["moments"]["steps"])
+        if stop is not None:
+            count = min(stop - start, count)
+            if count <= 0:
+                return
+        if start > len(self):
+            raise ValueError(
+                f"History.from_state needs parts without gaps. Rows {len(self)} to {start - 1} are missing."
+            )
+        self._moments.append_state(state["moments"], count)
+        for path, rows, runs in columns_before(state["columns"], start + count):
+            column = self._columns.get(path)
+            if column is None:
+                plain = all(run.ndim == 1 for run in runs if isinstance(run, np.ndarray))
+                column = self._new_column(path, None, plain=plain)
+            column.restore(rows, [unfold(run) for run in runs])
+        self._newest_step = self.elapsed().steps if len(self) else None
+
+    def plot(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        names: Sequence[str] | None = None,
+        title: str | None = None,
+        smooth: float | None = None,
+        log: bool | None = None,
+        dpi: int = 150,
+    ) -> Any:
+        """A picture of the curves: one panel per metric, with that of training and evaluation together.
+
+        Example:
+            >>> history = ms.history()
+            >>> for step in range(1, 101):
+            ...     history.commit(ms.Elapsed(steps=step), {"loss": 1 / step})
+            >>> history.plot("history.png").name
+            'history.png'
+
+        Args:
+            path: Where to write it, as PNG or whatever else its suffix says.
+            names: Which entries, "name" or "collection.name"; all that are numbers by default.
+
+        Other Args:
+            title: Stands above it.
+            smooth: Over which share of the steps noisy curves are averaged, 0 for not at all. By default 1/50.
+            log: Whether the values have a logarithmic axis. By default losses that span two decades do.
+            dpi: Dots per inch of the file.
+
+        Returns:
+            The path, or without one a `matplotlib.figure.Figure`, which a notebook shows.
+        """
+        figure = _plot.draw(self, names=names, title=title, smooth=smooth, log=log)
+        return figure if path is None else _plot.save(figure, path, dpi)
+
+    def __repr__(self) -> str:
+        return f"History({len(self)} rows: {', '.join(self.names()) or 'nothing logged'})"
+
+
+def history() -> History:
+    """An empty history.
+
+    Example:
+        >>> len(ms.history())
+        0
+    """
+    return History()

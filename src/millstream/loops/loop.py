@@ -1,0 +1,106 @@
+"""The loop."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from millstream.loops._acting import Policy
+from millstream.loops._fused_run import FusedRun
+from millstream.loops._run import Run
+from millstream.loops._run_parts import caller_of
+from millstream.loops._tasks import as_pairs, bind_all, bind_some
+from millstream.loops.elapsed import Elapsed
+from millstream.loops.history import History
+from millstream.loops.loop_state import LoopOutput
+from millstream.reading.contracts import PyTree
+from millstream.text.errors import require_text
+
+
+def loop(
+    state: Any,
+    dataset: Any,
+    tasks: Any,
+    *,
+    stop: Any = None,
+    on_start: Any = None,
+    on_end: Any = None,
+    history: History | None = None,
+    elapsed: Elapsed | None = None,
+    key: Any = None,
+    data_state: PyTree = None,
+    resume: str | os.PathLike[str] | bool | None = None,
+    epoch_duration: Any = None,
+    fuse: int | None = None,
+    catch_keyboard_interrupt: bool = True,
+    batch_size_fn: Callable[[Any], int] | None = None,
+    metadata: Any = None,
+    policy: Policy = None,
+    name: str = "loop",
+) -> LoopOutput:
+    """Go through batches and call what is due at each step.
+
+    Example:
+        >>> def train_step(state, batch):
+        ...     return ms.logs().add_metric("mean", batch.mean()), state + 1
+        >>> batches = [np.ones(4), np.zeros(4), np.ones(4)]
+        >>> state, history, elapsed = ms.loop(0, batches, {ms.every(1): [train_step]}, stop=2)
+        >>> state, history.collect("mean"), elapsed.samples
+        (2, [1.0, 0.0], 8)
+
+    A callback gets as many of (state, batch, elapsed, loop_state) as it has arguments without a default, and returns
+    nothing, logs, a state, or (logs, state). The first Ctrl-C ends the loop after the current step, the second at once;
+    what there is so far is returned. An exception has it as its `loop_output`.
+
+    Args:
+        state: What callbacks hand from step to step: any value.
+        dataset: An iterable of batches, or a `DataLoader`: batches are then (batch, mask), and epochs go on by
+            themselves. Or a function that returns one.
+        tasks: A dict from schedule to callbacks, or a list of such pairs; done in this order at each step.
+        stop: When to end: a number of steps, `at(...)`, or a function of the elapsed. None: with the data.
+
+    Other Args:
+        on_start: Callbacks before the first batch.
+        on_end: Callbacks after the last one, however the loop ends.
+        history: An earlier history to go on with.
+        elapsed: How far an earlier run had come; with the same key, a loader goes on behind it.
+        key: The key of a loader's run.
+        data_state: The state of a loader to begin with, instead of a key.
+        resume: A directory that `ms.checkpoint` saves to, or True for that of the loop's own: go on with the run that
+            was saved there last, as if it had never stopped; if there is none, begin.
+        epoch_duration: How long an epoch is, in steps or as `at(samples=...)`; a `DataLoader` says it itself.
+        fuse: Steps per dispatch, for compiled steps over a `DataLoader` whose data are arrays: so many steps become one
+            program. Logs and schedules stay the same; callbacks see no batch.
+        catch_keyboard_interrupt: Whether Ctrl-C ends the loop as described above, or raises.
+        batch_size_fn: How many samples a batch has, where its shape does not say it.
+        metadata: For callbacks, as `loop_state.metadata`.
+        policy: Over an environment, the part of the state that acts: a function of the state, or of the state and the
+            policy state so far, for a policy with a memory. The batch of a step is made with the policy of the state
+            before that step, fused or not. "fixed" acts with the policy that the source has.
+        name: For callbacks, as `loop_state.name`, and for errors.
+
+    Returns:
+        (state, history, elapsed); see `LoopOutput` for the rest.
+    """
+    require_text("loop", "name", name)
+    who = caller_of(name)
+    options: dict[str, Any] = {} if fuse is None else {"fuse": fuse}
+    return (Run if fuse is None else FusedRun)(
+        state,
+        dataset,
+        bind_all(who, as_pairs(who, tasks)),
+        stop=stop,
+        on_start=bind_some(who, on_start),
+        on_end=bind_some(who, on_end),
+        history=history,
+        elapsed=elapsed,
+        key=key,
+        data_state=data_state,
+        resume=resume,
+        epoch_duration=epoch_duration,
+        catch_keyboard_interrupt=catch_keyboard_interrupt,
+        batch_size_fn=batch_size_fn,
+        metadata=metadata,
+        policy=policy,
+        name=name,
+        **options,
+    ).run()

@@ -1,0 +1,144 @@
+"""What a loop knows while it runs, and what it returns."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from millstream.loops._aggregate import concatenate
+from millstream.loops.elapsed import Elapsed
+from millstream.loops.history import History
+from millstream.loops.logs import Logs
+from millstream.loops.period import Period
+from millstream.reading.contracts import PyTree
+
+
+class _Returned(NamedTuple):
+    state: Any
+    history: History
+    elapsed: Elapsed
+
+
+class LoopOutput(_Returned):
+    """What a loop returns: state, history and elapsed, and as attributes what else is of use.
+
+    Example:
+        >>> output = ms.loop(0, range(3), {ms.every(1): lambda state: state + 1})
+        >>> state, history, elapsed = output
+        >>> state, output.reason
+        (3, 'the data ended')
+
+    Attributes:
+        data_state: The state of the loader to go on from; None if the data do not come from a loader, or if batches had
+            overtaken others, as they may with `ordered=False`.
+        reason: Why the loop ended, in words.
+        interrupted: Whether it was by Ctrl-C or SIGTERM.
+    """
+
+    data_state: PyTree = None
+    reason: str = ""
+    interrupted: bool = False
+
+    @property
+    def outputs(self) -> dict[str, Any]:
+        """What was logged with `add_output`: the arrays of all batches joined, without padding."""
+        columns, weights = self.history.columns(), self.history.weights()
+        return {
+            name: concatenate(column.since(0), [weights[row] for row in column.rows])
+            for (collection, name), column in columns.items()
+            if collection == "outputs"
+        }
+
+
+@dataclasses.dataclass(eq=False)
+class Waits:
+    """Seconds that a loop has spent waiting, or with something else than training.
+
+    Attributes:
+        data: Waiting for batches.
+        evaluation: In loops inside of this one.
+        callbacks: In bars, writers, checkpoints and other observers.
+    """
+
+    data: float = 0.0
+    evaluation: float = 0.0
+    callbacks: float = 0.0
+
+
+@dataclasses.dataclass(eq=False)
+class LoopState:
+    """What a loop knows while it runs; a callback gets it as its fourth argument.
+
+    Example:
+        >>> def stop_at_three(state, batch, elapsed, loop_state):
+        ...     if state == 3:
+        ...         loop_state.stop("it was three")
+        >>> state, _, elapsed = ms.loop(0, range(10), {ms.always(): [lambda state: state + 1, stop_at_three]})
+        >>> elapsed.steps
+        3
+
+    Attributes:
+        state: The state, such as a model and its optimizer; replaced by what callbacks return.
+        batch: The current batch.
+        elapsed: How far the run is.
+        logs: What this step has logged so far.
+        history: What earlier steps have logged.
+        metadata: Whatever the caller of the loop gave.
+        name: "loop", "train", "test" or "predict".
+        stop_iteration: Whether the loop ends after this step.
+        reason: Why it does.
+        parent: The state of the loop around this one; None for an outermost one.
+        waits: What time is spent on besides steps.
+        ends_at: The point at which the loop stops, if it is one.
+        callbacks: All callbacks of the loop that have a memory.
+        dataset: What the batches come from: a loader or an iterable.
+        tasks: What is done when.
+        stops: When the loop stops; None if nobody has said it.
+        failed: Whether the loop broke off in the middle of a step.
+        unfinished: The first task of this step that an interrupt kept from being done, and whether it was one of those
+            at the end of the run; None if there is none.
+        cut_short: Whether an interrupt has ended a loop inside of the current callback.
+        data_position: Gives `data_state`.
+        position: Gives where the run is in its data, as it is saved.
+    """
+
+    state: Any
+    history: History
+    elapsed: Elapsed
+    batch: Any = None
+    logs: Logs = dataclasses.field(default_factory=Logs)
+    metadata: Any = None
+    name: str = "loop"
+    stop_iteration: bool = False
+    reason: str = ""
+    parent: "LoopState | None" = None
+    waits: Waits = dataclasses.field(default_factory=Waits)
+    ends_at: Period | None = None
+    callbacks: list[Any] = dataclasses.field(default_factory=list)
+    dataset: Any = None
+    tasks: list[Any] = dataclasses.field(default_factory=list)
+    stops: Any = None
+    failed: bool = False
+    unfinished: tuple[int, bool] | None = None
+    cut_short: bool = False
+    data_position: Callable[[], PyTree] = lambda: None
+    position: Callable[[], tuple[dict[str, Any], PyTree]] = lambda: ({"kind": "iterable"}, None)
+
+    @property
+    def data_state(self) -> PyTree:
+        """The state of the loader after the current batch; None if the data do not come from a loader."""
+        return self.data_position()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run has come to its stop or to the end of its data: no error, interrupt or callback ended it."""
+        return not self.failed and not self.stop_iteration and self.reason not in ("interrupted", "terminated")
+
+    @property
+    def accumulated_logs(self) -> Logs:
+        """The newest value of everything that was ever logged, this step included."""
+        return self.history.latest().merge(self.logs)
+
+    def stop(self, reason: str = "a callback stopped it") -> None:
+        """End the loop after this step."""
+        self.stop_iteration = True
+        self.reason = reason

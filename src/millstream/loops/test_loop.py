@@ -1,0 +1,171 @@
+"""Loops over a whole dataset: testing and predicting."""
+
+from collections.abc import Callable
+from typing import Any
+
+from millstream.loops import named
+from millstream.loops._acting import Policy
+from millstream.loops._dataset import Loader, as_dataset
+from millstream.loops.elapsed import Elapsed
+from millstream.loops.history import History
+from millstream.loops.loop import loop
+from millstream.loops.loop_state import LoopOutput
+from millstream.loops.named import NamedTasks
+from millstream.loops.period import Period
+from millstream.loops.schedules import always
+from millstream.reading.contracts import PyTree
+
+
+def test_loop(
+    state: Any,
+    dataset: Any,
+    tasks: Any = None,
+    *,
+    callbacks: list[Any] | None = None,
+    stop: Any = None,
+    history: History | None = None,
+    elapsed: Elapsed | None = None,
+    key: Any = None,
+    data_state: PyTree = None,
+    catch_keyboard_interrupt: bool = True,
+    batch_size_fn: Callable[[Any], int] | None = None,
+    metadata: Any = None,
+    policy: Policy = None,
+) -> LoopOutput:
+    """Test a model on a dataset, once.
+
+    Example:
+        >>> def test_step(state, batch):
+        ...     return ms.logs().add_metric("mean", batch.mean())
+        >>> _, history, _ = ms.test_loop(None, [np.ones(4), np.zeros(2)], {ms.on_test_step: test_step})
+        >>> round(history.mean("mean"), 4)  # weighted by samples
+        0.6667
+
+    Args:
+        state: The model; its methods `test_step` and `reset_step`, if it has them, are used.
+        dataset: An iterable of batches, or a `DataLoader`, of which one epoch is used, or a function that returns one.
+        tasks: Callbacks by named schedule (`on_test_step` and its like) or by any other.
+        callbacks: Objects with methods called like a named schedule.
+
+    Other Args:
+        stop: When to end before the data do.
+        history: As in `loop`.
+        elapsed: As in `loop`.
+        key: The key of a loader's run.
+        data_state: As in `loop`.
+        catch_keyboard_interrupt: As in `loop`.
+        batch_size_fn: As in `loop`.
+        metadata: As in `loop`.
+        policy: As in `loop`.
+    """
+    dataset = as_dataset("test_loop", dataset)
+    tasks = NamedTasks("test_loop", named.TEST, state, tasks, callbacks, watched=(named.on_test_batch_end,))
+    return run_test(
+        state,
+        dataset,
+        tasks,
+        stop=stop,
+        history=history,
+        elapsed=elapsed,
+        key=key,
+        data_state=data_state,
+        catch_keyboard_interrupt=catch_keyboard_interrupt,
+        batch_size_fn=batch_size_fn,
+        metadata=metadata,
+        policy=policy,
+    )
+
+
+def run_test(state: Any, dataset: Any, tasks: NamedTasks, *, stop: Any = None, **options: Any) -> LoopOutput:
+    """A test loop with these tasks."""
+    return loop(
+        state,
+        dataset,
+        [
+            (always(), tasks[named.on_test_batch_begin]),
+            (always(), tasks[named.on_test_step]),
+            (always(), tasks[named.on_test_batch_end]),
+            *tasks.others,
+        ],
+        on_start=[*tasks[named.on_test_begin], *tasks[named.on_reset_step]],
+        on_end=tasks[named.on_test_end],
+        stop=whole(dataset) if stop is None else stop,
+        name="test",
+        **options,
+    )
+
+
+def predict_loop(
+    state: Any,
+    dataset: Any,
+    tasks: Any = None,
+    *,
+    callbacks: list[Any] | None = None,
+    stop: Any = None,
+    history: History | None = None,
+    elapsed: Elapsed | None = None,
+    key: Any = None,
+    data_state: PyTree = None,
+    catch_keyboard_interrupt: bool = True,
+    batch_size_fn: Callable[[Any], int] | None = None,
+    metadata: Any = None,
+    policy: Policy = None,
+) -> LoopOutput:
+    """Ask a model about a dataset, once.
+
+    Example:
+        >>> def predict_step(state, batch):
+        ...     return ms.logs().add_output("double", batch * 2)
+        >>> output = ms.predict_loop(None, [np.ones(2), np.zeros(1)], {ms.on_predict_step: predict_step})
+        >>> output.outputs["double"]
+        array([2., 2., 0.])
+
+    Args:
+        state: The model; its method `predict_step`, if it has one, is used.
+        dataset: An iterable of batches, or a `DataLoader`, of which one epoch is used, or a function that returns one.
+        tasks: Callbacks by named schedule (`on_predict_step` and its like) or by any other.
+        callbacks: Objects with methods called like a named schedule.
+
+    Other Args:
+        stop: When to end before the data do.
+        history: As in `loop`.
+        elapsed: As in `loop`.
+        key: The key of a loader's run.
+        data_state: As in `loop`.
+        catch_keyboard_interrupt: As in `loop`.
+        batch_size_fn: As in `loop`.
+        metadata: As in `loop`.
+        policy: As in `loop`.
+
+    Returns:
+        As `loop`; `outputs` has what was logged with `add_output`, all batches joined, without padding.
+    """
+    dataset = as_dataset("predict_loop", dataset)
+    tasks = NamedTasks("predict_loop", named.PREDICT, state, tasks, callbacks, watched=(named.on_predict_batch_end,))
+    return loop(
+        state,
+        dataset,
+        [
+            (always(), tasks[named.on_predict_batch_begin]),
+            (always(), tasks[named.on_predict_step]),
+            (always(), tasks[named.on_predict_batch_end]),
+            *tasks.others,
+        ],
+        on_start=tasks[named.on_predict_begin],
+        on_end=tasks[named.on_predict_end],
+        stop=whole(dataset) if stop is None else stop,
+        history=history,
+        elapsed=elapsed,
+        key=key,
+        data_state=data_state,
+        catch_keyboard_interrupt=catch_keyboard_interrupt,
+        batch_size_fn=batch_size_fn,
+        metadata=metadata,
+        policy=policy,
+        name="predict",
+    )
+
+
+def whole(dataset: Any) -> Any:
+    """Where one pass over a dataset ends, if it does not end by itself."""
+    return Period(dataset.steps_per_epoch) if isinstance(dataset, Loader) else None

@@ -1,0 +1,213 @@
+"""The training loop: steps, epochs, and a test loop at the end of each."""
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from millstream.loops import named
+from millstream.loops._acting import Policy, acting, has_policy
+from millstream.loops._dataset import Loader, as_dataset
+from millstream.loops._stop import as_stop
+from millstream.loops.elapsed import Elapsed
+from millstream.loops.history import History
+from millstream.loops.inner_loop import inner_loop
+from millstream.loops.loop import loop
+from millstream.loops.loop_state import LoopOutput
+from millstream.loops.named import NamedTasks
+from millstream.loops.period import Period
+from millstream.loops.schedules import EpochBegins, EpochEnds, always
+from millstream.loops.test_loop import run_test, whole
+from millstream.reading.contracts import PyTree
+from millstream.text.errors import describe_value, require_int
+
+
+def train_loop(
+    state: Any,
+    dataset: Any,
+    tasks: Any = None,
+    *,
+    callbacks: list[Any] | None = None,
+    test_dataset: Any = None,
+    epoch_duration: Any = None,
+    test_duration: Any = None,
+    test_name: str = "test",
+    stop: Any = None,
+    history: History | None = None,
+    elapsed: Elapsed | None = None,
+    key: Any = None,
+    data_state: PyTree = None,
+    resume: str | os.PathLike[str] | bool | None = None,
+    fuse: int | None = None,
+    limit_batches: int | None = None,
+    fast_dev_run: bool | int = False,
+    sanity_batches: int = 0,
+    inner_loop_kwargs: dict[str, Any] | None = None,
+    catch_keyboard_interrupt: bool = True,
+    batch_size_fn: Callable[[Any], int] | None = None,
+    metadata: Any = None,
+    policy: Policy = None,
+) -> LoopOutput:
+    """Train a model, and test it at the end of every epoch and of the run.
+
+    Example:
+        >>> def train_step(state, batch):
+        ...     return ms.logs().add_metric("loss", 1 / (1 + state)), state + 1
+        >>> def test_step(state, batch):
+        ...     return ms.logs().add_metric("loss", 1 / (1 + state))
+        >>> state, history, elapsed = ms.train_loop(
+        ...     0,
+        ...     [np.ones(4)] * 6,
+        ...     {ms.on_train_step: train_step, ms.on_test_step: test_step},
+        ...     test_dataset=[np.ones(4)],
+        ...     epoch_duration=3,
+        ... )
+        >>> history.collect("steps", "loss_test")
+        ([3, 6], [0.25, 0.14285714285714285])
+
+    At a step this order holds: on_epoch_begin and on_reset_step (at the first step of an epoch), on_train_batch_begin,
+    on_train_step, testing and on_epoch_end (at the last step of an epoch), on_train_batch_end, all other tasks.
+
+    Args:
+        state: The model; its methods `train_step`, `test_step` and `reset_step`, if it has them, are used.
+        dataset: An iterable of batches, or a `DataLoader`: batches are then (batch, mask), and epochs go on by
+            themselves. Or a function that returns one.
+        tasks: Callbacks by named schedule (`on_train_step` and its like) or by any other.
+        callbacks: Objects with methods called like a named schedule, bars and loggers.
+        test_dataset: What to test on: a `DataLoader`, an iterable, or a function that returns one.
+        epoch_duration: How long an epoch is, in steps or as `at(samples=...)`; a `DataLoader` says it itself.
+        stop: When to end: a number of steps, `at(epochs=...)`, or a function of the elapsed.
+        key: The key of a loader's run; also that of a test loader, which goes through the same batches every time.
+
+    Other Args:
+        test_duration: How many batches to test on, if not all of them.
+        test_name: What test results are called: `loss` becomes `loss_test`.
+        history: As in `loop`.
+        elapsed: As in `loop`.
+        data_state: As in `loop`.
+        resume: As in `loop`.
+        fuse: As in `loop`.
+        limit_batches: At most so many batches per epoch and per test, to try things out.
+        fast_dev_run: Run one step (or so many) and one test of as many batches, without callbacks that leave something
+            behind, to see whether all of it works.
+        sanity_batches: Test on so many batches before the training, to see whether it works. Nothing is logged.
+        inner_loop_kwargs: For the test loop: `aggregation` and `output_state`, see `inner_loop`.
+        catch_keyboard_interrupt: As in `loop`.
+        batch_size_fn: As in `loop`.
+        metadata: As in `loop`.
+        policy: As in `loop`; a test over an environment acts with the policy of the state that is tested.
+    """
+    if isinstance(fast_dev_run, bool):
+        fast_dev_run = int(fast_dev_run)
+    require_int("train_loop", "fast_dev_run", fast_dev_run, least=0)
+    require_int("train_loop", "sanity_batches", sanity_batches, least=0)
+    if limit_batches is not None:
+        require_int("train_loop", "limit_batches", limit_batches, least=1)
+    if fast_dev_run:
+        limit_batches = fast_dev_run
+        stop, resume = (0 if elapsed is None else elapsed.steps) + fast_dev_run, None
+    dataset = as_dataset("train_loop", dataset)
+    if epoch_duration is None and isinstance(dataset, Loader):
+        epoch_duration = dataset.steps_per_epoch
+    if limit_batches is not None:
+        epoch_duration = _shorter("epoch_duration", epoch_duration, limit_batches)
+    given = NamedTasks(
+        "train_loop",
+        (*named.TRAIN, *named.TEST),
+        state,
+        tasks,
+        callbacks,
+        watched=(named.on_epoch_end, named.on_train_batch_end),
+        leave_out=bool(fast_dev_run),
+    )
+    options = {"key": key, "batch_size_fn": batch_size_fn, "metadata": metadata}
+    options["catch_keyboard_interrupt"] = catch_keyboard_interrupt
+    _require_sense(given, test_dataset, epoch_duration)
+    _require_policy(policy, dataset, test_dataset)
+    evaluation, trial = [], []
+    if test_dataset is not None:
+        duration = test_duration
+        if limit_batches is not None:
+            duration = _shorter("test_duration", test_duration, limit_batches)
+        test = functools.partial(
+            _test, dataset=test_dataset, tasks=given.named_only(), duration=duration, policy=policy, options=options
+        )
+        evaluation = [inner_loop(test_name, test, **({} if inner_loop_kwargs is None else inner_loop_kwargs))]
+        if sanity_batches:
+
+            def try_out(state: Any) -> None:
+                test(state, duration=sanity_batches)
+
+            trial = [try_out]  # in the run, so that Ctrl-C ends both, and a resumed state is the one that is tried
+    return loop(
+        state,
+        dataset,
+        list(_training(given, evaluation)),
+        on_start=[*trial, *given[named.on_train_begin]],
+        on_end=given[named.on_train_end],
+        stop=stop,
+        history=history,
+        elapsed=elapsed,
+        data_state=data_state,
+        resume=resume,
+        epoch_duration=epoch_duration,
+        fuse=fuse,
+        policy=policy if has_policy(dataset) else None,
+        name="train",
+        **options,
+    )
+
+
+def _training(tasks: NamedTasks, evaluation: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
+    """What is done at a step, in order."""
+    yield EpochBegins(), [*tasks[named.on_epoch_begin], *tasks[named.on_reset_step]]
+    yield always(), tasks[named.on_train_batch_begin]
+    yield always(), tasks[named.on_train_step]
+    yield EpochEnds(last=True), evaluation
+    yield EpochEnds(), tasks[named.on_epoch_end]
+    yield always(), tasks[named.on_train_batch_end]
+    yield from tasks.others
+
+
+def _test(
+    state: Any, *, dataset: Any, tasks: NamedTasks, duration: Any, policy: Policy, options: dict[str, Any]
+) -> LoopOutput:
+    dataset = as_dataset("train_loop", dataset)
+    stop = whole(dataset) if duration is None else duration
+    return run_test(state, dataset, tasks, stop=stop, policy=policy if has_policy(dataset) else None, **options)
+
+
+def _require_sense(tasks: NamedTasks, test_dataset: Any, epoch_duration: Any) -> None:
+    """Refuse a test that would never run, and a dataset that could be tested on only once."""
+    if test_dataset is None:
+        unused = [name for name in named.TEST if name != named.on_reset_step and tasks.given(name)]
+        if unused:
+            raise ValueError(f"train_loop got {', '.join(unused)} and no test_dataset to test on.")
+    elif not tasks[named.on_test_step]:
+        raise ValueError("train_loop got a test_dataset and nothing to do with it. Give tasks an on_test_step.")
+    elif isinstance(test_dataset, Iterator):
+        raise TypeError(
+            f"train_loop needs a test_dataset that can be gone through again: {describe_value(test_dataset)} is used "
+            "up after one test. Give a function that returns a new one, a list or a DataLoader."
+        )
+    if epoch_duration is None:
+        waiting = [name for name in (named.on_epoch_begin, named.on_epoch_end) if tasks[name]]
+        if test_dataset is not None or waiting:
+            raise ValueError(
+                f"train_loop needs epoch_duration (such as steps per epoch) for {', '.join(waiting) or 'test_dataset'}"
+                ": these data do not say how long an epoch is."
+            )
+
+
+def _require_policy(policy: Policy, dataset: Any, test_dataset: Any) -> None:
+    """Refuse an environment without a policy, and a policy without an environment, before anything runs."""
+    given = test_dataset if has_policy(test_dataset) else dataset
+    if has_policy(given) or not callable(test_dataset):  # what a function will return is not known yet
+        acting("train_loop", policy, given)
+
+
+def _shorter(name: str, duration: Any, batches: int) -> int:
+    """A duration, cut to so many batches."""
+    point = None if duration is None else as_stop("train_loop", duration, name)
+    steps = point.units.get("steps") if isinstance(point, Period) else None
+    return batches if steps is None else min(int(steps), batches)

@@ -1,0 +1,239 @@
+"""The pipeline: an indexed source and its stages as one pure function of (key, step).
+
+The way of a batch: the plan turns the step into sample indices; one gather fetches them; stages before the batch are
+`vmap`ped over its rows, stages after it see it whole. Nothing is drawn one by one, so any step can be computed alone.
+"""
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from millstream.pipeline.placement import BatchPlacement
+from millstream.pipeline.read_in_graph import read_in_graph
+from millstream.pipeline.rows import blank, take
+from millstream.pipeline.stages import apply_stage, element_key, keeps_mask, stage_names
+from millstream.pipeline.state import LoaderState, Origin, check_origin, checked_step, is_traced, key_words
+from millstream.pipeline.streams import BatchedStream, MappedStream
+from millstream.plan.keys import Array
+from millstream.plan.plan import Plan
+from millstream.reading.contracts import IndexedSource, PyTree, Stream
+from millstream.reading.host_side import HostSide
+from millstream.reading.host_source import as_host_source
+from millstream.reading.samples import ObjectSpec
+from millstream.text.errors import describe_value
+
+if TYPE_CHECKING:
+    from millstream.pipeline.transform import Transform
+
+MAX_IN_GRAPH = (1 << 31) - 1
+
+
+def compose(source: Any, transform: "Transform") -> Stream:
+    """A source seen through one more stage."""
+    source = as_stream(source)
+    if isinstance(source, Pipeline):
+        return source.then(transform)
+    return BatchedStream(source, transform) if transform.batches else MappedStream(source, transform)
+
+
+def as_stream(source: Any) -> Stream:
+    """A pipeline over an indexed source, or the stream itself. Refuses anything else."""
+    if isinstance(source, type):
+        raise TypeError(
+            f"A pipeline starts with a source. Got the class {source.__name__}: write {source.__name__}(...)."
+        )
+    if isinstance(source, Stream):
+        return source
+    if isinstance(source, IndexedSource):
+        if len(source) > MAX_IN_GRAPH:
+            raise ValueError(
+                f"{type(source).__name__} has {len(source):,} samples; a compiled program can index at most "
+                f"{MAX_IN_GRAPH:,} rows. Split the data into several sources."
+            )
+        host = HostSide(as_host_source(source)) if source.arrays is None else None
+        return Pipeline(source.arrays, Plan(len(source), source.ordering), (), source, host)
+    raise TypeError(
+        f"A pipeline starts with a source, such as ArraySampleSource(data). Got {describe_value(source)}. "
+        "A source has `spec`, `read`, `arrays`, `ordering` and a length, or is a stream with "
+        "`init_state`, `next`, `element_spec` and `steps_per_epoch`."
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pipeline:
+    """An indexed source with its stages; itself a stream, whose state is a key and a step."""
+
+    arrays: PyTree | None
+    plan: Plan
+    stages: tuple["Transform", ...]
+    source: IndexedSource | None = None
+    host: HostSide | None = None  # how the samples are read, unless they are gathered from the arrays
+    placement: BatchPlacement | None = None  # where batches lie, if they lie over a mesh
+
+    def then(self, transform: "Transform") -> "Pipeline":
+        """This pipeline with one more stage."""
+        plan = self.plan
+        if transform.batches:
+            plan = dataclasses.replace(plan, batchings=(*plan.batchings, transform.batching(plan.steps_per_epoch)))
+        return dataclasses.replace(self, plan=plan, stages=(*self.stages, transform))
+
+    def over(self, sharding: NamedSharding) -> "Pipeline":
+        """This pipeline with its batches over a mesh."""
+        placement = BatchPlacement(sharding, self.plan.batchings[-1].size)
+        if self.host is None:
+            return dataclasses.replace(self, arrays=placement.replicate(self.arrays), placement=placement)
+        rows, cache = placement.local_rows(), self.host.cache
+        if cache is not None and len(rows) < placement.size:
+            cache = cache.of_rows(rows, placement.size)
+        return dataclasses.replace(self.read_by(rows=rows, cache=cache), placement=placement)
+
+    def read_by(self, **how: Any) -> "Pipeline":
+        """This pipeline with its samples read on the host, with these fields of `HostSide`."""
+        host = self.host
+        if host is None:
+            assert self.source is not None
+            host = HostSide(as_host_source(self.source))
+        return dataclasses.replace(self, arrays=None, host=dataclasses.replace(host, **how))
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.plan.steps_per_epoch
+
+    @property
+    def origin(self) -> Origin:
+        """What this pipeline is, in words."""
+        leaves = jax.tree_util.tree_leaves_with_path(self.sample_spec())
+        sample = ", ".join(f"{jax.tree_util.keystr(path)} {a.dtype}{list(a.shape)}" for path, a in leaves)
+        batches = ", ".join(f"{b.size} ({b.ending})" for b in self.plan.batchings)
+        return (
+            ("samples", f"{self.plan.samples:,}"),
+            ("ordering", self.plan.shuffle.words),
+            ("batches of", batches or "none"),
+            ("sample", sample or "Python objects"),
+            ("stages", ", ".join(stage_names(self.stages)) or "none"),
+        )
+
+    @property
+    def objects(self) -> ObjectSpec | None:
+        """What the samples are, if they are Python objects."""
+        spec = None if self.host is None else self.host.source.sample_spec
+        return spec if isinstance(spec, ObjectSpec) else None
+
+    def sample_spec(self) -> PyTree:
+        """The shape and dtype of one sample as the source gives it."""
+        if self.host is not None:
+            return self.host.source.spec()
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), self.arrays)
+
+    def init_state(self, key: Any, step: int = 0) -> LoaderState:
+        """The state of the run with this key before batch number `step`."""
+        words = key_words("init_state", key)
+        step = checked_step("init_state", step, self.plan.step_limit - 1)
+        return LoaderState(words, jnp.asarray(step, np.uint32), self.origin)
+
+    def next(self, state: LoaderState, *, apart: bool = False) -> tuple[PyTree, jax.Array, LoaderState]:
+        """The batch of this state, its mask and the state after it."""
+        check_origin("next", state, self.origin)
+        if not is_traced((state, self.arrays)):
+            return _compiled_next(self, state)
+        value, mask = self.at(state.key, state.step, apart=apart)
+        # A compiled program cannot raise. Where steps can be counted no further, batches are empty and the state stays.
+        countable = state.step < np.uint32(self.plan.step_limit)
+        after = state.step + jnp.asarray(countable, np.uint32)
+        return value, mask & countable, dataclasses.replace(state, step=after)
+
+    def element_spec(self) -> PyTree:
+        """The shape and dtype of one batch, derived by tracing; None for Python objects."""
+        return self.trace()[0]
+
+    def trace(self) -> tuple[PyTree, tuple[str, ...]]:
+        """The shape and dtype of one batch, None for Python objects, and the names of the stages that set its mask."""
+        if self.objects is not None:
+            for name, stage in zip(stage_names(self.stages), self.stages, strict=True):
+                if not stage.batches:
+                    self.objects.require_host(name)
+            return None, ()
+        words, step = jax.ShapeDtypeStruct((2,), np.uint32), jax.ShapeDtypeStruct((), np.uint32)
+        rows = None if self.host is None else self.row_specs()
+        # The order changes no shape, and takes longer to trace than all the rest.
+        ordered = dataclasses.replace(self, plan=dataclasses.replace(self.plan, ordering="sequential"))
+        masking: list[str] = []
+        spec = jax.eval_shape(
+            lambda *given: ordered.at(*given[:2], rows=given[2], masking=masking)[0], words, step, rows
+        )
+        return spec, tuple(masking)
+
+    def row_specs(self) -> list[Any]:
+        """The shape and dtype of the samples of one (global) batch, leaf by leaf."""
+        leaves = jax.tree.leaves(self.sample_spec())
+        return [jax.ShapeDtypeStruct((*self.plan.axes, *leaf.shape), leaf.dtype) for leaf in leaves]
+
+    def at(
+        self,
+        words: Array,
+        step: Array,
+        *,
+        apart: bool = False,
+        rows: list[Any] | None = None,
+        intact: Any = None,
+        masking: list[str] | None = None,
+    ) -> tuple[PyTree, jax.Array]:
+        """Batch number `step` of the run with this key, and its mask. Pure and traceable.
+
+        Args:
+            words: The run's raw key data, uint32.
+            step: The batch's number.
+            apart: Whether the program makes this batch and nothing else; the values are the same, their making differs.
+            rows: The leaves of the batch's samples, if they have been read already.
+            intact: Which of these samples could be read; None if all could.
+            masking: Where to add the names of stages that return a mask other than the one they were given.
+        """
+        apart = apart and self.placement is None  # those ways of making a batch are for one device
+        levels = self.plan.rows_at(jnp, words, step)
+        # Those who read on the host know the order; tracing it again takes longer than all the rest.
+        indices = functools.cache(functools.partial(self.plan.indices, jnp, words, list(levels)))
+        if self.host is not None:
+            if rows is None:
+                rows, intact = read_in_graph(self.host, self.plan, words, step)
+            value = jax.tree.unflatten(jax.tree.structure(self.sample_spec()), rows)
+        else:
+            value = take(self.arrays, indices(), apart=apart)
+        level, batchings = levels.pop(), iter(self.plan.batchings)
+        mask = keep = level.mask if intact is None else level.mask & intact
+        of_samples = True
+        untouched = self.host is not None  # samples that are read come with zeros where there is nothing
+        for name, stage in zip(stage_names(self.stages), self.stages, strict=True):
+            if stage.batches:
+                if (next(batchings).pads or intact is not None) and not untouched:
+                    value, mask = blank((value, mask), keep, apart=apart)
+                level, of_samples, intact = levels.pop(), False, None
+                keep = level.mask
+                continue
+            untouched = False
+            key = None
+            if stage.keyed:
+                key = element_key(words, name, level.epoch, indices() if of_samples else level.element)
+            given = value, mask, key
+            value, mask = apply_stage(name, stage, level.mask.ndim, *given)
+            if masking is not None and not (mask is given[1] or keeps_mask(name, stage, level.mask.ndim, *given)):
+                masking.append(name)
+        return (value, mask) if self.placement is None else self.placement.constrain((value, mask))
+
+
+# A source of arrays stays outside the traced tree: a compiled program depends on shapes and stages, not on who owns the
+# data, so loaders of equal shape share their programs. A program that reads on the host does depend on the reader.
+jax.tree_util.register_pytree_node(
+    Pipeline,
+    lambda pipeline: ((pipeline.arrays,), (pipeline.plan, pipeline.stages, pipeline.host, pipeline.placement)),
+    lambda static, children: Pipeline(children[0], *static[:2], None, *static[2:]),
+)
+
+
+@jax.jit
+def _compiled_next(pipeline: Pipeline, state: LoaderState) -> tuple[PyTree, jax.Array, LoaderState]:
+    return pipeline.next(state, apart=True)

@@ -1,0 +1,97 @@
+"""The state of an indexed pipeline: a key and a step, and static words on which pipeline they belong to."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from millstream.text.errors import describe_leaf, describe_value, table
+
+Origin = tuple[tuple[str, str], ...]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LoaderState:
+    """Where a run is: batch number `step` of the run with this key comes next.
+
+    Attributes:
+        key: The raw data of the run's key, uint32.
+        step: Batches drawn so far, uint32.
+        origin: What the pipeline is, in words; static, so a state of another pipeline is refused at no cost.
+    """
+
+    key: jax.Array
+    step: jax.Array
+    origin: Origin = dataclasses.field(metadata={"static": True})
+
+
+def is_traced(tree: Any) -> bool:
+    """Whether a value belongs to a program that is being traced."""
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
+
+
+def key_words(who: str, key: Any) -> jax.Array:
+    """The raw uint32 words of a typed or legacy key."""
+    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        words = jax.random.key_data(key)
+    else:
+        words = key
+    legal = isinstance(words, jax.Array | np.ndarray) and words.dtype == np.uint32
+    if not legal or words.ndim == 0 or words.shape[-1] not in (2, 4):
+        found = describe_leaf(key) if isinstance(key, jax.Array | np.ndarray) else describe_value(key)
+        raise TypeError(f"{who} needs a key such as jax.random.key(0). Got {found}.")
+    if words.ndim != 1:
+        raise ValueError(
+            f"{who} needs one key. Got an array of {words.shape[:-1]} keys; "
+            "for a state each, write jax.vmap(loader.init_state)(keys)."
+        )
+    return jnp.asarray(words)
+
+
+def checked_step(who: str, step: Any, most: int) -> Any:
+    """A step as an int, or as it is if it is traced, which nobody can look at; refuses all but integers up to `most`.
+
+    Args:
+        who: What was called, for errors.
+        step: An int, an integer of NumPy, or an array of one integer.
+        most: The last step that can be counted.
+    """
+    if isinstance(step, np.generic | np.ndarray | jax.Array):
+        is_integer = step.ndim == 0 and jnp.issubdtype(step.dtype, np.integer)
+    else:
+        is_integer = isinstance(step, int) and not isinstance(step, bool)
+    if is_integer and isinstance(step, Tracer):
+        return step
+    if not is_integer or not 0 <= int(step) <= most:
+        found = f"{int(step):,}" if is_integer else describe_value(step)
+        raise ValueError(f"{who} needs a step from 0 to {most:,}, an integer. Got {found}.")
+    return int(step)
+
+
+def check_position(who: str, state: LoaderState, limit: int) -> int:
+    """The step of a state; refuses one whose key or step was tampered with."""
+    key_words(who, state.key)
+    return checked_step(who, state.step, limit)
+
+
+def check_origin(who: str, state: Any, origin: Origin) -> None:
+    """Refuse a state that another pipeline made, naming what differs."""
+    if not isinstance(state, LoaderState):
+        raise TypeError(f"{who} needs a state from loader.init_state(key). Got {describe_value(state)}.")
+    if state.origin == origin:
+        return
+    theirs, ours = dict(state.origin), dict(origin)
+    differing = table(
+        (what, f"{theirs.get(what, 'none')} in the state, {ours.get(what, 'none')} here")
+        for what in {**ours, **theirs}
+        if theirs.get(what) != ours.get(what)
+    )
+    raise ValueError(
+        f"{who} got a state of another pipeline. They differ in\n{differing}\n"
+        "Make a state with this loader's init_state(key), or, to go on at the same step on purpose, "
+        "with loader.init_state(state.key, step=int(state.step))."
+    )

@@ -1,0 +1,180 @@
+"""Pytrees taken apart into arrays, which a compiled program can change, and all the rest, which is part of it."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from millstream.reading.contracts import PyTree
+from millstream.text.errors import describe_value, table
+
+_NUMBERS = (bool, int, float, complex)
+_ARRAY = object()  # stands for a leaf that is an array
+_MOST_LINES = 8  # of an error
+
+
+@jax.tree_util.register_static
+class StaticPart:
+    """What a pytree is besides its arrays: its structure, and the leaves that are not arrays. Hashed once.
+
+    It is a pytree without leaves itself, so it passes into compiled programs and out of them.
+
+    Args:
+        structure: The structure of the pytree.
+        leaves: Its leaves in order, `_ARRAY` for those that are arrays.
+    """
+
+    def __init__(self, structure: Any, leaves: tuple[Any, ...]) -> None:
+        self.leaves = leaves
+        self._structure = structure
+        # Numbers of different types can be equal, and so can 0.0 and -0.0; programs with them differ.
+        self._parts = (structure, tuple((type(leaf), _exact(leaf)) for leaf in leaves))
+        self._hash = hash(self._parts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, StaticPart) and self._hash == other._hash and self._parts == other._parts
+
+    def join(self, arrays: Iterable[Any]) -> PyTree:
+        """The pytree again, with these arrays."""
+        rest = iter(arrays)
+        return jax.tree.unflatten(self._structure, [next(rest) if leaf is _ARRAY else leaf for leaf in self.leaves])
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether there are Python numbers among the leaves."""
+        return any(isinstance(leaf, _NUMBERS) for leaf in self.leaves)
+
+    def without_numbers_changed_in(self, after: Self, arrays: Sequence[Any]) -> "tuple[StaticPart, list[Any]]":
+        """The part and its arrays, where numbers that are something else in another such part count as arrays."""
+        if after._structure != self._structure:
+            return self, list(arrays)
+        rest, leaves, found = iter(arrays), [], []
+        for (kind, exact), leaf, (other_kind, other) in zip(self._parts[1], self.leaves, after._parts[1], strict=True):
+            if leaf is _ARRAY:
+                found.append(next(rest))
+            elif isinstance(leaf, _NUMBERS) and (kind, exact) != (other_kind, other):
+                found.append(leaf)
+                leaf = _ARRAY
+            leaves.append(leaf)
+        return StaticPart(self._structure, tuple(leaves)), found
+
+    def arrays_of(self, tree: PyTree) -> list[Any]:
+        """The arrays of a pytree whose static part is this one; refused if it is a different one."""
+        paths, structure = jax.tree.flatten_with_path(tree)
+        leaves = [leaf for _, leaf in paths]
+        if structure != self._structure:
+            raise TypeError(f"{_RULE} The step changed its structure from\n  {self._structure}\nto\n  {structure}")
+        changed = [
+            (f"carry{jax.tree_util.keystr(path)}", f"{_described(kept)} became {describe_value(leaf)}")
+            for (path, leaf), kept in zip(paths, self.leaves, strict=True)
+            if not _fits(kept, leaf)
+        ]
+        if changed:
+            raise TypeError(
+                f"{_RULE} The step changed:\n{table(changed[:_MOST_LINES])}\n"
+                "Keep what changes as an array, such as jnp.asarray(0), and anything else as it is."
+            )
+        return [leaf for leaf, kept in zip(leaves, self.leaves, strict=True) if kept is _ARRAY]
+
+
+_RULE = (
+    "Several steps as one program (fuse=, scan_epoch, run_steps) can change the arrays of what they carry from step to "
+    "step, and nothing else."
+)
+
+
+def split(tree: PyTree, arrays: Any = jax.Array | np.ndarray) -> tuple[StaticPart, list[Any]]:
+    """A pytree as its static part and its arrays.
+
+    Args:
+        tree: The pytree.
+        arrays: The types of leaves that are arrays.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    is_array = [isinstance(leaf, arrays) for leaf in leaves]
+    rest = tuple(_ARRAY if array else leaf for leaf, array in zip(leaves, is_array, strict=True))
+    return StaticPart(structure, rest), [leaf for leaf, array in zip(leaves, is_array, strict=True) if array]
+
+
+def split_carry(tree: PyTree) -> tuple[StaticPart, list[Any]]:
+    """What steps carry as its static part and its arrays; refused by name if a leaf is neither."""
+    try:
+        return split(tree, jax.Array | np.ndarray | np.generic)
+    except TypeError:
+        wrong = [
+            (f"carry{jax.tree_util.keystr(path)}", describe_value(leaf))
+            for path, leaf in jax.tree.leaves_with_path(tree)
+            if not isinstance(leaf, jax.Array | np.ndarray | np.generic) and not _is_hashable(leaf)
+        ]
+        if not wrong:
+            raise
+        raise TypeError(
+            "Several steps as one program (fuse=, scan_epoch, run_steps) need leaves that are arrays, or else hashable."
+            f" Got:\n{table(wrong[:_MOST_LINES])}"
+        ) from None
+
+
+def settled(carry: PyTree, part_after: Callable[[StaticPart, list[Any]], StaticPart]) -> tuple[StaticPart, list[Any]]:
+    """The static part and the arrays of a carry that stay such from step to step.
+
+    A Python number that a step leaves as it is stays a number, and may be the size of something. One that a step
+    changes is an array from the first step on.
+
+    Args:
+        carry: What the first step is given.
+        part_after: The static part that one step makes of a static part and arrays.
+    """
+    static, carried = split_carry(carry)
+    while static.has_numbers:
+        found, carried = static.without_numbers_changed_in(part_after(static, carried), carried)
+        if found == static:
+            break
+        static = found
+    return static, carried
+
+
+def require_arrays(name: str, tree: PyTree) -> None:
+    """Refuse what a step gives out unless it is made of arrays and numbers."""
+    wrong = [
+        (f"{name}{jax.tree_util.keystr(path)}", describe_value(leaf))
+        for path, leaf in jax.tree.leaves_with_path(tree)
+        if not _fits(_ARRAY, leaf)
+    ]
+    if wrong:
+        raise TypeError(
+            "Several steps as one program (fuse=, scan_epoch, run_steps) can log and give out arrays and numbers."
+            f" Got:\n{table(wrong[:_MOST_LINES])}"
+        )
+
+
+def is_number(leaf: Any) -> bool:
+    """Whether a leaf is a Python number."""
+    return isinstance(leaf, _NUMBERS)
+
+
+def _exact(leaf: Any) -> Any:
+    return repr(leaf) if isinstance(leaf, float | complex) else leaf
+
+
+def _fits(kept: Any, leaf: Any) -> bool:
+    if kept is _ARRAY:  # a number becomes one
+        return isinstance(leaf, (jax.Array, np.ndarray, np.generic, *_NUMBERS))
+    return leaf is kept or (type(leaf) is type(kept) and _exact(leaf) == _exact(kept))
+
+
+def _described(kept: Any) -> str:
+    return "an array" if kept is _ARRAY else describe_value(kept)
+
+
+def _is_hashable(leaf: Any) -> bool:
+    try:
+        hash(leaf)
+    except TypeError:
+        return False
+    return True

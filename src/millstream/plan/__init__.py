@@ -1,0 +1,1 @@
+"""Which samples come when: keys, orders and batches, as functions of (key, step). Imports no JAX."""

@@ -1,0 +1,119 @@
+"""The order: a keyed bijection on [0, n), evaluated at any position alone.
+
+A Feistel network over a grid Z_a x Z_b that is nearly square and barely larger than n, plus cycle walking. So a walk
+is rare at every n, while a power-of-two domain would make half of all positions walk just above a power of two, and a
+vector walks until its last lane has arrived. The network works on the two uint32 halves of a position.
+
+The order is version 1: golden vectors in the tests pin it, and any change to it needs a new version.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from types import ModuleType
+
+import numpy as np
+
+from millstream.plan.keys import Array, Key, fold, named_key, threefry2x32
+
+VERSION = 1
+MAX_SAMPLES = 1 << 60
+Network = Callable[[Array, Array], Array]
+_NAME = f"millstream order {VERSION}"
+_BATCHES = f"millstream batch order {VERSION}"
+
+
+def epoch_key(xp: ModuleType, words: Array, epoch: Array) -> Key:
+    """The key of one epoch's order; `epoch` may be an array."""
+    return fold(xp, named_key(words, _NAME), epoch)
+
+
+def batch_order_key(xp: ModuleType, words: Array, epoch: Array) -> Key:
+    """The key of the order in which one epoch brings batches that are the same in every epoch."""
+    return fold(xp, named_key(words, _BATCHES), epoch)
+
+
+@np.errstate(over="ignore")
+def shuffled(xp: ModuleType, positions: Array, n: int, key: Key) -> Array:
+    """The sample index at each position of the epoch that `key` belongs to.
+
+    Args:
+        xp: `numpy` or `jax.numpy`; both give the same numbers.
+        positions: Unsigned integers below `n`, of any shape. uint64 (NumPy only) is needed past 2**32.
+        n: Number of samples, static.
+        key: From `epoch_key` or `batch_order_key`; its arrays broadcast against `positions`.
+    """
+    rows, columns = _grid(n)
+    width = positions.dtype.type(columns)
+
+    def network(positions: Array, round_keys: Array) -> Array:
+        left, right = (positions // width).astype(np.uint32), (positions % width).astype(np.uint32)
+        for i in range(_rounds(n)):
+            if i % 2 == 0:
+                left = _add_modulo(xp, left, _scramble(right ^ round_keys[..., i]), rows)
+            else:
+                right = _add_modulo(xp, right, _scramble(left ^ round_keys[..., i]), columns)
+        return left.astype(positions.dtype) * width + right.astype(positions.dtype)
+
+    round_keys = _round_keys(xp, key, _rounds(n))
+    shape = xp.broadcast_shapes(positions.shape, key[0].shape)
+    start = xp.broadcast_to(positions, shape)
+    return (_walk_in_numpy if xp is np else _walk_in_graph)(network, start, round_keys, n)
+
+
+def _walk_in_numpy(network: Network, positions: Array, round_keys: Array, n: int) -> Array:
+    positions = np.asarray(network(positions, round_keys))  # of one position, NumPy makes a scalar
+    outside = positions >= n
+    while outside.any():
+        keys = np.broadcast_to(round_keys, (*positions.shape, round_keys.shape[-1]))[outside]
+        positions[outside] = network(positions[outside], keys)
+        outside = positions >= n
+    return positions
+
+
+def _walk_in_graph(network: Network, positions: Array, round_keys: Array, n: int) -> Array:
+    import jax.numpy as jnp
+    from jax import lax
+
+    def walk(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        positions, walking, round_keys = state
+        positions = jnp.where(walking, network(positions, round_keys), positions)
+        return positions, positions >= positions.dtype.type(n), round_keys
+
+    # The loop also keeps XLA from computing the round keys again in every lane: they are carried, not fused.
+    start = positions, jnp.ones(positions.shape, bool), round_keys
+    return lax.while_loop(lambda state: state[1].any(), walk, start)[0]
+
+
+@functools.cache
+def _grid(n: int) -> tuple[int, int]:
+    """The smallest grid of at least n cells with up to a fifth fewer rows than a square; the squarest of several."""
+    most = math.isqrt(n - 1) + 1
+    rows = np.arange(most, most - min(most // 5, 4096) - 1, -1, dtype=np.uint64)
+    columns = (np.uint64(n - 1) + rows) // rows
+    best = int(rows[np.argmin(rows * columns)])
+    return best, -(-n // best)
+
+
+def _rounds(n: int) -> int:
+    # A small grid mixes little per round: at n = 6 the pairs of positions are visibly uneven up to 16 rounds.
+    return 24 if n < 1024 else 8
+
+
+def _round_keys(xp: ModuleType, key: Key, rounds: int) -> Array:
+    counter = xp.arange(rounds // 2, dtype=np.uint32).reshape((1,) * key[0].ndim + (-1,))
+    words = threefry2x32((key[0][..., None], key[1][..., None]), (counter, xp.zeros_like(counter)))
+    return xp.concatenate(words, axis=-1)
+
+
+def _scramble(word: Array) -> Array:
+    """MurmurHash3's 32-bit finaliser: every input bit reaches every output bit."""
+    word = (word ^ (word >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    word = (word ^ (word >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return word ^ (word >> np.uint32(16))
+
+
+def _add_modulo(xp: ModuleType, value: Array, word: Array, modulus: int) -> Array:
+    m = np.uint32(modulus)
+    total = value + (word - word // m * m)  # NumPy divides by a number four times as fast as it takes the remainder
+    return xp.minimum(total, total - m)  # below m, the difference wraps around and is the larger

@@ -1,0 +1,71 @@
+"""What changes from epoch to epoch: the order, the keys of the samples, the order of the batches."""
+
+import dataclasses
+from typing import Any, Literal
+
+from millstream.text.errors import describe_value, require_bool, require_choice
+
+Mode = Literal["itemwise", "reseed", "repeat", "batchwise"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Shuffle:
+    """How the epochs of a source differ: `ordering=Shuffle(...)`.
+
+    Every epoch goes through every sample once in all modes. With "reseed", "repeat" and "batchwise", `drop_last=True`
+    leaves out the same samples every epoch.
+
+    Example:
+        >>> source = ms.ArraySampleSource({"x": np.arange(10)}, ordering=ms.Shuffle("batchwise"))
+        >>> loader = ms.DataLoader([source, ms.BatchTransform(5)])
+        >>> batches = loader.iterate(loader.init_state(jax.random.key(0)), steps=4)
+        >>> len({tuple(batch["x"].tolist()) for batch, mask in batches})  # two epochs of the same two batches
+        2
+
+    Args:
+        mode: What an epoch has in common with the one before it. "itemwise": nothing, a new order and new keys for
+            random stages; `ordering="shuffle"` is short for it. "reseed": the order. "repeat": the order and the keys,
+            so the same batches. "batchwise": the batches, with their keys, which come in a new order; of batches of
+            batches those are the outermost ones, and without a `BatchTransform` every sample is a batch. "repeat" and
+            "batchwise" need batches that end with their epoch. A stage behind a stream has keys of its own.
+        first_epoch: False to leave epoch 0 unshuffled: samples and batches come in sequence. The order that "reseed"
+            and "repeat" keep, and the batches that "batchwise" keeps, are then those of the sequence.
+    """
+
+    mode: Mode = "itemwise"
+    first_epoch: bool = True
+
+    def __post_init__(self) -> None:
+        require_choice("Shuffle", "mode", self.mode, ("itemwise", "reseed", "repeat", "batchwise"))
+        require_bool("Shuffle", "first_epoch", self.first_epoch)
+
+    @property
+    def recurs(self) -> bool:
+        """Whether every epoch is made of the same batches."""
+        return self.mode in ("repeat", "batchwise")
+
+    @property
+    def words(self) -> str:
+        """A name, equal for equal orders."""
+        for name, known in _NAMED.items():
+            if self == known:
+                return name
+        return self.mode if self.first_epoch else f"{self.mode}, first epoch in sequence"
+
+
+Ordering = Literal["shuffle", "sequential"] | Shuffle
+
+# "sequential" has one order and new keys every epoch, which is what keeping the order of the sequence means.
+_NAMED = {"shuffle": Shuffle("itemwise"), "sequential": Shuffle("reseed", first_epoch=False)}
+
+
+def as_shuffle(who: str, ordering: Any) -> Shuffle:
+    """An ordering in full; refuses one that is not known."""
+    if isinstance(ordering, Shuffle):
+        return ordering
+    if isinstance(ordering, str) and ordering in _NAMED:
+        return _NAMED[ordering]
+    raise ValueError(
+        f"{who} needs ordering 'shuffle' or 'sequential', or a Shuffle such as Shuffle('batchwise'). "
+        f"Got {describe_value(ordering)}."
+    )

@@ -1,0 +1,220 @@
+"""The plan: which samples are in batch number `step`. A pure function of the run's key and the step.
+
+A plan is nested: a step is an element of the outermost batching, whose rows are elements of the next one, down to
+the samples of an epoch. `Rows` are the coordinates of one such level, with one array axis per batching above it.
+"""
+
+import dataclasses
+import functools
+import math
+from types import ModuleType
+from typing import Literal
+
+import numpy as np
+
+from millstream.plan import order
+from millstream.plan.keys import Array, Key
+from millstream.plan.ordering import Ordering, Shuffle, as_shuffle
+
+Ending = Literal["pad", "drop", "wrap"]
+
+STEP_LIMIT = (1 << 32) - 1  # a state counts its steps in 32 bits
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Where each row of one level comes from.
+
+    Attributes:
+        epoch: The epoch each row belongs to and has its keys from; 0 in every epoch if batches recur.
+        element: Its number within that epoch, 0 for padding.
+        mask: False for padding.
+    """
+
+    epoch: Array
+    element: Array
+    mask: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Batching:
+    """One level of batching: `size` of the `inner` elements of an epoch at a time."""
+
+    size: int
+    ending: Ending
+    inner: int
+
+    @property
+    def length(self) -> int:
+        """Batches per epoch."""
+        return self.inner // self.size if self.ending == "drop" else -(-self.inner // self.size)
+
+    @property
+    def pads(self) -> bool:
+        """Whether the last batch of an epoch has rows that are no samples."""
+        return self.ending == "pad" and self.inner % self.size != 0
+
+    @property
+    def step_limit(self) -> int:
+        """The first step whose rows would not fit 32-bit arithmetic."""
+        drift = self.size * self.length - self.inner
+        if self.ending != "wrap" or drift == 0:
+            return STEP_LIMIT
+        return min(STEP_LIMIT, (STEP_LIMIT - self.inner - 2 * self.size) // drift * self.length)
+
+    def rows(self, xp: ModuleType, batch: Rows, chosen: np.ndarray | None = None) -> Rows:
+        """The rows of a batch, or only the chosen ones, along a new last axis."""
+        inner = batch.element.dtype.type(self.inner)
+        epoch, element = batch.epoch[..., None], batch.element[..., None]
+        row = xp.arange(self.size, dtype=inner.dtype) if chosen is None else xp.asarray(chosen).astype(inner.dtype)
+        row = row.reshape((1,) * batch.element.ndim + (-1,))
+        position = element * inner.dtype.type(self.size) + row
+        mask = batch.mask[..., None]
+        if self.ending == "wrap":
+            # Every epoch ends `drift` rows into the next one, so epoch e starts e * drift rows late.
+            position = position + epoch * inner.dtype.type(self.size * self.length - self.inner)
+            epoch, position = epoch + position // inner, position % inner
+        elif self.pads:
+            mask = mask & (position < inner)
+            position = xp.where(mask, position, inner.dtype.type(0))
+        return Rows(*xp.broadcast_arrays(epoch, position, mask))
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Samples, their ordering, and how they are batched (innermost first).
+
+    Example:
+        >>> plan = Plan(10, "shuffle", (Batching(4, "pad", 10),))
+        >>> indices, rows = plan.at(np, np.array([0, 7], np.uint32), 2)  # the third batch of the run with this key
+        >>> int(rows[-1].mask.sum())
+        2
+    """
+
+    samples: int
+    ordering: Ordering
+    batchings: tuple[Batching, ...] = ()
+
+    def __post_init__(self) -> None:
+        crossing = [batching.size for batching in self.batchings if batching.ending == "wrap"]
+        if self.shuffle.recurs and crossing:
+            raise ValueError(
+                f"{self.shuffle} brings the same batches back every epoch; a batch that is completed from the next "
+                f"epoch never comes back. Got BatchTransform({crossing[0]}, pad_last_batch=False). "
+                "Use pad_last_batch=True or drop_last=True."
+            )
+
+    @property
+    def shuffle(self) -> Shuffle:
+        """The ordering in full."""
+        return as_shuffle("A source", self.ordering)
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The axes of a batch before those of a sample, outermost first."""
+        return tuple(batching.size for batching in reversed(self.batchings))
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.batchings[-1].length if self.batchings else self.samples
+
+    @property
+    def step_limit(self) -> int:
+        """Steps a state of this plan can count."""
+        # An outer batching multiplies steps; the innermost level is where numbers are largest.
+        limit, scale = STEP_LIMIT, 1
+        for batching in reversed(self.batchings):
+            limit = min(limit, batching.step_limit // scale)
+            scale *= batching.size
+        return limit
+
+    def real_samples(self, words: np.ndarray, step: int) -> int:
+        """How many samples of a step are no padding."""
+        if self._full_and_last is None:
+            return int(self.rows_at(np, words, np.asarray(step))[-1].mask.sum())
+        full, last = self._full_and_last
+        return last if (step + 1) % self._length == 0 else full
+
+    def real_samples_of(self, words: np.ndarray, steps: range) -> list[int]:
+        """How many samples of some steps are no padding."""
+        if self._full_and_last is None:
+            return [self.real_samples(words, step) for step in steps]
+        full, last = self._full_and_last
+        counts = [full] * len(steps)
+        for number in range((-steps.start - 1) % self._length, len(steps), self._length):
+            counts[number] = last
+        return counts
+
+    @functools.cached_property
+    def _length(self) -> int:
+        return self.steps_per_epoch
+
+    @functools.cached_property
+    def _full_and_last(self) -> tuple[int, int] | None:
+        """Samples of most steps and of the last of an epoch; None if it is not that simple."""
+        full = math.prod(self.axes)
+        if not any(batching.pads for batching in self.batchings):
+            return full, full
+        if len(self.batchings) != 1 or self.shuffle.mode == "batchwise":
+            return None
+        (batching,) = self.batchings
+        return full, batching.inner - batching.size * (batching.length - 1)
+
+    @np.errstate(over="ignore")
+    def at(
+        self, xp: ModuleType, words: Array, step: Array, chosen: np.ndarray | None = None
+    ) -> tuple[Array, list[Rows]]:
+        """The sample indices of a step, and the rows of every level from the step itself (first) to the samples.
+
+        Args:
+            xp: `numpy` or `jax.numpy`; both give the same numbers. NumPy also takes sizes past 2**32.
+            words: The run's raw key data, uint32.
+            step: One step, or an array of steps whose axes then lead every result.
+            chosen: The rows of the (outermost) batch that are wanted; None for all. Others cost nothing.
+        """
+        rows = self.rows_at(xp, words, step, chosen)
+        return self.indices(xp, words, rows), rows
+
+    @np.errstate(over="ignore")
+    def rows_at(self, xp: ModuleType, words: Array, step: Array, chosen: np.ndarray | None = None) -> list[Rows]:
+        """The rows of every level; as `at`, without what costs most, the order."""
+        wide = self.samples > (1 << 31)
+        step = xp.asarray(step).astype(np.uint64 if wide else np.uint32)
+        rows = [self._element(xp, words, step)]
+        for batching in reversed(self.batchings):
+            rows.append(batching.rows(xp, rows[-1], chosen))
+            chosen = None
+        return rows
+
+    def _element(self, xp: ModuleType, words: Array, step: Array) -> Rows:
+        """The element of the outermost batching that a step is."""
+        length = step.dtype.type(self.steps_per_epoch)
+        epoch, element = step // length, step % length
+        if self.shuffle.mode == "batchwise":
+            key = order.batch_order_key(xp, words, epoch)
+            element = self._shuffled(xp, element, self.steps_per_epoch, key, epoch)
+        if self.shuffle.recurs:
+            epoch = xp.zeros_like(epoch)
+        return Rows(epoch, element, xp.ones(step.shape, bool))
+
+    @np.errstate(over="ignore")
+    def indices(self, xp: ModuleType, words: Array, rows: list[Rows]) -> Array:
+        """The sample index at each row of the innermost level, from what `rows_at` gave."""
+        samples = rows[-1]
+        if self.shuffle.mode == "itemwise":
+            # A batch lies in one epoch unless it wraps, and then its rows need a key each.
+            wraps = any(batching.ending == "wrap" for batching in self.batchings)
+            epoch = samples.epoch if wraps else _keep_axes(rows[0].epoch, samples)
+            return self._shuffled(xp, samples.element, self.samples, order.epoch_key(xp, words, epoch), epoch)
+        if not self.shuffle.first_epoch:
+            return samples.element
+        return order.shuffled(xp, samples.element, self.samples, order.epoch_key(xp, words, np.uint32(0)))
+
+    def _shuffled(self, xp: ModuleType, positions: Array, n: int, key: Key, epoch: Array) -> Array:
+        """The positions in the order of `key`, but in sequence in an epoch 0 that is not to be shuffled."""
+        shuffled = order.shuffled(xp, positions, n, key)
+        return shuffled if self.shuffle.first_epoch else xp.where(epoch == epoch.dtype.type(0), positions, shuffled)
+
+
+def _keep_axes(epoch: Array, rows: Rows) -> Array:
+    return epoch.reshape(epoch.shape + (1,) * (rows.element.ndim - epoch.ndim))

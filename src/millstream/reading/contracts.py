@@ -1,0 +1,68 @@
+"""What a source is. Two shapes, told apart by their methods; no base class is needed."""
+
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from millstream.plan.ordering import Ordering
+
+PyTree = Any
+
+
+@runtime_checkable
+class IndexedSource(Protocol):
+    """Samples that can be read in any order: the plan decides which, the source only reads them.
+
+    Example:
+        >>> isinstance(ms.ArraySampleSource({"x": np.arange(3)}), ms.IndexedSource)
+        True
+    """
+
+    @property
+    def ordering(self) -> Ordering:
+        """Whether an epoch goes through the samples shuffled or in sequence."""
+        ...
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        ...
+
+    def spec(self) -> PyTree:
+        """The shape and dtype of one sample, as a pytree of `jax.ShapeDtypeStruct`."""
+        ...
+
+    def read(self, indices: np.ndarray, out: PyTree | None = None) -> PyTree:
+        """The samples at `indices`, stacked, as NumPy arrays; into `out` if it is given."""
+        ...
+
+    @property
+    def arrays(self) -> PyTree | None:
+        """The samples as JAX arrays, for gathering inside a compiled program; None if they are read on the host."""
+        ...
+
+
+@runtime_checkable
+class Stream(Protocol):
+    """Values that come one after the other and depend on a state: an environment, a buffer, a composed source.
+
+    Example:
+        >>> isinstance(ms.BatchTransform(4)(ms.ArraySampleSource({"x": np.arange(8)})), ms.Stream)
+        True
+    """
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """How many values make an epoch."""
+        ...
+
+    def init_state(self, key: Any) -> PyTree:
+        """The state before the first value."""
+        ...
+
+    def next(self, state: PyTree) -> tuple[PyTree, Any, PyTree]:
+        """The next value, its mask and the state after it. Pure and traceable."""
+        ...
+
+    def element_spec(self) -> PyTree:
+        """The shape and dtype of one value."""
+        ...

@@ -1,0 +1,147 @@
+"""Sources over a source: a Python function on every sample, or on the samples of a batch. They load no JAX."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from millstream.plan.keys import name_words
+from millstream.reading.contracts import IndexedSource, PyTree
+from millstream.reading.host_source import HostSource, SampleReader, as_host_source
+from millstream.reading.samples import ObjectSpec, SampleSpec, first_sample, spec_of, spec_or_objects
+from millstream.reading.stage_times import timed
+from millstream.text.errors import describe_value, function_name, noted
+
+
+def generator(key: np.ndarray, name: str) -> np.random.Generator:
+    """The random numbers of a sample in a stage: a function of the sample's key and the stage's name."""
+    words = np.array([*key, *name_words(name)], np.uint32)
+    return np.random.Generator(np.random.Philox(key=words.view(np.uint64)))
+
+
+def item_of(source: IndexedSource, index: int) -> Any:
+    """What a source has at an index, as it was given it, or, failing that, as it reads it."""
+    if hasattr(source, "item"):
+        return source.item(index)  # pyright: ignore[reportAttributeAccessIssue]
+    return as_host_source(source).read_sample(index, None)[0]
+
+
+def named_parts(source: HostSource) -> list[tuple[str, HostSource]]:
+    """A source that is read on the host and the functions over it, first to last, each with its name in errors."""
+    own = (getattr(source, attribute, None) for attribute in ("_name", "_who"))
+    name = next((name for name in own if isinstance(name, str)), type(source).__name__)
+    below = named_parts(source._inner) if isinstance(source, MappedSource | CollatedSource) else []
+    return [*below, (name, source)]
+
+
+def is_random(part: HostSource) -> bool:
+    """Whether such a part makes use of the keys of samples itself."""
+    if isinstance(part, CollatedSource):
+        return False
+    return part._random if isinstance(part, MappedSource) else part.keyed
+
+
+class MappedSource(SampleReader):
+    """Every sample of a source, through a function.
+
+    Args:
+        inner: The source.
+        fn: `fn(sample)`, or `fn(sample, rng)` if it is random.
+        readers: How many threads read.
+        name: Who speaks in errors; also the name its random numbers belong to.
+        random: Whether the function takes random numbers.
+    """
+
+    def __init__(self, inner: IndexedSource, fn: Callable[..., PyTree], readers: int, name: str, random: bool) -> None:
+        self._inner = as_host_source(inner)
+        self._fn = fn
+        self._name = name
+        self._random = random
+        self.keyed = random or self._inner.keyed
+        self.ordering = inner.ordering
+        self.prefetch_size = self._inner.prefetch_size
+        self.readers = readers
+        key = np.zeros(2, np.uint32) if self.keyed else None
+        self.first_sample, (sample, _) = first_sample(lambda index: self._mapped(index, key), len(self))
+        self.sample_spec = spec_or_objects(name, sample)
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def item(self, index: int) -> Any:
+        """The item as the source was given it."""
+        return item_of(self._inner, index)
+
+    def read_row(self, index: int, out: Sequence[np.ndarray], row: int, key: np.ndarray | None) -> Any:
+        mapped, extra = self._mapped(index, key)
+        self.sample_spec.write(self._name, out, row, index, mapped)
+        return extra
+
+    def _mapped(self, index: int, key: np.ndarray | None) -> tuple[PyTree, Any]:
+        with timed("reading"):
+            sample, extra = self._inner.read_sample(index, key)
+        try:
+            with timed(self._name):
+                if not self._random:
+                    return self._fn(sample), extra
+                return self._fn(sample, None if key is None else generator(key, self._name)), extra
+        except Exception as error:
+            raise noted(error, f"This came from {self._name} at sample {index}.")  # noqa: B904
+
+
+class CollatedSource(HostSource):
+    """A source whose batches are made by a function of their samples.
+
+    Args:
+        inner: The source.
+        collate: `collate(samples) -> batch`, where the arrays of the batch have a row per sample.
+        size: Samples per batch.
+    """
+
+    whole_batches = True
+
+    def __init__(self, inner: IndexedSource, collate: Callable[[list[Any]], PyTree], size: int) -> None:
+        self._inner = as_host_source(inner)
+        self._collate = collate
+        self._name = f"collate function {function_name(collate)} of BatchTransform"
+        self.keyed = self._inner.keyed
+        self.ordering = inner.ordering
+        self.prefetch_size = self._inner.prefetch_size
+        self.readers = self._inner.readers
+        keys = np.zeros((size, 2), np.uint32) if self.keyed else None
+        same = lambda index: self._collated(np.full(size, index, np.int64), keys)  # noqa: E731
+        self.first_sample, batch = first_sample(same, len(self))
+        self.sample_spec = self._spec_of_rows(batch, size)
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
+        batch, spec = self._collated(indices, keys), self.sample_spec
+        if isinstance(spec, ObjectSpec):
+            out[0][:] = None
+            out[0][0] = batch
+            return
+        mend = "Pad to a fixed length, and keep to one dtype, so that nothing compiles again."
+        spec.write_rows(f"The result of the {self._name}", out, batch, mend)
+
+    def item(self, index: int) -> Any:
+        """The item as the source was given it."""
+        return item_of(self._inner, index)
+
+    def _collated(self, indices: np.ndarray, keys: np.ndarray | None) -> PyTree:
+        with timed("reading"):
+            samples = self._inner.read_samples(indices, keys)
+        try:
+            with timed(self._name):
+                return self._collate(samples)
+        except Exception as error:
+            shown = describe_value(indices.tolist())
+            raise noted(error, f"This came from the {self._name}, which was given samples {shown}.")  # noqa: B904
+
+    def _spec_of_rows(self, batch: PyTree, size: int) -> SampleSpec | ObjectSpec:
+        spec = spec_or_objects(self._name, batch)
+        if isinstance(spec, ObjectSpec) or any(shape[:1] != (size,) for shape in spec.shapes):
+            return ObjectSpec(f"the {self._name} returned {describe_value(batch)}")
+        leaves = spec.flatten(self._name, batch)
+        return spec_of(self._name, spec.unflatten([np.asarray(leaf)[0] for leaf in leaves]))

@@ -1,0 +1,197 @@
+"""Sources whose samples are read on the host: the base, and how any indexed source becomes one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from millstream.plan.ordering import Ordering
+from millstream.reading.contracts import IndexedSource, PyTree
+from millstream.reading.dtypes import narrowed
+from millstream.reading.samples import ObjectSpec, SampleSpec, spec_of
+
+
+class HostSource:
+    """An indexed source without arrays. A subclass has a length, `sample_spec` and `read_rows`; the rest follows.
+
+    Example:
+        >>> class Squares(ms.HostSource):
+        ...     ordering = "sequential"
+        ...     sample_spec = ms.spec_of("Squares", {"x": np.float32(0)})
+        ...     def __len__(self):
+        ...         return 10
+        ...     def read_rows(self, indices, out, keys=None):
+        ...         out[0][...] = indices**2
+        >>> Squares().read(np.array([3, 4]))
+        {'x': array([ 9., 16.], dtype=float32)}
+
+    Attributes:
+        ordering: "shuffle", "sequential" or a `Shuffle`.
+        prefetch_size: How many samples are read before they are needed.
+        readers: How many threads share the reading of a batch.
+        sample_spec: The structure of a sample, or that it is a Python object.
+        first_sample: The sample that the spec was found by: the first that can be read.
+        keyed: Whether reading wants a key for every sample.
+        whole_batches: Whether a batch must be read by one call.
+        reads_together: Whether rows are best read by one call, by one thread.
+        calls_users: Whether reading rows calls a function of the user's, which may take any time.
+        reads_samples: Whether it has a `read_row` for single samples.
+    """
+
+    ordering: Ordering
+    prefetch_size: int = 64
+    readers: int = 1
+    sample_spec: SampleSpec | ObjectSpec
+    first_sample: int = 0
+    keyed: bool = False
+    whole_batches: bool = False
+    reads_together: bool = False
+    calls_users: bool = False
+    reads_samples: bool = False
+
+    arrays = None
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
+        """Write the samples at `indices` into the rows of `out`, one array per leaf of the spec.
+
+        Args:
+            indices: Which samples.
+            out: One array per leaf; its rows may hold anything.
+            keys: Two uint32 words per sample, if the source is `keyed` and this is no validation run.
+        """
+        raise NotImplementedError
+
+    def spec(self) -> PyTree:
+        """The shape and dtype of one sample; None if it is a Python object."""
+        return self.sample_spec.tree()
+
+    def read(self, indices: np.ndarray, out: PyTree | None = None) -> PyTree:
+        """The samples at `indices`, stacked, as NumPy arrays, into `out` if it is given; or a list of objects."""
+        return self.read_keyed(indices, None, out)
+
+    def read_keyed(self, indices: np.ndarray, keys: np.ndarray | None, out: PyTree | None = None) -> PyTree:
+        """As `read`, with a key for every sample."""
+        spec = self.sample_spec
+        if isinstance(spec, ObjectSpec):
+            return self._read_objects(indices, keys)
+        if out is None:
+            out = spec.unflatten(spec.empty(len(indices)))
+        self.read_rows(indices, spec.flatten("out", out), keys)
+        return out
+
+    def read_samples(self, indices: np.ndarray, keys: np.ndarray | None) -> list[PyTree]:
+        """Samples one by one, as functions on the host get them."""
+        spec = self.sample_spec.on_host
+        if isinstance(spec, ObjectSpec):
+            return self._read_objects(indices, keys)
+        leaves = spec.empty(len(indices))
+        self.read_rows(indices, leaves, keys)
+        return [spec.unflatten([leaf[row] for leaf in leaves]) for row in range(len(indices))]
+
+    def _read_objects(self, indices: np.ndarray, keys: np.ndarray | None) -> list[Any]:
+        objects = np.empty(len(indices), object)
+        self.read_rows(indices, [objects], keys)
+        return objects.tolist()
+
+    def read_sample(self, index: int, key: np.ndarray | None) -> tuple[PyTree, Any]:
+        """One sample as functions on the host get it, and what its reading returned beside it."""
+        spec, keys = self.sample_spec.on_host, None if key is None else key[None]
+        out = spec.empty(1)
+        extra = self._read_one(index, out, keys)
+        leaves = [leaf[0] for leaf in out]
+        return (leaves[0] if isinstance(spec, ObjectSpec) else spec.unflatten(leaves)), extra
+
+    def _read_one(self, index: int, out: Sequence[np.ndarray], keys: np.ndarray | None) -> Any:
+        self.read_rows(np.array([index]), out, keys)
+
+
+class SampleReader(HostSource):
+    """A host source that reads sample by sample, so that faults and delays can be told to the very sample."""
+
+    reads_samples = True
+
+    def read_row(self, index: int, out: Sequence[np.ndarray], row: int, key: np.ndarray | None) -> Any:
+        """Write one sample into one row; what it returns travels with the batch as plain values."""
+        raise NotImplementedError
+
+    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
+        for row, index in enumerate(indices.tolist()):
+            self.read_row(index, out, row, None if keys is None else keys[row])
+
+    def _read_one(self, index: int, out: Sequence[np.ndarray], keys: np.ndarray | None) -> Any:
+        return self.read_row(index, out, 0, None if keys is None else keys[0])
+
+
+class ArrayRows(HostSource):
+    """The rows of NumPy arrays.
+
+    Args:
+        who: Who speaks in errors.
+        data: A tree of arrays with the same number of rows.
+        spec: The structure of a row.
+        ordering: As for every source.
+        prefetch_size: How many samples are read before they are needed.
+    """
+
+    def __init__(self, who: str, data: PyTree, spec: SampleSpec, ordering: Ordering, prefetch_size: int = 64) -> None:
+        self.sample_spec = spec
+        self.ordering: Ordering = ordering
+        self.prefetch_size = prefetch_size
+        self._who = who
+        self._leaves = [np.asarray(leaf) for leaf in spec.flatten(who, data)]
+
+    def __len__(self) -> int:
+        return len(self._leaves[0])
+
+    @property
+    def data(self) -> PyTree:
+        """The arrays, as a tree."""
+        assert isinstance(self.sample_spec, SampleSpec)
+        return self.sample_spec.unflatten(self._leaves)
+
+    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
+        for leaf, target in zip(self._leaves, out, strict=True):
+            take_rows(self._who, leaf, indices, target)
+
+
+def take_rows(who: str, array: np.ndarray, indices: np.ndarray, out: np.ndarray) -> None:
+    """Write the rows of an array at `indices`, which must be in range, into `out`, in the dtype that it has."""
+    if array.dtype == out.dtype:
+        np.take(array, indices, axis=0, out=out, mode="clip")  # "raise" would go through a buffer
+    else:
+        out[...] = narrowed(who, np.take(array, indices, axis=0), out.dtype)
+
+
+class _Adapted(HostSource):
+    """A user's own indexed source, read through its `read`."""
+
+    calls_users = True
+
+    def __init__(self, source: IndexedSource) -> None:
+        self._source = source
+        self._who = type(source).__name__
+        self._spec = spec_of(self._who, source.spec())
+        self.ordering = source.ordering
+        self.sample_spec = self._spec
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
+        self._spec.write_rows(f"{self._who}.read", out, self._source.read(indices))
+
+
+def as_host_source(source: IndexedSource) -> HostSource:
+    """Any indexed source as one that is read on the host."""
+    if isinstance(source, HostSource):
+        return source
+    if source.arrays is None:
+        return _Adapted(source)
+    import jax
+
+    name = type(source).__name__
+    data = jax.tree.map(np.asarray, getattr(source, "data", source.arrays))  # on a CPU this shares the memory
+    return ArrayRows(name, data, spec_of(name, jax.tree.map(lambda leaf: leaf[0], data)), source.ordering)

@@ -1,0 +1,71 @@
+"""Worker processes that read."""
+
+import dataclasses
+import os
+from collections.abc import Callable
+
+from millstream.reading.host_source import HostSource
+from millstream.reading.slots import Layout
+from millstream.reading.threads import check_executor
+from millstream.reading.workers.pool import Pool
+from millstream.text.errors import require_callable, require_int
+
+
+@dataclasses.dataclass(frozen=True)
+class Processes:
+    """Read batches in worker processes: right for Python code that keeps the interpreter's lock.
+
+    Each worker is a new interpreter, which loads no JAX and needs no `if __name__ == "__main__"` in your script.
+    Functions reach it by cloudpickle, so lambdas and functions of a notebook work; arrays of the source are shared.
+    Batches are written into shared memory, which JAX uses without a copy, and which is used again when nobody holds it
+    any more. A worker that dies is replaced, and what it was at is read again.
+
+    Example:
+        >>> executor = ms.Processes(4, nice=5, timeout=60.0)
+
+    Args:
+        workers: How many processes. Each works at a batch of its own, so that many more than `prefetch` are under way.
+        ordered: False hands out whichever batch is read first. Every sample still comes exactly once, but the position
+            in the stream is known at its end only.
+        startup: A function called once in each worker, before it reads.
+        nice: How much less than the main process the workers press for a core, from 0 to 19.
+        timeout: Seconds without a batch that are an error; None for `ms.settings.stall_seconds`.
+        memory_limit: Bytes of shared memory for batches, at most. If you hold on to so many that it is reached, further
+            ones are copied out of it, and a warning says who holds them. None for a quarter of the machine's memory.
+    """
+
+    workers: int
+    ordered: bool = True
+    startup: Callable[[], object] | None = None
+    nice: int = 0
+    timeout: float | None = None
+    memory_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        check_executor(self, self.workers, self.ordered, self.timeout)
+        if self.startup is not None:
+            require_callable("Processes", "startup", self.startup)
+        require_int("Processes", "nice", self.nice, least=0)
+        if self.memory_limit is not None:
+            require_int("Processes", "memory_limit", self.memory_limit, least=1)
+
+    def ahead(self, prefetch: int) -> int:
+        """Batches under way besides the one that is asked for."""
+        return prefetch + self.workers - 1
+
+    def open(self, source: HostSource, layout: Layout, ahead: int, tolerant: bool) -> Pool:
+        """Worker processes for one stream."""
+        limit = self.memory_limit
+        if limit is None:
+            limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+        return Pool(
+            source,
+            layout,
+            self.workers,
+            ahead,
+            tolerant=tolerant,
+            startup=self.startup,
+            nice=self.nice,
+            timeout=self.timeout,
+            memory_limit=limit,
+        )

@@ -1,0 +1,272 @@
+"""Samples as a source's function returns them: their spec, and writing them into a batch.
+
+Only `spec_of` needs JAX, in the process that builds the source; writing needs NumPy alone.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from millstream.reading.contracts import PyTree
+from millstream.reading.dtypes import can_become, check_array, dtype_of_array, holds_numbers, kept_dtype, narrowed
+from millstream.reading.trees import OtherStructure, flatten_like, outline, unflatten_like
+from millstream.text.errors import describe_leaf, describe_value
+
+_TRIED = 8  # samples that are tried before it is said that none can be read
+_PLAIN = (np.ndarray, np.generic, bool, int, float, complex)  # what is an array of numbers, or a number, already
+_SAME = "Return the same shape and dtype every time."
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleSpec:
+    """The structure of a sample: its tree, and name, shape and dtype of every leaf.
+
+    Attributes:
+        template: The tree, with the number of a leaf in its place.
+        plain: Whether it is made of dicts, lists, tuples and None alone; others need JAX to be taken apart.
+        names: The path of each leaf.
+        shapes: The shape of each leaf.
+        dtypes: The dtype of each leaf.
+        lenient: Whether a leaf of the sample was neither an array nor a number, but can become an array: an image, a
+            table's column, a tensor. It becomes one in a batch, and reaches functions on the host as it is.
+    """
+
+    template: Any
+    plain: bool
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[np.dtype, ...]
+    lenient: bool = dataclasses.field(default=False, compare=False)
+
+    def __hash__(self) -> int:
+        return hash((self.names, self.shapes, self.dtypes))
+
+    @property
+    def on_host(self) -> "SampleSpec | ObjectSpec":
+        """The spec of samples as functions on the host get them."""
+        return ObjectSpec("samples as they are read") if self.lenient else self
+
+    def tree(self) -> PyTree:
+        """As a pytree of `jax.ShapeDtypeStruct`."""
+        import jax
+
+        return self.unflatten([jax.ShapeDtypeStruct(*leaf) for leaf in zip(self.shapes, self.dtypes, strict=True)])
+
+    def unflatten(self, leaves: list[Any]) -> PyTree:
+        """The tree with these leaves."""
+        if self.plain:
+            return unflatten_like(self.template, leaves)
+        import jax
+
+        return jax.tree.map(leaves.__getitem__, self.template)
+
+    def flatten(self, who: str, tree: PyTree) -> list[Any]:
+        """The leaves of a tree, which must have this structure."""
+        if self.plain:
+            try:
+                return flatten_like(self.template, tree)
+            except OtherStructure:
+                found, expected = outline(tree), outline(self.template)
+        else:
+            import jax
+
+            leaves, found = jax.tree.flatten(tree)
+            expected = jax.tree.structure(self.template)
+            if found == expected:
+                return leaves
+        raise TypeError(
+            f"{who} has another structure than the spec.\n  found: {found}\n  spec:  {expected}\n"
+            "Return the same keys every time."
+        )
+
+    def write(self, who: str, out: Sequence[np.ndarray], row: int, index: int | None, sample: PyTree) -> None:
+        """Write a sample into one row of a batch, refusing another structure, shape or dtype.
+
+        Args:
+            who: Who speaks in errors.
+            out: One array per leaf; or one array of objects, which gets the sample as it is.
+            row: Which of their rows to fill.
+            index: The sample's number; None if it is no sample but what a function returned.
+            sample: What to write.
+        """
+        if self.lenient and out[0].dtype.hasobject:
+            out[0][row] = sample
+            return
+        if type(sample) is dict and len(sample) == len(self._keys):  # the usual case, and the fastest
+            try:
+                leaves = [sample[key] for key in self._keys]
+            except KeyError:
+                leaves = self.flatten(_told(who, index), sample)
+        else:
+            leaves = self.flatten(_told(who, index), sample)
+        for number, leaf in enumerate(leaves):
+            shape, dtype, target = self.shapes[number], self.dtypes[number], out[number]
+            if isinstance(leaf, np.ma.MaskedArray):
+                check_array(f"{_told(who, index)}{self.names[number]}", leaf)
+            array = leaf if type(leaf) is np.ndarray else np.asarray(leaf)
+            if array.shape == shape and array.dtype == dtype:
+                target[row] = array
+                continue
+            name = self.names[number]
+            if array.shape != shape or not can_become(array.dtype, dtype):
+                raise _other_array(_told(who, index), name, array, shape, dtype)
+            target[row] = narrowed(f"{_told(who, index)}{name}", array, dtype)
+
+    def write_rows(self, who: str, out: Sequence[np.ndarray], rows: PyTree, mend: str = _SAME) -> None:
+        """Write the rows of a batch, refusing another structure, shape or dtype.
+
+        Args:
+            who: Who speaks in errors.
+            out: One array per leaf.
+            rows: A tree of arrays with as many rows as those.
+            mend: What to do about another shape or dtype, in errors.
+        """
+        for name, target, leaf in zip(self.names, out, self.flatten(who, rows), strict=True):
+            check_array(f"{who}{name}", leaf)
+            array = np.asarray(leaf)
+            if array.shape != target.shape or not can_become(array.dtype, target.dtype):
+                raise _other_array(who, name, array, target.shape, target.dtype, mend)
+            target[...] = narrowed(f"{who}{name}", array, target.dtype)
+
+    def empty(self, rows: int) -> list[np.ndarray]:
+        """Arrays to write so many samples into, one per leaf."""
+        return [np.empty((rows, *shape), dtype) for shape, dtype in zip(self.shapes, self.dtypes, strict=True)]
+
+    @functools.cached_property
+    def _keys(self) -> tuple[Any, ...]:
+        """The keys of a dict that holds nothing but leaves, in the order of the leaves; otherwise nothing."""
+        flat = self.plain and type(self.template) is dict
+        if not flat or not all(type(place) is int for place in self.template.values()):
+            return ()
+        return tuple(sorted(self.template, key=self.template.__getitem__))
+
+
+def _told(who: str, index: int | None) -> str:
+    return f"{who}: the result" if index is None else f"{who}: sample {index}"
+
+
+def _other_array(
+    who: str, name: str, found: np.ndarray, shape: tuple[int, ...], dtype: np.dtype, mend: str = _SAME
+) -> ValueError:
+    return ValueError(
+        f"{who} does not match the spec.\n  found{name}: {describe_leaf(found)}\n"
+        f"  spec{name}:  shape {shape}, {dtype}\n{mend}"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ObjectSpec:
+    """The spec of samples that are Python objects: they are handed out as lists, and enter no compiled program.
+
+    Attributes:
+        found: What about the first sample is no array.
+    """
+
+    found: str
+    shapes: ClassVar[tuple[tuple[int, ...], ...]] = ((),)
+    dtypes: ClassVar[tuple[np.dtype, ...]] = (np.dtype(object),)
+
+    @property
+    def on_host(self) -> "ObjectSpec":
+        """The spec of samples as functions on the host get them."""
+        return self
+
+    def tree(self) -> None:
+        """There is none."""
+
+    def write(self, who: str, out: Sequence[np.ndarray], row: int, index: int | None, sample: Any) -> None:
+        """Put a sample into one row of a batch."""
+        out[0][row] = sample
+
+    def empty(self, rows: int) -> list[np.ndarray]:
+        """An array to put so many samples into."""
+        return [np.empty(rows, object)]
+
+    def require_host(self, who: str) -> None:
+        """Refuse to go on in a compiled program."""
+        raise TypeError(
+            f"{who} is compiled, and these samples are Python objects ({self.found}). Turn them into arrays with a "
+            "HostMapTransform behind the source, or keep to iterate and BatchTransform."
+        )
+
+
+class NotAnArray(TypeError):
+    """A sample has something in it that is no array of numbers."""
+
+    def __str__(self) -> str:
+        return self.args[0]
+
+
+def first_sample(read: Callable[[int], Any], count: int) -> tuple[int, Any]:
+    """The first sample that can be read, of the first few, and its number; if none can be, what the first one raised.
+
+    One broken file need not keep all others from being used, with `on_error="skip item"`.
+    """
+    try:
+        return 0, read(0)
+    except Exception:
+        for index in range(1, min(count, _TRIED)):
+            with contextlib.suppress(Exception):
+                return index, read(index)
+        raise
+
+
+def spec_or_objects(who: str, sample: Any) -> SampleSpec | ObjectSpec:
+    """The spec of a sample, whatever it is."""
+    try:
+        return spec_of(who, sample)
+    except NotAnArray as error:
+        return ObjectSpec(error.args[1])
+
+
+def spec_of(who: str, sample: PyTree) -> SampleSpec:
+    """The spec of a sample, or of a tree of anything with shape and dtype; dtypes become those JAX will give.
+
+    Example:
+        >>> spec = ms.spec_of("Letters", {"letter": np.uint8(0), "count": np.int64(0)})
+        >>> spec.names, [str(dtype) for dtype in spec.dtypes]
+        (("['count']", "['letter']"), ['int32', 'uint8'])
+
+    Args:
+        who: Who speaks in errors.
+        sample: A sample, or a tree of `jax.ShapeDtypeStruct`.
+    """
+    import jax
+
+    paths, structure = jax.tree_util.tree_flatten_with_path(sample)
+    if not paths:
+        raise ValueError(f"{who} needs samples with at least one array. Got {describe_value(sample)}.")
+    names, shapes, dtypes = [], [], []
+    lenient = not all(isinstance(leaf, (*_PLAIN, jax.Array, jax.ShapeDtypeStruct)) for _, leaf in paths)
+    for path, leaf in paths:
+        names.append(jax.tree_util.keystr(path))
+        check_array(f"{who}: sample{names[-1]}", leaf)
+        leaf = _as_array(leaf) if dtype_of_array(leaf) is None else leaf
+        if not holds_numbers(np.dtype(leaf.dtype)):
+            found = f"sample{names[-1]}: {describe_value(leaf.tolist() if isinstance(leaf, np.ndarray) else leaf)}"
+            raise NotAnArray(f"{who} needs arrays of numbers or bools. Got {found}.", found)
+        shapes.append(tuple(leaf.shape))
+        dtypes.append(kept_dtype(np.dtype(leaf.dtype)))
+    template = structure.unflatten(range(len(paths)))
+    return SampleSpec(template, _is_plain(template, len(paths)), tuple(names), tuple(shapes), tuple(dtypes), lenient)
+
+
+def _as_array(leaf: Any) -> np.ndarray:
+    """A leaf as an array; an array of objects if it is not a number."""
+    try:
+        return np.asarray(leaf)
+    except Exception:  # a key of JAX, or a list of lists of different lengths
+        found = np.empty((), object)
+        found[()] = leaf
+        return found
+
+
+def _is_plain(template: PyTree, leaves: int) -> bool:
+    try:
+        return flatten_like(template, template) == list(range(leaves))
+    except TypeError:  # keys that cannot be sorted
+        return False

@@ -1,0 +1,215 @@
+"""Memory that batches are read into and handed out from, used again as soon as nobody holds it.
+
+JAX uses aligned NumPy memory without a copy, and lets go of it some time after the last array over it is gone. So a
+slot that has been handed out has an owner, which the arrays over it keep alive; when the owner dies, the slot is free.
+Nothing ever waits for that: where no slot is free there will be one more, or, past the limit of memory, a copy.
+"""
+
+import collections
+import dataclasses
+import gc
+import math
+import mmap
+import time
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+
+from millstream.reading.faults import SharedMemoryFull
+from millstream.reading.memory import ALIGNMENT, aligned_empty
+
+_SEARCH_SECONDS = 5.0  # between two searches of all memory for batches that nobody can reach any more
+_SPARE = 3  # slots besides those read ahead: one asked for, one in use, one that JAX has not let go of yet
+
+
+def slots_for(ahead: int) -> int:
+    """How many slots a stream begins with that has so many batches under way besides the one asked for."""
+    return ahead + _SPARE
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Where the leaves of a batch lie in a slot.
+
+    Args:
+        axes: The axes of a batch before those of a sample.
+        shapes: The shape of each leaf of a sample.
+        dtypes: Its dtype.
+    """
+
+    axes: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[np.dtype, ...]
+
+    @property
+    def rows(self) -> int:
+        """Samples in a batch."""
+        return math.prod(self.axes)
+
+    @property
+    def objects(self) -> bool:
+        """Whether the leaves are Python objects, which have no place in plain memory."""
+        return any(dtype.hasobject for dtype in self.dtypes)
+
+    def empty(self) -> list[np.ndarray]:
+        """Arrays of their own for Python objects, with one axis of samples in front."""
+        return [np.empty((self.rows, *shape), object) for shape in self.shapes]
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """The first byte and the number of bytes of each leaf; every leaf is aligned for JAX."""
+        start, places = 0, []
+        for shape, dtype in zip(self.shapes, self.dtypes, strict=True):
+            size = self.rows * math.prod(shape) * dtype.itemsize
+            places.append((start, size))
+            start += -(-size // ALIGNMENT) * ALIGNMENT
+        return places
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a slot, in whole pages, so that no two slots share one."""
+        start, size = self.places[-1]
+        return -(-max(1, start + size) // mmap.PAGESIZE) * mmap.PAGESIZE
+
+    def flat(self, memory: np.ndarray) -> list[np.ndarray]:
+        """The leaves in a slot's memory, with one axis of samples in front."""
+        return [
+            memory[start : start + size].view(dtype).reshape(self.rows, *shape)
+            for (start, size), shape, dtype in zip(self.places, self.shapes, self.dtypes, strict=True)
+        ]
+
+
+class Slot:
+    """The memory of one batch.
+
+    Attributes:
+        offset: Its place in all the memory of its `Slots`.
+        chunk: Offset and size of the chunk of memory it lies in.
+        memory: Its bytes.
+        leaves: Its arrays, with one axis of samples in front.
+    """
+
+    def __init__(self, layout: Layout, offset: int, chunk: tuple[int, int], memory: np.ndarray) -> None:
+        self.offset = offset
+        self.chunk = chunk
+        self.memory = memory
+        self.leaves = layout.flat(memory)
+
+
+class Slots:
+    """A ring of slots that grows when it has to.
+
+    Args:
+        layout: Of one batch.
+        count: Slots to begin with.
+        allocate: Gives so many bytes of aligned memory, zeroed or not.
+        shown: How many of the leaves are handed out; None for all.
+        limit: Bytes at most; None for no limit.
+        on_limit: Called once, with the number of batches that are held, when the limit is reached.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        count: int,
+        allocate: Callable[[int], np.ndarray] | None = None,
+        shown: int | None = None,
+        limit: int | None = None,
+        on_limit: Callable[[int], None] | None = None,
+    ) -> None:
+        self.layout = layout
+        self._allocate = allocate or (lambda size: aligned_empty((size,), np.dtype(np.uint8)))
+        self._shown = shown
+        self._limit = limit
+        self._on_limit = on_limit
+        self._free: collections.deque[Slot] = collections.deque()  # its operations are atomic: no lock
+        self._owners: weakref.WeakSet[_Owner] = weakref.WeakSet()
+        self._next_search = 0.0
+        self.count = 0
+        self._grow(count)
+
+    @property
+    def held(self) -> int:
+        """Batches that have been handed out and are still held by somebody."""
+        return len(self._owners)
+
+    @property
+    def nbytes(self) -> int:
+        """All the memory there is."""
+        return self.count * self.layout.nbytes
+
+    def take(self) -> Slot:
+        """A slot to read into."""
+        if not self._free:
+            gc.collect(0)  # JAX lets go of memory now
+        if not self._free:
+            self._grow(max(1, self.count // 2))
+        return self._free.popleft()
+
+    def give_back(self, slot: Slot) -> None:
+        """Make a slot free that was not handed out. Any thread may call this."""
+        self._free.append(slot)
+
+    def hand_out(self, slot: Slot) -> list[np.ndarray]:
+        """The arrays of a slot, which is free again when the last of them, and of JAX's arrays over them, is gone."""
+        leaves = [leaf.reshape((*self.layout.axes, *leaf.shape[1:])) for leaf in slot.leaves[: self._shown]]
+        if not self._has_another():
+            leaves = [leaf.copy() for leaf in leaves]
+            self.give_back(slot)
+            return leaves
+        owner = _Owner()
+        weakref.finalize(owner, self._free.append, slot).atexit = False
+        self._owners.add(owner)
+        arrays = [np.asarray(_Leaf(owner, leaf)) for leaf in leaves]
+        # The interface of arrays has no word for bfloat16 and its like, which come through it as raw bytes.
+        return [array.view(leaf.dtype) for array, leaf in zip(arrays, leaves, strict=True)]
+
+    def _has_another(self) -> bool:
+        """Whether there is another slot to read into, or can be."""
+        if self._limit is None or self._free:
+            return True
+        gc.collect(0)
+        if self._free or self._grown():
+            return True
+        if time.monotonic() >= self._next_search:  # it takes long, so not for every batch
+            gc.collect()
+            self._next_search = time.monotonic() + _SEARCH_SECONDS
+        if not self._free and self._on_limit is not None:
+            told, self._on_limit = self._on_limit, None
+            told(self.held)
+        return bool(self._free)
+
+    def _grown(self) -> bool:
+        """Make more slots, if the limit and the machine allow it."""
+        assert self._limit is not None
+        room = (self._limit - self.nbytes) // self.layout.nbytes
+        if room < 1:
+            return False
+        try:
+            self._grow(min(room, max(1, self.count // 2)))
+        except SharedMemoryFull:
+            self._limit = self.nbytes
+            return False
+        return True
+
+    def _grow(self, count: int) -> None:
+        size = self.layout.nbytes
+        memory, start = self._allocate(count * size), self.nbytes
+        for number in range(count):
+            part = memory[number * size : (number + 1) * size]
+            self._free.append(Slot(self.layout, start + number * size, (start, count * size), part))
+        self.count += count
+
+
+class _Owner:
+    """Lives as long as anything that uses a slot."""
+
+
+class _Leaf:
+    """An array's memory, which keeps the owner alive: NumPy and JAX hold on to this object."""
+
+    def __init__(self, owner: _Owner, leaf: np.ndarray) -> None:
+        self._owner = owner
+        self._leaf = leaf
+        self.__array_interface__ = leaf.__array_interface__

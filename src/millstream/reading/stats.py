@@ -1,0 +1,113 @@
+"""What reading costs, counted while it happens: a few additions per batch."""
+
+import dataclasses
+import time
+
+from millstream.text.tables import name_table
+
+
+@dataclasses.dataclass
+class LoaderStats:
+    """Counts and times of all the reading of one loader. Printed, it is a small table that names the bottleneck.
+
+    Example:
+        >>> source = ms.DiskSampleSource(100, lambda index: {"x": np.float32(index)})
+        >>> loader = ms.DataLoader([source, ms.BatchTransform(10)])
+        >>> for batch, mask in loader.iterate(loader.init_state(jax.random.key(0))):
+        ...     pass
+        >>> loader.stats().samples
+        100
+
+    Attributes:
+        batches: Batches handed out.
+        samples: Samples that were read for them; those that a stage masks were read, too.
+        nbytes: Bytes in them.
+        first: Seconds until the first batch of each stream: starting, compiling, reading.
+        idle: Seconds that the loop waited for the others.
+        loop: Seconds between a batch and the next request: what the loop itself takes.
+        reading: Seconds of readers per stage, all readers together.
+        ready: Batches that were ready at each request, added up.
+        failed: Samples that could not be read and were skipped.
+        dropped: Batches that were left out because of such samples.
+        restarts: Worker processes that died and were replaced.
+        cached: Batches that came from the cache on disk.
+    """
+
+    batches: int = 0
+    samples: int = 0
+    nbytes: int = 0
+    first: float = 0.0
+    idle: float = 0.0
+    loop: float = 0.0
+    reading: dict[str, float] = dataclasses.field(default_factory=dict)
+    ready: int = 0
+    failed: int = 0
+    dropped: int = 0
+    restarts: int = 0
+    cached: int = 0
+
+    @property
+    def bottleneck(self) -> str:
+        """What a faster run would have to begin with."""
+        if self.batches == 0:
+            return "nothing has been read yet"
+        if self.idle <= 0.05 * (self.idle + self.loop):
+            return "the loop itself: batches are ready when it asks for them"
+        if not self.reading:
+            return "taking batches from the cache"
+        stage = max(self.reading, key=self.reading.__getitem__)
+        seconds = self.reading[stage]
+        return f"{stage}, which takes {1e3 * seconds / max(1, self.samples):.3g} ms per sample"
+
+    @property
+    def speedup_of_an_instant_loader(self) -> float:
+        """How many times as fast the loop would be if every batch were there at once."""
+        return (self.idle + self.loop) / self.loop if self.loop else float("inf")
+
+    def __str__(self) -> str:
+        count = max(1, self.batches)
+        rows = [
+            ("batches", f"{self.batches:,}"),
+            ("samples", f"{self.samples:,}"),
+            ("bytes", f"{self.nbytes / 1e6:,.1f} MB"),
+            ("first batches", f"{self.first:.3g} s, with starting and compiling"),
+            ("idle", f"{1e3 * self.idle / count:.3g} ms per batch, waiting for the loader"),
+            ("loop", f"{1e3 * self.loop / count:.3g} ms per batch, between two requests"),
+            ("ready", f"{self.ready / count:.2g} batches when one was asked for"),
+            *((f"reading: {name}", f"{1e3 * s / count:.3g} ms per batch") for name, s in self.reading.items()),
+            ("from the cache", f"{self.cached:,} batches"),
+            ("failed samples", f"{self.failed:,}"),
+            ("dropped batches", f"{self.dropped:,}"),
+            ("restarted workers", f"{self.restarts:,}"),
+            ("bottleneck", self.bottleneck),
+            ("upper bound", f"{self.speedup_of_an_instant_loader:.3g}x as fast with an instant loader"),
+        ]
+        return name_table(rows)
+
+
+class Clock:
+    """Tells waiting for a stream from working with its batches.
+
+    Args:
+        stats: Where to add up.
+    """
+
+    def __init__(self, stats: LoaderStats) -> None:
+        self._stats = stats
+        self._returned: float | None = None
+
+    def asked(self) -> None:
+        """A batch is asked for, now."""
+        self._asked = time.perf_counter()
+        if self._returned is not None:
+            self._stats.loop += self._asked - self._returned
+
+    def answered(self) -> None:
+        """It is handed out, now."""
+        waited = time.perf_counter() - self._asked
+        if self._returned is None:
+            self._stats.first += waited
+        else:
+            self._stats.idle += waited
+        self._returned = self._asked + waited
+        self._stats.batches += 1

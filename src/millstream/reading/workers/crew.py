@@ -1,0 +1,279 @@
+"""Worker processes at work: who has which batch, what they say, and what becomes of it when one of them dies."""
+
+import collections
+import dataclasses
+import os
+import select
+import weakref
+from typing import Any
+
+from millstream.files.plain import decode
+from millstream.reading.exception_record import rebuild
+from millstream.reading.faults import WorkerCrashed
+from millstream.reading.reading import Report, Request
+from millstream.reading.slots import Slot
+from millstream.reading.workers.messages import DONE, FAILED, READ, READY, ReadMessage, SlotForm
+from millstream.reading.workers.process import WorkerProcess, end_all
+from millstream.reading.workers.shared_memory import SharedFile
+
+_CRASHES = 3  # a sample, or starting up, that has ended this many workers will end the next one too
+_KILLS = (
+    10  # the same by signals from outside: the kernel may be out of memory, or an operator busy with something else
+)
+_REST, _LONGEST_REST = 0.05, 0.5  # seconds before a worker is started again that keeps ending, doubled every time
+_QUEUED = 2  # batches a worker has: one it reads, and one so that it never waits
+_ADVICE = "Out of memory? The kernel's log (dmesg) says so; try fewer workers. Or does a decoder crash on its file?"
+
+
+@dataclasses.dataclass(eq=False)
+class Job:
+    """A batch that is being read, or waits to be.
+
+    Attributes:
+        number: Which one it is, counted from 1.
+        request: What is asked for.
+        slot: Where it is read into; None if it never will be.
+        free: Makes the slot free; this happens by itself when the job is forgotten.
+        done: Whether it is read, or has failed.
+        dropped: Whether nobody wants it any more.
+        error: Why it has failed.
+        report: What came of its rows.
+        objects: The samples, if they are Python objects.
+        seconds: How long it took.
+        deaths: How many workers have died at each row, and whether a signal from outside has killed them.
+    """
+
+    number: int
+    request: Request
+    slot: Slot | None = None
+    free: Any = None
+    done: bool = False
+    dropped: bool = False
+    error: BaseException | None = None
+    report: Report = dataclasses.field(default_factory=Report)
+    objects: list[Any] = dataclasses.field(default_factory=list)
+    seconds: float = 0.0
+    deaths: collections.Counter[tuple[int, bool]] = dataclasses.field(default_factory=collections.Counter)
+
+
+class Crew:
+    """Worker processes and the memory they share. It is for one thread at a time.
+
+    Args:
+        form: What is in a slot.
+        tolerant: Whether samples that cannot be read become failed rows.
+        whole_batches: Whether a batch is read by one call, so that its samples cannot be told apart.
+
+    Attributes:
+        process_id: The process it belongs to.
+        files: The shared memory.
+        workers: The processes.
+        ended: Whether it has ended.
+        reason: Why it has ended, or will have.
+        restarts: Workers that have died.
+        news: What a user should be warned of.
+    """
+
+    def __init__(self, form: SlotForm, *, tolerant: bool, whole_batches: bool) -> None:
+        self._form = form
+        self._tolerant = tolerant
+        self._whole_batches = whole_batches
+        self._waiting: collections.deque[Job] = collections.deque()
+        self._warned_of_death = False
+        self.process_id = os.getpid()
+        self.files: list[SharedFile] = []
+        self.workers: list[WorkerProcess] = []
+        self.ended = False
+        self.reason: BaseException = RuntimeError(
+            "The worker processes of this stream have been ended. Call loader.iterate(...) for a new one."
+        )
+        self.restarts = 0
+        self.news: list[str] = []
+        # A finalizer that knows the parts, not the crew: it runs when the crew is forgotten, and at exit.
+        self._end = weakref.finalize(self, end_all, self.workers, self.files, self.process_id)
+
+    def shared(self, what: str, advice: str) -> SharedFile:
+        """A new file of shared memory, which ends with the crew."""
+        self.files.append(SharedFile(what, advice))
+        return self.files[-1]
+
+    def hire(self, worker: WorkerProcess) -> None:
+        """Start a worker."""
+        self.workers.append(worker)
+        worker.start()
+
+    def add(self, job: Job) -> None:
+        """Have a batch read."""
+        self._write(job)
+        self._waiting.append(job)
+        self._hand_out_work()
+
+    def drop(self, job: Job) -> None:
+        """Forget about a batch; its slot is free once no worker writes into it."""
+        job.dropped = True
+        if job in self._waiting:
+            self._waiting.remove(job)
+            job.done = True
+        if job.done:
+            job.free()
+
+    def end(self, reason: BaseException) -> None:
+        """End the workers. Batches that are not read yet have failed; those that are can still be used."""
+        self.ended, self.reason = True, reason
+        for job in [*self._waiting, *(job for worker in self.workers for job in worker.jobs)]:
+            job.error = reason
+            job.done = True
+        self._waiting.clear()
+        end_all(self.workers, self.files, self.process_id)
+        self._end.detach()  # only now: what an interrupt cuts short here is done when the crew is forgotten
+
+    def look(self, seconds: float) -> bool:
+        """Take in what the workers have to say, waiting for it at most so long; whether there was anything."""
+        if self.ended:
+            return False
+        running = [worker for worker in self.workers if not worker.rests]
+        by_fd = {worker.channel.fileno(): worker for worker in running}
+        watch = select.poll()
+        for fd in by_fd:
+            watch.register(fd, select.POLLIN)
+        speaking = [by_fd[fd] for fd, _ in watch.poll(1000 * seconds)]
+        gone = [worker for worker in speaking if not self.ended and not self._listen(worker)]
+        if not speaking and seconds:
+            gone = [worker for worker in running if worker.has_ended()]
+        for worker in gone:
+            if not self.ended:
+                self._bury(worker)
+        started = not self.ended and self._start_rested()
+        if not self.ended:
+            self._hand_out_work()
+        return bool(speaking or gone or started)
+
+    def _listen(self, worker: WorkerProcess) -> bool:
+        """Take in what a worker has to say; whether it is still there and makes sense."""
+        try:
+            frames, gone = worker.channel.received()
+            for kind, data in frames:
+                self._hear(worker, kind, data)
+        except (ValueError, LookupError, TypeError, AttributeError):  # no frame, or no message of ours
+            return False
+        return not gone
+
+    def _hear(self, worker: WorkerProcess, kind: int, data: bytes) -> None:
+        if kind == READY:
+            worker.ready = True
+            if not worker.jobs:
+                worker.fruitless.clear()
+            return
+        message = decode(data)
+        if kind == FAILED and message["job"] < 0:
+            return self.end(rebuild(message["error"]))
+        job: Job = worker.jobs[0]
+        if kind == DONE:
+            failed = {row: rebuild(error) for row, error in message["failed"].items()}
+            job.report = Report({**job.report.failed, **failed}, message["extras"], message["times"])
+            job.objects, job.seconds = message["objects"], message["seconds"]
+        else:
+            job.error = rebuild(message["error"])
+            if message["sample"] >= 0:
+                job.error.add_note(f"It happened at sample {message['sample']}, in worker {worker.number}.")
+        worker.jobs.popleft()
+        worker.fruitless.clear()
+        self._finish(job)
+
+    def _finish(self, job: Job) -> None:
+        job.done = True
+        if job.dropped:
+            job.free()
+
+    def _write(self, job: Job) -> None:
+        assert job.slot is not None
+        real = job.request.real.copy()
+        real[[*job.report.failed]] = False  # given up: for a worker they are padding
+        self._form.write(job.slot.leaves, dataclasses.replace(job.request, real=real))
+
+    def _hand_out_work(self) -> None:
+        while self._waiting:
+            running = [worker for worker in self.workers if not worker.rests]
+            if not running:
+                return
+            worker = min(running, key=lambda worker: len(worker.jobs) + (not worker.ready))
+            if len(worker.jobs) >= _QUEUED:
+                return
+            job = self._waiting.popleft()
+            worker.jobs.append(job)
+            assert job.slot is not None
+            singly = bool(job.deaths) and not self._whole_batches
+            place = (*job.slot.chunk, job.slot.offset)
+            worker.send(READ, ReadMessage(job.number, *place, job.request.step, singly).to_bytes())
+
+    def _bury(self, worker: WorkerProcess) -> None:
+        """A worker has died: ask another for what it was at, and start one in its place."""
+        how, stack, at = worker.bury(), worker.stack(), worker.whereabouts
+        where = "between two batches" if worker.ready else "while it started"
+        if at.row >= 0:
+            where = f"while reading sample {at.sample}"
+        text = f"Worker {worker.number} (pid {worker.pid}) {how} {where}."
+        self.restarts += 1
+        wanted = not worker.ready or bool(worker.jobs)  # a worker without work may die as often as it likes
+        current = self._take_back(worker)
+        if current is not None:
+            self._blame(current, at.row, worker.was_killed, text, stack)
+        elif at.row < 0 and wanted:
+            worker.fruitless[worker.was_killed] += 1
+            times = worker.fruitless[worker.was_killed]
+            if times >= _limit(worker.was_killed):
+                text = f"{text} It has now ended {times} times in a row before it could read a batch. {_ADVICE}"
+                return self.end(WorkerCrashed(_with_stack(text, stack)))
+        if not self._warned_of_death:
+            self._warned_of_death = True
+            self.news.append(_with_stack(f"{text} Its batch is read again, so nothing is lost.", stack))
+        again = worker.fruitless.total() - 1
+        worker.rest(min(_REST * 2 ** (again - 1), _LONGEST_REST) if again > 0 else 0.0)
+
+    def _start_rested(self) -> bool:
+        """Start the workers again that have rested; whether there were any."""
+        rested = [worker for worker in self.workers if worker.has_rested()]
+        for worker in rested:
+            try:
+                worker.start()
+            except OSError as error:
+                self.end(error)
+                break
+        return bool(rested)
+
+    def _take_back(self, worker: WorkerProcess) -> Job | None:
+        """Let others read the batches of a worker; the one that it was reading a sample of."""
+        jobs, at, current = [*worker.jobs], worker.whereabouts, None
+        worker.jobs.clear()
+        for job in reversed(jobs):
+            if job.dropped:
+                self._finish(job)
+                continue
+            self._waiting.appendleft(job)
+            if job.number == at.job and at.row >= 0:
+                current = job
+        return current
+
+    def _blame(self, job: Job, row: int, killed: bool, text: str, stack: str) -> None:
+        """Count the workers a sample has cost, and give it up when it is too many."""
+        job.deaths[row, killed] += 1
+        deaths = job.deaths[row, killed]
+        if deaths < _limit(killed):
+            return
+        what = "The batch of this sample" if self._whole_batches else "This sample"
+        error = WorkerCrashed(_with_stack(f"{text} {what} has now ended {deaths} workers. {_ADVICE}", stack))
+        if not self._tolerant:
+            self._waiting.remove(job)
+            job.error = error
+            return self._finish(job)
+        rows = job.request.real.nonzero()[0].tolist() if self._whole_batches else [row]
+        job.report.failed.update(dict.fromkeys(rows, error))
+        self._write(job)
+
+
+def _limit(killed: bool) -> int:
+    return _KILLS if killed else _CRASHES
+
+
+def _with_stack(text: str, stack: str) -> str:
+    return f"{text}\nThe last it wrote:\n{stack}" if stack else text

@@ -1,0 +1,82 @@
+"""What the main process and its workers say to each other."""
+
+import dataclasses
+import struct
+from typing import ClassVar
+
+import numpy as np
+
+from millstream.reading.reading import Request
+from millstream.reading.slots import Layout
+
+# To a worker.
+SETUP, READ = 1, 2
+# From a worker.
+READY, DONE, FAILED = 11, 12, 13
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadMessage:
+    """Read a batch into a slot. What to read stands in the slot itself, so a message is always small.
+
+    Attributes:
+        number: The job's number, which comes back with the answer.
+        chunk_start: Where the chunk of shared memory begins that holds the slot.
+        chunk_size: Its size.
+        offset: The slot's place in the shared memory.
+        step: The number of the batch.
+        singly: Whether to read row by row, to find out which one it is that ends a worker.
+    """
+
+    FORM: ClassVar[struct.Struct] = struct.Struct("<QQQQQ?")
+
+    number: int
+    chunk_start: int
+    chunk_size: int
+    offset: int
+    step: int
+    singly: bool
+
+    def to_bytes(self) -> bytes:
+        place = self.chunk_start, self.chunk_size, self.offset
+        return self.FORM.pack(self.number, *place, self.step, self.singly)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "ReadMessage":
+        return cls(*cls.FORM.unpack(data))
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotForm:
+    """A slot as both sides see it: the leaves of the batch, and behind them the request.
+
+    Attributes:
+        batch: The layout of the batch. Of Python objects, which travel as messages, nothing is in the slot.
+    """
+
+    batch: Layout
+
+    @property
+    def layout(self) -> Layout:
+        """Of all that is in a slot."""
+        asked = (((), np.dtype(np.int64)), ((), np.dtype(bool)), ((2,), np.dtype(np.uint32)))
+        leaves = [] if self.batch.objects else list(zip(self.batch.shapes, self.batch.dtypes, strict=True))
+        shapes, dtypes = zip(*leaves, *asked, strict=True)
+        return Layout(self.batch.axes, shapes, dtypes)
+
+    @property
+    def shown(self) -> int:
+        """How many of the arrays of a slot are the batch."""
+        return 0 if self.batch.objects else len(self.batch.shapes)
+
+    def write(self, arrays: list[np.ndarray], request: Request) -> None:
+        """Put a request into a slot."""
+        indices, real, keys = arrays[-3:]
+        indices[:], real[:] = request.indices, request.real
+        if request.keys is not None:
+            keys[:] = request.keys
+
+    def request(self, arrays: list[np.ndarray], step: int, keyed: bool) -> Request:
+        """The request in a slot."""
+        indices, real, keys = arrays[-3:]
+        return Request(step, indices, real, keys if keyed else None)

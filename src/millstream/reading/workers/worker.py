@@ -1,0 +1,176 @@
+"""The worker process: an interpreter of its own that reads batches into shared memory. It never loads JAX itself."""
+
+import ctypes
+import faulthandler
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from millstream.files.plain import decode, encode
+from millstream.reading.exception_record import record
+from millstream.reading.host_source import HostSource
+from millstream.reading.reading import Reading, Report, Request
+from millstream.reading.role import become_worker
+from millstream.reading.workers.channel import MAX_FRAME, Channel
+from millstream.reading.workers.messages import DONE, FAILED, READ, READY, SETUP, ReadMessage, SlotForm
+from millstream.reading.workers.payload import unpack
+from millstream.reading.workers.shared_memory import map_shared
+from millstream.reading.workers.whereabouts import Whereabouts
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(sock: int, ring: int, data: int, control: int, stacks: int, number: int, parent: int, bound: int) -> None:
+    """Work until the other end of the socket is gone.
+
+    Args:
+        sock: The socket to the main process.
+        ring: The shared memory of the batches.
+        data: The shared memory of the source's own arrays.
+        control: The shared memory that tells where each worker is.
+        stacks: Where the Python stack is written when the main process asks for it.
+        number: Which worker this is.
+        parent: The process that started it.
+        bound: Whether the kernel should end it with the thread that started it.
+    """
+    become_worker()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides what an interrupt means
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    file = open(stacks, "w")
+    faulthandler.enable(file)
+    faulthandler.register(signal.SIGUSR1, file, all_threads=True)
+    for fd in (sock, ring, data, control, stacks):
+        os.set_inheritable(fd, False)  # a program that a sample starts must not keep them open
+    if bound and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    threading.Thread(target=_end_with, args=(sock, parent), daemon=True).start()
+    channel = Channel(socket.socket(fileno=sock))
+    whereabouts = Whereabouts(map_shared(control, 0, (number + 1) * Whereabouts.SIZE)[-Whereabouts.SIZE :])
+    try:
+        worker = _set_up(channel, ring, data, whereabouts)
+        while worker is not None and (frame := channel.receive()) is not None:
+            if frame[0] == READ:
+                worker.read(ReadMessage.from_bytes(frame[1]))
+    except ConnectionError:
+        pass
+    finally:
+        channel.close()
+
+
+def _end_with(sock: int, parent: int) -> None:
+    """End soon when the main process is gone, whatever this one is at."""
+    watch = select.poll()
+    watch.register(sock, select.POLLHUP)
+    # A fork of the main process may keep the other end of the socket open, so its number is looked at, too.
+    while os.getppid() == parent and not any(event & select.POLLHUP for _, event in watch.poll(1000)):
+        pass
+    time.sleep(0.15)  # one with nothing to do leaves by itself
+    os._exit(1)
+
+
+def _set_up(channel: Channel, ring: int, data: int, whereabouts: Whereabouts) -> "_Worker | None":
+    frame = channel.receive()
+    if frame is None or frame[0] != SETUP:
+        return None
+    message = decode(frame[1])
+    try:
+        source, form, startup, tolerant = unpack(data, message["start"], message["size"])
+        os.nice(message["nice"])
+        if startup is not None:
+            startup()
+    except BaseException as error:
+        error.add_note(
+            "This came from starting a worker process: from its startup function, or from loading the source."
+        )
+        channel.send(FAILED, encode({"job": -1, "error": record(error)}))
+        return None
+    channel.send(READY, b"")
+    return _Worker(channel, ring, whereabouts, source, form, tolerant)
+
+
+class _Worker:
+    def __init__(
+        self,
+        channel: Channel,
+        ring: int,
+        whereabouts: Whereabouts,
+        source: HostSource,
+        form: SlotForm,
+        tolerant: bool,
+    ) -> None:
+        self._channel = channel
+        self._ring = ring
+        self._whereabouts = whereabouts
+        self._source = source
+        self._form = form
+        self._layout = form.layout
+        self._tolerant = tolerant
+        self._chunks: dict[int, np.ndarray] = {}
+        self._slots: dict[int, list[np.ndarray]] = {}
+
+    def read(self, message: ReadMessage) -> None:
+        """Read a batch and say what came of it."""
+        self._whereabouts.begin(message.number)
+        begun = time.perf_counter()
+        try:
+            answer = self._answer(message.number, begun, *self._read(message))
+            kind = DONE
+        except BaseException as error:
+            answer = encode({"job": message.number, "error": record(error), "sample": self._whereabouts.sample})
+            kind = FAILED
+        self._whereabouts.begin(Whereabouts.NOTHING)
+        self._channel.send(kind, answer)
+
+    def _read(self, message: ReadMessage) -> tuple[Request, Report, list[Any]]:
+        arrays = self._arrays(message)
+        request = self._form.request(arrays, message.step, self._source.keyed)
+        batch = self._form.batch
+        out = batch.empty() if batch.objects else arrays[: self._form.shown]
+        reading = Reading(self._source, request, out, tolerant=self._tolerant, at=self._whereabouts.at)
+        report, size = Report(), 1 if message.singly else batch.rows
+        for first in range(0, batch.rows, size):
+            report = reading.read(first, first + size)  # which tells of all rows so far
+        return request, report, out[0].tolist() if batch.objects else []
+
+    def _arrays(self, message: ReadMessage) -> list[np.ndarray]:
+        """The arrays of a slot."""
+        if message.offset not in self._slots:
+            if message.chunk_start not in self._chunks:
+                self._chunks[message.chunk_start] = map_shared(self._ring, message.chunk_start, message.chunk_size)
+            start = message.offset - message.chunk_start
+            memory = self._chunks[message.chunk_start][start : start + self._layout.nbytes]
+            self._slots[message.offset] = self._layout.flat(memory)
+        return self._slots[message.offset]
+
+    def _answer(self, number: int, begun: float, request: Request, report: Report, objects: list[Any]) -> bytes:
+        answer = {
+            "job": number,
+            "seconds": time.perf_counter() - begun,
+            "times": report.times,
+            "extras": report.extras,
+            "failed": {row: record(error) for row, error in report.failed.items()},
+            "objects": objects,
+        }
+        try:
+            data = encode(answer, "A worker process")
+        except TypeError:
+            for row, index in enumerate(request.indices.tolist()):
+                self._whereabouts.at(row, index)  # for the error to name the sample
+                value = objects[row] if objects else report.extras.get(row)
+                encode(value, f"Sample {index}, read by a worker process,", ", or use Threads")
+            raise
+        if len(data) > MAX_FRAME:
+            raise ValueError(
+                f"A worker process can send back {MAX_FRAME:,} bytes of plain values with a batch. Got {len(data):,}. "
+                "Return arrays of one shape, which travel through shared memory, or use Threads."
+            )
+        return data

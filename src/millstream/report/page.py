@@ -1,0 +1,124 @@
+"""One page of HTML about one run or several: it loads nothing, and may load nothing."""
+
+import base64
+import hashlib
+import importlib.resources
+import json
+import os
+import pathlib
+import string
+from collections.abc import Iterable, Sequence
+from html import escape
+
+import millstream
+from millstream.loops.history_table import whole_file
+from millstream.report._chart_html import chart_html
+from millstream.report._curve_charts import curve_charts
+from millstream.report._reading import read_runs
+from millstream.report._run_data import RunData
+from millstream.report._summary import advice, tiles
+from millstream.report._tables import html_table, run_tables
+from millstream.report._time_charts import time_charts
+from millstream.text.errors import describe_value, require_path
+
+_Path = str | os.PathLike[str]
+
+
+def write_report(runs: _Path | Iterable[_Path], output: _Path | None = None) -> pathlib.Path:
+    """Write a page about a run, or about several in comparison, to be looked at in a browser.
+
+    The page is one file: it needs no network, and no script to be read.
+
+    Example:
+        >>> from millstream.report.page import write_report
+        >>> with ms.csv_logger("losses.csv") as writer:
+        ...     stopped = writer(ms.Elapsed(steps=1, samples=32), {"loss": 0.5})
+        >>> write_report("losses.csv").name
+        'losses.html'
+
+    Args:
+        runs: Folders of `ms.record` or `ms.checkpoint`, files of `ms.jsonl_logger` or `ms.csv_logger`.
+        output: The file to write. None: `report.html` in the folder of the run, or a file beside its own; of several
+            runs, `report.html` in the current folder.
+
+    Returns:
+        The file that was written.
+    """
+    if not isinstance(runs, str | os.PathLike | Iterable):
+        raise TypeError(f"write_report needs the path of a run, or those of several. Got {describe_value(runs)}.")
+    paths = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
+    if not paths:
+        raise ValueError(f"write_report needs at least one run. Got {describe_value(runs)}.")
+    target = None if output is None else require_path("write_report", "output to be a path", output).expanduser()
+    if target is not None and target.is_dir():
+        raise IsADirectoryError(
+            f"write_report needs the path of a file to write. {target} is a folder; {target / 'report.html'} would do."
+        )
+    page = make_page(read_runs(paths)).encode()
+    with whole_file("write_report", _place(paths) if target is None else target) as (final, file):
+        file.write(page)
+    return final.resolve()
+
+
+def _place(paths: Sequence[_Path]) -> pathlib.Path:
+    if len(paths) > 1:
+        return pathlib.Path("report.html")
+    path = pathlib.Path(paths[0]).expanduser()
+    return path / "report.html" if path.is_dir() else path.with_suffix(".html")
+
+
+def make_page(runs: list[RunData]) -> str:
+    """The page, as text."""
+    files = importlib.resources.files("millstream.report")
+    style, script, page = ((files / name).read_text("utf-8") for name in ("page.css", "page.js", "page.html"))
+    curves, left_out = curve_charts(runs)
+    times = time_charts(runs)
+    data = [chart.data() for chart in (*curves, *times)]
+    title = " and ".join(run.name for run in runs)
+    return string.Template(page).substitute(
+        style=style,
+        script=script,
+        style_hash=_hash(style),
+        script_hash=_hash(script),
+        title=escape(title),
+        heads="".join(map(_head, runs)) if len(runs) == 1 else _comparison(runs),
+        curves="".join(chart_html(chart, number) for number, chart in enumerate(curves))
+        or "<p>Nothing was logged.</p>",
+        left_out=_left_out(left_out),
+        times="".join(chart_html(chart, number) for number, chart in enumerate(times, start=len(curves)))
+        or "<p>Nobody has written down what the time was used for.</p>",
+        tables="".join(_tables(run, named=len(runs) > 1) for run in runs),
+        # In a script element nothing but "<" could end the data.
+        data=json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
+        version=escape(millstream.__version__),
+    )
+
+
+def _hash(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _head(run: RunData) -> str:
+    cards = "".join(
+        f"<li><span>{escape(name)}</span><strong>{escape(value)}</strong><small>{escape(note)}</small></li>"
+        for name, value, note in tiles(run)
+    )
+    return f'<p class="advice">{escape(advice(run))}</p><ul class="tiles">{cards}</ul>'
+
+
+def _comparison(runs: list[RunData]) -> str:
+    """The figures of several runs beside each other, and the advice for each."""
+    figures = [{name: f"{value}\n{note}".strip() for name, value, note in tiles(run)} for run in runs]
+    names = list(dict.fromkeys(name for each in figures for name in each))
+    rows = [[name, *(each.get(name, "") for each in figures)] for name in names]
+    said = "".join(f'<p class="advice"><b>{escape(run.name)}</b> {escape(advice(run))}</p>' for run in runs)
+    return said + html_table(["", *(run.name for run in runs)], rows)
+
+
+def _left_out(names: list[str]) -> str:
+    return f'<p class="note">Not drawn, because there are so many: {escape(", ".join(names))}.</p>' if names else ""
+
+
+def _tables(run: RunData, *, named: bool) -> str:
+    tables = run_tables(run)
+    return f"<h3>{escape(run.name)}</h3>{tables}" if named and tables else tables

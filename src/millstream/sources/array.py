@@ -1,0 +1,116 @@
+"""Samples in memory: a tree of arrays whose first axis counts them."""
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from millstream.plan.ordering import Ordering, as_shuffle
+from millstream.reading.contracts import PyTree
+from millstream.reading.dtypes import check_array, holds_numbers, kept
+from millstream.text.errors import describe_leaf, describe_value, table
+
+if TYPE_CHECKING:
+    import jax
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ArraySampleSource:
+    """The rows of a tree of arrays.
+
+    Writable NumPy arrays are copied once, so that changing them later cannot change a running stream; read-only and
+    JAX arrays are used as they are. Unless `jax_enable_x64` is set, 64-bit numbers become 32-bit ones, and integers
+    that do not fit are refused.
+
+    Example:
+        >>> source = ms.ArraySampleSource({"image": np.zeros((100, 8, 8), np.uint8), "label": np.arange(100)})
+        >>> len(source), source.spec()["image"].shape
+        (100, (8, 8))
+
+    Args:
+        data: A pytree of NumPy or JAX arrays with the same number of rows.
+        ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
+    """
+
+    data: PyTree
+    ordering: Ordering = "shuffle"
+
+    def __post_init__(self) -> None:
+        check_ordering("ArraySampleSource", self.ordering)
+        check_rows("ArraySampleSource", self.data)
+        object.__setattr__(self, "data", _tree().map(functools.partial(kept, "ArraySampleSource"), self.data))
+
+    def __len__(self) -> int:
+        return len(_tree().leaves(self.data)[0])
+
+    def spec(self) -> PyTree:
+        """The shape and dtype of one sample."""
+        import jax
+
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), self.data)
+
+    def read(self, indices: np.ndarray, out: PyTree | None = None) -> PyTree:
+        """The rows at `indices` as NumPy arrays, into `out` if it is given."""
+
+        def take(leaf: Any, out: np.ndarray | None = None) -> np.ndarray:
+            # With an `out`, NumPy's default mode "raise" goes through a buffer; the plan's indices are always in range.
+            return np.take(np.asarray(leaf), indices, axis=0, out=out, mode="raise" if out is None else "clip")
+
+        return _tree().map(take, self.data) if out is None else _tree().map(take, self.data, out)
+
+    @functools.cached_property
+    def arrays(self) -> PyTree:
+        """The data as JAX arrays, placed once."""
+        import jax
+
+        return jax.tree.map(_place, self.data)
+
+
+def _tree() -> Any:
+    import jax
+
+    return jax.tree
+
+
+def check_ordering(who: str, ordering: Any) -> None:
+    """Refuse an ordering that is not known."""
+    as_shuffle(who, ordering)
+
+
+def check_rows(who: str, data: PyTree) -> None:
+    """Refuse a tree that is not made of arrays of numbers with the same, non-zero number of rows."""
+    import jax
+
+    leaves = [(f"data{jax.tree_util.keystr(path)}", leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(data)]
+    if not leaves:
+        raise ValueError(f"{who} needs at least one array. Got an empty tree.")
+    for name, leaf in leaves:
+        if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape"):
+            raise TypeError(
+                f"{who} needs arrays. Got {name}: {describe_value(leaf)}. "
+                "Lists and tuples are trees here; turn them into arrays with np.asarray."
+            )
+        check_array(f"{who}: {name}", leaf)
+        if isinstance(leaf, np.ndarray) and not holds_numbers(leaf.dtype):
+            raise TypeError(
+                f"{who} needs numbers or bools. Got {name}: {describe_leaf(leaf)}. "
+                "Encode text, dates and objects as numbers, one array per field."
+            )
+    if {leaf.shape[:1] for _, leaf in leaves} != {leaves[0][1].shape[:1]} or leaves[0][1].shape[:1] in ((), (0,)):
+        raise ValueError(
+            f"{who} needs leaves with the same, non-zero number of rows. Got:\n"
+            f"{table((name, describe_leaf(leaf)) for name, leaf in leaves)}\n"
+            "Slice or pad them to one length before building the source."
+        )
+
+
+def _place(leaf: Any) -> "jax.Array":
+    import jax
+    import jax.numpy as jnp
+
+    if isinstance(leaf, jax.Array):
+        return leaf
+    if isinstance(leaf, np.ndarray) and leaf.flags.writeable:
+        return jnp.array(leaf)  # device_put would share the user's memory
+    return jax.device_put(leaf)

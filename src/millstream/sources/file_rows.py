@@ -1,0 +1,119 @@
+"""Rows of arrays that lie in files and are not mapped: read by position, or one file behind the other."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from millstream.files.data_files import File
+from millstream.reading.dtypes import narrowed
+from millstream.reading.host_source import take_rows as take_array_rows
+from millstream.text.errors import noted
+
+
+class FileRows(Protocol):
+    """What takes the place of an array where there is none.
+
+    Attributes:
+        shape: Of the array.
+        dtype: In this machine's byte order.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype: ...
+
+    def __len__(self) -> int: ...
+
+    def take(self, who: str, indices: np.ndarray, out: np.ndarray, first: int = 0) -> None:
+        """Write the rows at `indices` into `out`, in the dtype that it has; row 0 is sample `first` in errors."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class RangedRows:
+    """An array in a file, row behind row.
+
+    Args:
+        file: The file.
+        stored: The dtype of its numbers.
+        shape: Of the array.
+        offset: Where the first row begins.
+    """
+
+    file: File
+    stored: np.dtype
+    shape: tuple[int, ...]
+    offset: int
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def dtype(self) -> np.dtype:
+        """In this machine's byte order."""
+        return self.stored.newbyteorder("=")
+
+    def take(self, who: str, indices: np.ndarray, out: np.ndarray, first: int = 0) -> None:
+        """Write the rows at `indices` into `out`; an error names the sample."""
+        row = self.shape[1:]
+        size = int(np.prod(row, dtype=np.int64)) * self.stored.itemsize
+        numbers, done = indices.tolist(), 0
+        try:
+            for data in self.file.read_ranges([(self.offset + number * size, size) for number in numbers]):
+                values = np.frombuffer(data, self.stored).reshape(row).astype(self.dtype, copy=False)
+                out[done] = narrowed(f"{who}: sample {first + numbers[done]}", values, out.dtype)
+                done += 1
+        except OSError as error:
+            raise noted(error, f"This came from {who} at sample {first + numbers[done]}.")  # noqa: B904
+
+    def whole(self) -> np.ndarray:
+        """All of it, in memory and in the file's own order of bytes."""
+        size = int(np.prod(self.shape, dtype=np.int64)) * self.stored.itemsize
+        return np.frombuffer(self.file.read_at(self.offset, size), self.stored)
+
+
+@dataclasses.dataclass(frozen=True)
+class ChainedRows:
+    """Arrays one behind the other.
+
+    Args:
+        parts: Arrays, mapped or not, with rows of one shape and dtype.
+    """
+
+    parts: Sequence[np.ndarray | FileRows]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of all of them together."""
+        return (len(self), *self.parts[0].shape[1:])
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of each of them."""
+        return self.parts[0].dtype
+
+    def take(self, who: str, indices: np.ndarray, out: np.ndarray, first: int = 0) -> None:
+        """Write the rows at `indices` into `out`."""
+        begin = 0
+        for part in self.parts:
+            rows = np.flatnonzero((indices >= begin) & (indices < begin + len(part)))
+            if len(rows):
+                chosen = np.empty((len(rows), *out.shape[1:]), out.dtype)
+                take_rows(who, part, indices[rows] - begin, chosen, first + begin)
+                out[rows] = chosen
+            begin += len(part)
+
+
+def take_rows(who: str, rows: np.ndarray | FileRows, indices: np.ndarray, out: np.ndarray, first: int = 0) -> None:
+    """Write the rows at `indices` into `out`, in the dtype that it has; row 0 is sample `first` in errors."""
+    if isinstance(rows, np.ndarray):
+        take_array_rows(who, rows, indices, out)
+    else:
+        rows.take(who, indices, out, first)

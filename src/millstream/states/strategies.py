@@ -1,0 +1,158 @@
+"""How the steps of a managed state run: compiled or not, on which devices, and what becomes of the old state."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.core import Tracer
+
+from millstream.reading.contracts import PyTree
+from millstream.text.errors import describe_value, require_int
+
+Traced = Callable[..., tuple[Any, Any]]  # (state, batch, elapsed) -> (logs, state)
+
+_strategies: dict[str, "Strategy"] = {}
+
+
+class Strategy:
+    """Where a managed state lies and how its steps run. Subclass it, as a frozen dataclass, to write your own.
+
+    Example:
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class Loud(ms.managed.Jit):
+        ...     def compile(self, traced):
+        ...         print("compiling", traced.__name__)
+        ...         return super().compile(traced)
+
+    Attributes:
+        donate: Whether a step takes over the memory of the state it is given, which cannot be used afterwards. The
+            state then owns its arrays: those given to `create` and `replace` are copied.
+    """
+
+    donate: bool = False
+
+    def place(self, tree: PyTree) -> PyTree:
+        """Put arrays of a new state where they belong."""
+        return tree
+
+    def constrain(self, tree: PyTree) -> PyTree:
+        """Inside a program, have the compiler keep the arrays of a state where they belong."""
+        return tree
+
+    def compile(self, traced: Traced) -> Traced:
+        """What runs a step, given as a pure function of (state, batch, elapsed) to (logs, state)."""
+        raise NotImplementedError
+
+    def lift_batch_size(self, batch_size: int) -> int:
+        """The rows of a batch of this process in which each of its devices has `batch_size` rows of its own.
+
+        Example:
+            >>> ms.managed.get_strategy("data-parallel").lift_batch_size(32) == 32 * jax.local_device_count()
+            True
+        """
+        require_int(f"{type(self).__name__}.lift_batch_size", "batch_size", batch_size, least=1)
+        return batch_size
+
+
+@dataclasses.dataclass(frozen=True)
+class Eager(Strategy):
+    """Operation by operation, uncompiled: to look inside a step with `print` or a debugger.
+
+    What a step compiles itself, such as `lax.scan`, is opened by a `with jax.disable_jit():` around it.
+
+    Example:
+        >>> ms.managed.get_strategy("eager")
+        Eager()
+    """
+
+    def compile(self, traced: Traced) -> Traced:
+        return traced
+
+
+@dataclasses.dataclass(frozen=True)
+class Jit(Strategy):
+    """Compiled, on the devices that state and batch are on.
+
+    Example:
+        >>> ms.managed.get_strategy("jit_donate")
+        Jit(donate=True)
+
+    Args:
+        donate: See `Strategy`.
+    """
+
+    donate: bool = False
+
+    def compile(self, traced: Traced) -> Traced:
+        return jitted(traced, donate=self.donate)
+
+
+def jitted(traced: Traced, *, donate: bool) -> Traced:
+    """A step compiled; if it donates, it refuses a state that it has had before."""
+    if not donate:
+        return jax.jit(traced)
+    compiled = jax.jit(traced, donate_argnums=(0,))
+
+    def run(state: Any, batch: PyTree, elapsed: Any = None) -> tuple[Any, Any]:
+        # JAX may end the whole process over arrays on several devices that are gone.
+        if isinstance(state.step, jax.Array) and not isinstance(state.step, Tracer) and state.step.is_deleted():
+            raise RuntimeError(
+                f"{traced.__name__} was given a state whose memory an earlier step has taken over, because its "
+                "strategy donates. Go on with the state that step returned, or use a strategy that does not donate."
+            )
+        return compiled(state, batch, elapsed)
+
+    return run
+
+
+def register_strategy(name: str, strategy: Strategy) -> None:
+    """Give a strategy a name that `ManagedState.create` knows.
+
+    Example:
+        >>> ms.managed.register_strategy("careful", ms.managed.Eager())
+        >>> ms.managed.get_strategy("careful")
+        Eager()
+
+    Args:
+        name: With dashes or underscores, which mean the same.
+        strategy: A value.
+    """
+    if not isinstance(name, str) or not isinstance(strategy, Strategy):
+        raise TypeError(
+            "register_strategy needs a name and a managed.Strategy. "
+            f"Got {describe_value(name)} and {describe_value(strategy)}."
+        )
+    if _plain(name) in _strategies:
+        raise ValueError(f"register_strategy has a strategy {_plain(name)!r} already: {_strategies[_plain(name)]}.")
+    _strategies[_plain(name)] = strategy
+
+
+def get_strategy(strategy: str | Strategy, who: str = "get_strategy") -> Strategy:
+    """The strategy of a name; a strategy as it is.
+
+    Example:
+        >>> ms.managed.get_strategy("jit")
+        Jit(donate=False)
+
+    Args:
+        strategy: A name or a strategy.
+        who: Who needs it, for errors.
+    """
+    if isinstance(strategy, Strategy):
+        return strategy
+    if isinstance(strategy, str) and _plain(strategy) in _strategies:
+        return _strategies[_plain(strategy)]
+    raise ValueError(
+        f"{who} knows no strategy {describe_value(strategy)}. There are: {', '.join(map(repr, _strategies))}; "
+        "register_strategy adds others."
+    )
+
+
+def _plain(name: str) -> str:
+    return name.replace("-", "_")
+
+
+register_strategy("eager", Eager())
+register_strategy("jit", Jit())
+register_strategy("jit_donate", Jit(donate=True))

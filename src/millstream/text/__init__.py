@@ -1,0 +1,1 @@
+"""What people read: words of errors, tables, lines of progress."""

@@ -1,0 +1,79 @@
+"""Batching."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from millstream.pipeline.pipeline import Pipeline, as_stream
+from millstream.pipeline.transform import Transform
+from millstream.plan.plan import Batching, Ending
+from millstream.reading.contracts import Stream
+from millstream.reading.derived_sources import CollatedSource
+from millstream.text.errors import function_name, require_bool, require_callable, require_int
+
+_MOST_ROWS = (1 << 31) - 1  # that an array of a compiled program can have
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchTransform(Transform):
+    """Stack `batch_size` elements along a new first axis.
+
+    Example:
+        >>> loader = ms.DataLoader([ms.ArraySampleSource({"x": np.arange(10)}), ms.BatchTransform(4)])
+        >>> loader.steps_per_epoch, loader.element_spec()["x"].shape
+        (3, (4,))
+
+    Args:
+        batch_size: Elements per batch. Batches can be batched again.
+        drop_last: Leave out the samples that do not fill a batch at the end of an epoch. Wins over `pad_last_batch`.
+        pad_last_batch: Complete the last batch of an epoch with zeros whose mask is False. If both are False, it is
+            completed with the first samples of the next epoch, which then starts that much later.
+        collate: `collate(samples) -> batch`, a Python function that makes a batch of a list of samples, which may be
+            any objects; it runs where they are read. Arrays with a row per sample, of the same shapes every time, go on
+            into compiled stages; anything else is handed out as it is, by `iterate`.
+    """
+
+    batches: ClassVar[bool] = True
+
+    batch_size: int
+    drop_last: bool = False
+    pad_last_batch: bool = True
+    collate: Callable[[list[Any]], Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.collate is not None:
+            require_callable("BatchTransform", "collate", self.collate)
+        require_int("BatchTransform", "batch_size", self.batch_size, least=1)
+        if self.batch_size > _MOST_ROWS:
+            raise ValueError(f"BatchTransform needs a batch_size of at most {_MOST_ROWS:,}. Got {self.batch_size:,}.")
+        for name in ("drop_last", "pad_last_batch"):
+            require_bool("BatchTransform", name, getattr(self, name))
+
+    @property
+    def name(self) -> str:
+        return "BatchTransform" if self.collate is None else f"BatchTransform({function_name(self.collate)})"
+
+    def __call__(self, source: Any) -> Stream:
+        """Put this stage behind a source."""
+        if self.collate is None:
+            return super().__call__(source)
+        inner = as_stream(source)
+        if not isinstance(inner, Pipeline) or inner.stages or inner.source is None:
+            raise TypeError(
+                "BatchTransform with a collate function works on samples as they are read, so it stands behind the "
+                "source or a HostMapTransform and before all compiled stages. Move those behind it."
+            )
+        return super().__call__(CollatedSource(inner.source, self.collate, self.batch_size))
+
+    @property
+    def ending(self) -> Ending:
+        """What becomes of an epoch's last, incomplete batch."""
+        return "drop" if self.drop_last else "pad" if self.pad_last_batch else "wrap"
+
+    def batching(self, inner: int) -> Batching:
+        if self.drop_last and inner < self.batch_size:
+            raise ValueError(
+                f"BatchTransform(batch_size={self.batch_size}, drop_last=True) would drop everything: "
+                f"an epoch has only {inner} elements. Use a batch_size of at most {inner}, or drop_last=False."
+            )
+        return Batching(self.batch_size, self.ending, inner)

@@ -1,0 +1,151 @@
+"""Python functions on the host: in the middle of a compiled program, or on samples before they are batched."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+from jax.experimental import io_callback
+
+from millstream.pipeline.host_calls import remembering
+from millstream.pipeline.pipeline import Pipeline, as_stream
+from millstream.pipeline.transform import Transform
+from millstream.reading.contracts import PyTree, Stream
+from millstream.reading.derived_sources import MappedSource
+from millstream.reading.samples import SampleSpec, spec_of
+from millstream.text.errors import function_name, require_callable, require_int
+
+
+@dataclasses.dataclass(frozen=True)
+class HostCallbackTransform(Transform):
+    """Call a Python function with every element as NumPy arrays, to look at it or to replace it.
+
+    It may stand anywhere after the source. After the `BatchTransform` it is called once per batch, before it once per
+    sample: with the samples of a batch one after the other, in the order they have in it, just before that batch is
+    made, and not for padding. Batches come in order, and none is made before it is asked for. The function must not
+    call JAX: the program that waits for it may hold the device.
+
+    Example:
+        >>> seen = []
+        >>> stage = ms.HostCallbackTransform(lambda batch, mask: seen.append(int(mask.sum())))
+
+    Args:
+        fn: `fn(batch, mask)` returns None, or a batch of the same structure, shapes and dtypes to continue with. For
+            samples, the mask is a single True.
+        element_spec_override: The shapes and dtypes of what `fn` returns, if they differ from what it gets, as a pytree
+            of `jax.ShapeDtypeStruct`. `fn` must then return a batch, or a sample.
+    """
+
+    effects: ClassVar[bool] = True
+
+    fn: Callable[[PyTree, np.ndarray], PyTree | None]
+    element_spec_override: Any = dataclasses.field(default=None, hash=False)
+
+    def __post_init__(self) -> None:
+        require_callable("HostCallbackTransform", "fn", self.fn)
+
+    @property
+    def name(self) -> str:
+        return f"HostCallbackTransform({function_name(self.fn)})"
+
+    def apply(self, value: PyTree, mask: jax.Array, key: jax.Array | None) -> tuple[PyTree, jax.Array]:
+        spec = self._spec(value, 0)
+
+        @remembering
+        def call(value: PyTree, mask: Any) -> PyTree:
+            value, mask = jax.tree.map(np.asarray, (value, mask))
+            result = self.fn(value, mask)
+            if result is None and self.element_spec_override is None:
+                return value
+            out = spec.empty(1)
+            spec.write(self.name, out, 0, None, result)
+            return spec.unflatten([leaf[0] for leaf in out])
+
+        return io_callback(call, spec.tree(), value, mask, ordered=True), mask
+
+    def apply_each(self, axes: int, value: PyTree, mask: jax.Array, key: jax.Array | None) -> tuple[PyTree, jax.Array]:
+        spec, leading = self._spec(value, axes), mask.shape[:axes]
+        count = math.prod(leading)
+
+        @remembering
+        def call(value: PyTree, mask: Any) -> PyTree:
+            # One call for all of them: each one from a compiled program costs more than most functions.
+            value, mask = jax.tree.map(lambda leaf: np.reshape(leaf, (count, *leaf.shape[axes:])), (value, mask))
+            out = [np.zeros_like(leaf) for leaf in spec.empty(count)]
+            for row in range(count):
+                sample, real = jax.tree.map(lambda leaf, row=row: leaf[row], (value, mask))
+                if not np.any(real):
+                    continue  # the BatchTransform puts zeros there in any case
+                result = self.fn(sample, real)
+                kept = result is None and self.element_spec_override is None
+                spec.write(self.name, out, row, None, sample if kept else result)
+            return spec.unflatten([leaf.reshape(leading + leaf.shape[1:]) for leaf in out])
+
+        stacked = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((*leading, *leaf.shape), leaf.dtype), spec.tree())
+        return io_callback(call, stacked, value, mask, ordered=True), mask
+
+    def _spec(self, value: PyTree, axes: int) -> SampleSpec:
+        """What the function returns for one element."""
+        given = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[axes:], leaf.dtype), value)
+        return spec_of(self.name, given if self.element_spec_override is None else self.element_spec_override)
+
+
+@dataclasses.dataclass(frozen=True)
+class HostMapTransform:
+    """Apply a NumPy or Python function to every sample where it is read, before anything is compiled.
+
+    It stands behind the source, or behind another such stage. Threads or worker processes call it while earlier batches
+    are used.
+
+    Example:
+        >>> source = ms.HostArraySource(np.arange(10.0))
+        >>> loader = ms.DataLoader([source, ms.HostMapTransform(np.sqrt), ms.BatchTransform(5)])
+
+    Args:
+        fn: `fn(sample) -> sample`. Arrays and numbers come in the dtypes that a batch has; a sample with anything else
+            in it, such as an image of Pillow or a tensor, comes as it is. Shapes and dtypes are those it gives for
+            sample 0, or for the first one that can be read.
+        readers: How many threads read and call it, if the loader has no executor.
+    """
+
+    random: ClassVar[bool] = False
+
+    fn: Callable[..., PyTree]
+    readers: int = 4
+
+    def __post_init__(self) -> None:
+        require_callable(type(self).__name__, "fn", self.fn)
+        require_int(type(self).__name__, "readers", self.readers, least=1)
+
+    def __call__(self, source: Any) -> Stream:
+        """Put this stage behind a source."""
+        source, who = as_stream(source), type(self).__name__
+        if not isinstance(source, Pipeline) or source.stages or source.source is None:
+            raise TypeError(
+                f"{who} works on samples as they are read, so it stands behind the source and before all "
+                "compiled stages. Move it up, or use MapTransform or HostCallbackTransform."
+            )
+        name = f"{who}({function_name(self.fn)})"
+        return as_stream(MappedSource(source.source, self.fn, self.readers, name, self.random))
+
+
+class RandomHostMapTransform(HostMapTransform):
+    """Apply a NumPy or Python function that needs randomness to every sample where it is read.
+
+    The random numbers depend on the run's key, the function's name, the epoch and the sample, and on nothing else: not
+    on which worker calls it, nor when.
+
+    Example:
+        >>> def jitter(sample, rng):
+        ...     return sample + rng.normal(0, 0.1)
+        >>> source = ms.HostArraySource(np.arange(10.0))
+        >>> loader = ms.DataLoader([source, ms.RandomHostMapTransform(jitter), ms.BatchTransform(5)])
+
+    Args:
+        fn: `fn(sample, rng) -> sample`, where `rng` is a `numpy.random.Generator`.
+        readers: How many threads read and call it, if the loader has no executor.
+    """
+
+    random: ClassVar[bool] = True
