@@ -509,7 +509,7 @@ def test_streams_that_are_left_early_give_their_memory_back(key):
             batches = loader.iterate(loader.init_state(key))
             next(batches)
             batches.close()
-            sizes.add(loader._backend.nbytes)  # pyright: ignore
+            sizes.add(loader._feed.reader._backend.nbytes)  # pyright: ignore
     assert max(sizes) <= 2 * min(sizes)
 
 

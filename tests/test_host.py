@@ -19,9 +19,9 @@ from pipelines import BATCH, SAMPLES, data, sample, source
 from test_bad_input import refuses
 
 import millstream as ms
-from millstream.reading.readers import Readers
-from millstream.reading.reading import Request
+from millstream.plan.planned import Request
 from millstream.reading.slots import Layout
+from millstream.reading.thread_backend import ThreadBackend
 
 
 def labels(batch, mask):
@@ -530,7 +530,7 @@ def test_a_stream_in_any_order_is_stalled_as_soon_as_one_in_order(monkeypatch):
     monkeypatch.setattr(ms.settings, "warn_seconds", 0.05)
     answer = threading.Event()
     source = ms.DiskSampleSource(8, lambda index: np.int32(answer.wait(10)), sample_spec=np.int32(0))
-    readers = Readers(source, Layout((4,), ((),), (np.dtype(np.int32),)), 1, 1, timeout=0.2)
+    readers = ThreadBackend(source, Layout((4,), ((),), (np.dtype(np.int32),)), 1, 1, timeout=0.2)
     jobs = [readers.start(Request(step, np.arange(4), np.ones(4, bool))) for step in range(2)]
     with (
         pytest.warns(UserWarning, match="DiskSampleSource has been at a batch for 0 s. It is at sample 0"),
@@ -658,7 +658,7 @@ def test_the_memory_of_batches_that_fail_is_used_again(lazy):
         raise OSError("no disk")
 
     source = ms.DiskSampleSource(4, fail, sample_spec=jax.ShapeDtypeStruct((), np.int32))
-    readers = Readers(source, Layout((4,), ((),), (np.dtype(np.int32),)), 2, 0)
+    readers = ThreadBackend(source, Layout((4,), ((),), (np.dtype(np.int32),)), 2, 0)
     before = readers.nbytes
     for step in range(20):
         request = Request(step, np.arange(4), np.ones(4, bool))
@@ -725,7 +725,7 @@ def test_closing_ends_the_waiting_of_another_thread_for_processes(ordered, key, 
 def test_a_slow_batch_is_warned_about_once(monkeypatch):
     monkeypatch.setattr(ms.settings, "warn_seconds", 0.05)
     source = ms.DiskSampleSource(8, lambda index: time.sleep(0.1) or np.int32(index), sample_spec=np.int32(0))
-    readers = Readers(source, Layout((8,), ((),), (np.dtype(np.int32),)), 2, 0)
+    readers = ThreadBackend(source, Layout((8,), ((),), (np.dtype(np.int32),)), 2, 0)
     job = readers.start(Request(0, np.arange(8), np.ones(8, bool)))
     with pytest.warns(UserWarning, match="DiskSampleSource has been at a batch for") as warned:
         readers.collect(job)

@@ -431,14 +431,14 @@ def streams():
 def test_an_iterator_refuses_a_second_thread_while_one_is_inside(name):
     batches = streams()[name]
     inside, go_on = threading.Event(), threading.Event()
-    draw = batches._draw
+    draw = batches._cursor.draw
 
     def slow_draw(state):
         inside.set()
         go_on.wait(60)
         return draw(state)
 
-    batches._draw = slow_draw
+    batches._cursor.draw = slow_draw
     first = threading.Thread(target=lambda: next(batches))
     first.start()
     inside.wait(60)

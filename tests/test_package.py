@@ -74,7 +74,7 @@ def test_no_room_imports_the_private_modules_of_another():
 def test_rooms_without_traced_code_do_not_load_jax():
     command = (
         "import sys, millstream, millstream.reading, millstream.sources, millstream.datasets; "
-        "import millstream.plan.plan, millstream.reading.read_ahead, millstream.reading.workers.worker; "
+        "import millstream.plan.plan, millstream.reading.reader, millstream.reading.workers.worker; "
         "assert 'jax' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", command], check=True)

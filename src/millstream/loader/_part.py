@@ -1,13 +1,14 @@
 """Loaders as parts of a larger stream."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from millstream.loader.iterator import BatchIterator, Drawn, Real
+from millstream.loader.feed import Drawn, Real
+from millstream.loader.iterator import BatchIterator
 from millstream.loader.loader import DataLoader
+from millstream.pipeline.pipeline import Pipeline
 from millstream.reading.interrupts import Interrupts
 from millstream.reading.stats import LoaderStats
 from millstream.text.errors import describe_value
@@ -54,7 +55,7 @@ class Part:
 
     def pause(self) -> None:
         """End the reading; asking for another batch begins it again."""
-        self._batches._pause()
+        self._batches.pause()
 
     def close(self) -> None:
         """End the reading, and let go of what was made ahead."""
@@ -62,54 +63,73 @@ class Part:
         self._batches.close()
 
 
-class JoinedIterator(BatchIterator):
-    """Yields what is drawn from several loaders.
+class JoinedCursor:
+    """Draws from several loaders, which read ahead themselves.
 
     Args:
         parts: The loaders.
         draw: From the state of the whole to what is handed out and the state after it.
-        state: Where to begin.
-        steps: How many times to draw.
-        interrupts: What Ctrl-C does.
-        again: Makes another such iterator, at another state.
+        move: From a state and a number of steps to a different such cursor; None if it cannot be moved.
     """
 
     def __init__(
         self,
         parts: list[Part],
         draw: Callable[[Any], Drawn],
-        state: Any,
-        steps: int,
-        interrupts: Interrupts,
-        again: Any = None,
+        move: Callable[[Any, int], "JoinedCursor"] | None = None,
     ) -> None:
-        self._parts = parts
-        pause = functools.partial(_pause, parts)  # a method would tie the iterator to itself and keep it alive
-        # The loaders make batches ahead, so nothing is drawn ahead here.
-        super().__init__(draw, state, steps, 0, LoaderStats(), pause=pause, interrupts=interrupts, again=again)
+        self.parts = parts
+        self._draw = draw
+        self._move = move
+
+    def draw(self, state: Any) -> Drawn:
+        """What comes next, and the state after it."""
+        return self._draw(state)
+
+    def move(self, state: Any, steps: int) -> "JoinedCursor":
+        """A cursor at a different state."""
+        if self._move is None:
+            raise TypeError("set_state cannot move a StreamIterator. Make one at the state: iterate(state).")
+        return self._move(state, steps)
+
+    def pause(self) -> None:
+        """End the reading of all loaders; drawing another batch begins it again."""
+        for part in self.parts:
+            part.pause()
+
+
+class JoinedIterator(BatchIterator):
+    """Yields what is drawn from several loaders.
+
+    Args:
+        cursor: Draws.
+        state: Where to begin.
+        steps: How many times to draw.
+        interrupts: What Ctrl-C does.
+    """
+
+    _cursor: JoinedCursor
+
+    def __init__(self, cursor: JoinedCursor, state: Any, steps: int, interrupts: Interrupts) -> None:
+        super().__init__(cursor, state, steps, LoaderStats(), interrupts)
 
     def close(self) -> None:
         """End the iteration and let go of batches made ahead; `state` stays valid."""
         super().close()
-        for part in self._parts:
+        for part in self._cursor.parts:
             part.close()
-
-
-def _pause(parts: list[Part]) -> None:
-    for part in parts:
-        part.pause()
 
 
 def require_indexed(who: str, name: str, loader: Any) -> DataLoader:
     """Refuse a loader that cannot be started at any step, or does not keep to the order of its steps."""
     if not isinstance(loader, DataLoader):
         raise TypeError(f"{who} needs {name} to be a DataLoader. Got {describe_value(loader)}.")
-    if loader._origin is None:
+    if not isinstance(loader.pipeline, Pipeline):
         raise TypeError(
             f"{who} needs {name} to start with an indexed source, which can be read from any step on. "
-            f"Got {type(loader._source).__name__}, a stream, which has to be drawn in order."
+            f"Got {type(loader.pipeline).__name__}, a stream, which has to be drawn in order."
         )
-    if loader._host is not None and not loader._host.ordered:
+    if loader.pipeline.host is not None and not loader.pipeline.host.ordered:
         raise ValueError(
             f"{who} needs {name} to keep its batches in order, or no step to go on from would be known. "
             "Leave ordered=False out of its executor."
@@ -119,11 +139,11 @@ def require_indexed(who: str, name: str, loader: Any) -> DataLoader:
 
 def step_limit(loader: DataLoader) -> int:
     """Steps that a state of this loader can count."""
-    return loader._source.plan.step_limit
+    return loader.pipeline.plan.step_limit
 
 
 def crosses_epochs(loader: DataLoader) -> bool:
     """Whether batches are completed from the next epoch, which then lacks those samples."""
     return any(
-        batching.ending == "wrap" and batching.inner % batching.size for batching in loader._source.plan.batchings
+        batching.ending == "wrap" and batching.inner % batching.size for batching in loader.pipeline.plan.batchings
     )

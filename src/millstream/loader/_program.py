@@ -3,6 +3,7 @@
 Two loaders whose static parts are equal share their programs, so building a second one compiles nothing.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -11,41 +12,99 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from millstream.loader.build import stages
+from millstream.pipeline.host_calls import original_errors
 from millstream.pipeline.pipeline import Pipeline
-from millstream.pipeline.static_part import StaticPart, require_arrays, split_carry
+from millstream.pipeline.static_part import StaticPart, require_arrays, split, split_carry
 from millstream.reading.contracts import PyTree
 
 BodyFn = Callable[[Any, Any, jax.Array], tuple[Any, Any]]
 BeforeFn = Callable[[PyTree, Any], PyTree] | None  # (state, carry) -> state, before a batch is drawn
 
 
-@functools.partial(jax.jit, static_argnums=(0, 3))
-def next_batch(program: StaticPart, arrays: list[Any], state: PyTree, apart: bool) -> tuple[PyTree, PyTree, jax.Array]:
-    """One batch, as a program of its own (`apart`) or as part of one that is being traced."""
-    source = program.join(arrays)
-    value, mask, state = source.next(state, apart=apart) if isinstance(source, Pipeline) else source.next(state)
+_PROGRAMS = 512  # kept for loaders that are alike
+
+
+class Program:
+    """A source as compiled programs take it, and how they are run.
+
+    Args:
+        source: The composed source.
+        taken_apart: Its static part and its arrays, if they are known.
+
+    Attributes:
+        static: All of it but the arrays; two loaders with equal static parts share their programs.
+        arrays: The arrays.
+        effects: Whether a stage calls a Python function, whose errors are to come out as they were raised.
+        mesh: The mesh that the batches lie on; None if there is none.
+    """
+
+    def __init__(self, source: Any, taken_apart: tuple[StaticPart, list[Any]] | None = None) -> None:
+        self.static, self.arrays = split(source) if taken_apart is None else taken_apart
+        self.effects = any(stage.effects for stage in stages(source))
+        placement = source.placement if isinstance(source, Pipeline) else None
+        self.mesh = None if placement is None else placement.mesh
+
+    def runner(self, program: Callable[..., Any]) -> Callable[..., Any]:
+        """A compiled program as it is to be called: itself, unless it needs care."""
+        if self.mesh is None and not self.effects:
+            return program
+        return functools.partial(self.run, program)
+
+    def run(self, program: Callable[..., Any], *arguments: Any) -> Any:
+        """Run a compiled program; it is the same whatever mesh the caller has set."""
+        with self.own_mesh():
+            if not self.effects:
+                return program(*arguments)
+            with original_errors():
+                return jax.block_until_ready(program(*arguments))
+
+    def own_mesh(self) -> contextlib.AbstractContextManager[Any]:
+        """The mesh of the batches, whatever the caller's."""
+        return contextlib.nullcontext() if self.mesh is None else jax.set_mesh(self.mesh)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def next_batch(static: StaticPart, arrays: list[Any], state: PyTree) -> tuple[PyTree, PyTree, jax.Array]:
+    """One batch of a state that is traced, or of a stream."""
+    value, mask, state = static.join(arrays).next(state)
     return value, state, mask
 
 
-@functools.partial(jax.jit, static_argnums=(0, 5))
-def batch_of(
-    program: StaticPart, words: jax.Array, step: Any, rows: list[Any], intact: Any, passing: tuple[int, ...]
-) -> list[Any]:
-    """The leaves of batch number `step` and its mask, from rows that were read on the host.
+@functools.lru_cache(maxsize=_PROGRAMS)
+def gathering(static: StaticPart) -> Callable[[list[Any], Any, Any], tuple[PyTree, jax.Array]]:
+    """From arrays, key and coordinates to a batch of arrays and its mask, for a step that was planned on the host."""
+
+    @jax.jit
+    def gathered_batch(arrays: list[Any], words: Any, numbers: Any) -> tuple[PyTree, jax.Array]:
+        return static.join(arrays).planned(words, numbers, apart=True)
+
+    return gathered_batch
+
+
+@functools.lru_cache(maxsize=_PROGRAMS)
+def finishing(static: StaticPart, passing: tuple[int, ...]) -> Callable[[Any, Any, list[Any], Any], list[Any]]:
+    """From rows that were read on the host to the leaves of a batch and its mask.
+
+    The compiled function takes the run's key, if a stage is random; the coordinates of the step, if stages want any;
+    an array per leaf, or None for a leaf that nothing looks at; and which rows could be read, None if all could.
 
     Args:
-        program: The pipeline.
-        words: The run's key.
-        step: The batch's number.
-        rows: One array per leaf, or None for a leaf that nothing looks at.
-        intact: Which rows could be read; None if all could.
+        static: The pipeline.
         passing: The leaves that need not be made, because they are such rows.
     """
-    source = program.join([])
-    specs = source.row_specs()
-    given = [jnp.zeros(spec.shape, spec.dtype) if row is None else row for row, spec in zip(rows, specs, strict=True)]
-    made = jax.tree.leaves(source.at(words, step, apart=True, rows=given, intact=intact))
-    return [leaf for number, leaf in enumerate(made) if number not in passing]
+
+    @jax.jit
+    def finished_batch(words: Any, numbers: Any, rows: list[Any], intact: Any) -> list[Any]:
+        source = static.join([])
+        specs = source.row_specs()
+        given = [
+            jnp.zeros(spec.shape, spec.dtype) if row is None else row for row, spec in zip(rows, specs, strict=True)
+        ]
+        made = jax.tree.leaves(source.planned(words, numbers, given, intact, apart=True))
+        return [leaf for number, leaf in enumerate(made) if number not in passing]
+
+    return finished_batch
 
 
 def scan(

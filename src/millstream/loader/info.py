@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from millstream.pipeline.pipeline import Pipeline
+from millstream.plan.planned import Request, sample_keys
 from millstream.reading.derived_sources import item_of
-from millstream.reading.read_ahead import sample_keys
-from millstream.reading.reading import Report, Request
+from millstream.reading.reading import Report
 
 
 @dataclasses.dataclass(frozen=True)

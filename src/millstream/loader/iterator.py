@@ -1,27 +1,23 @@
 """Python iteration over the batches of a run."""
 
 import collections
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
 import jax
 import numpy as np
 
+from millstream.loader.feed import Cursor, Drawn, Real
 from millstream.pipeline.policy import has_policy, set_policy_state
 from millstream.pipeline.state import LoaderState, checked_step
 from millstream.plan.plan import STEP_LIMIT
 from millstream.reading.contracts import PyTree
 from millstream.reading.interrupts import Interrupts
 from millstream.reading.one_thread import OneThread
-from millstream.reading.stats import Clock, LoaderStats
+from millstream.reading.stats import LoaderStats
 from millstream.text.errors import describe_value, require_int
-
-# How many samples a batch has, if these are its first rows; if not, its mask, read when somebody asks.
-Real = int | np.ndarray | jax.Array
-
-# What is handed out, or None for a batch that is left out; the state after it; which of its rows count.
-Drawn = tuple[Any, PyTree, Real]
 
 
 class BatchIterator(Iterator[Any]):
@@ -46,33 +42,30 @@ class BatchIterator(Iterator[Any]):
 
     def __init__(
         self,
-        draw: Callable[[PyTree], Drawn],
+        cursor: Cursor,
         state: PyTree,
         steps: int,
-        ahead: int,
         stats: LoaderStats,
-        *,
-        pause: Callable[[], None] = lambda: None,
-        replay: int | None = None,
         interrupts: Interrupts,
-        again: Callable[..., "BatchIterator"] | None = None,
+        *,
+        ahead: int = 0,
+        replay: int | None = None,
     ) -> None:
-        self._again = again
-        self._draw = draw
-        self._steps = steps
-        self._undrawn = steps
-        self._left = steps
-        self._ahead = ahead
-        self._clock = Clock(stats)
-        self._pause = pause
-        self._state = self._drawn_state = state
-        self._drawn: collections.deque[Drawn | Exception] = collections.deque()
-        self._replayed: list[tuple[Any, Real]] = []
-        self._replay = replay
+        self._cursor = cursor
+        self._clock = _Clock(stats)
         self._interrupts = interrupts
+        self._ahead = ahead
+        self._replay = replay
         self._one_thread = OneThread(type(self).__name__)
         self.interrupted = False
         self.real: Real = 0
+        self._start(state, steps)
+
+    def _start(self, state: PyTree, steps: int) -> None:
+        self._steps = self._undrawn = self._left = steps
+        self._state = self._drawn_state = state
+        self._drawn: collections.deque[Drawn | Exception] = collections.deque()
+        self._replayed: list[tuple[Any, Real]] = []
 
     def __iter__(self) -> Self:
         return self
@@ -87,7 +80,7 @@ class BatchIterator(Iterator[Any]):
         try:
             value = self._next()
         except Exception:
-            self._pause()  # nothing is left running, and the same batch may be asked for again
+            self._cursor.pause()  # nothing is left running, and the same batch may be asked for again
             raise
         except BaseException:  # an interrupt
             self.interrupted = True
@@ -104,7 +97,7 @@ class BatchIterator(Iterator[Any]):
     def _next(self) -> Any:
         """What comes next; None at the end."""
         while True:
-            if self._interrupts.check():
+            if self._interrupts.asked and self._interrupts.check():
                 self.interrupted = True
                 return None
             if self._replay is not None and len(self._replayed) == self._replay and self._undrawn:
@@ -132,7 +125,7 @@ class BatchIterator(Iterator[Any]):
             if self._drawn and isinstance(self._drawn[-1], Exception):
                 return  # it is raised after the good batches that came before it
             try:
-                drawn = self._draw(self._drawn_state)
+                drawn = self._cursor.draw(self._drawn_state)
             except Exception as error:
                 self._drawn.append(error)
                 return
@@ -184,13 +177,12 @@ class BatchIterator(Iterator[Any]):
 
     def set_state(self, saved: dict[str, Any]) -> None:
         """Go on from what `get_state` gave, of this loader or one like it, with as many batches as were left then."""
-        if self._again is None:
-            raise TypeError(f"set_state cannot move a {type(self).__name__}. Make one at the state: iterate(state).")
         state, left = _position(saved)
         with self._one_thread:
-            moved = self._again(state, steps=left)
+            cursor = self._cursor.move(state, left)
             self.close()
-            self.__dict__.update(moved.__dict__)
+            self._cursor = cursor
+            self._start(state, left)
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -213,12 +205,16 @@ class BatchIterator(Iterator[Any]):
         # Such a pipeline is a stream and never drawn ahead, so this is the state of the next batch.
         self._state = self._drawn_state = set_policy_state("set_policy_state", self._state, policy_state, new_episode)
 
+    def pause(self) -> None:
+        """End the reading; asking for another batch begins it again."""
+        self._cursor.pause()
+
     def close(self) -> None:
         """End the iteration and let go of batches made ahead; `state` stays valid."""
         self._undrawn = 0
         self._drawn.clear()
         self._replayed.clear()
-        self._pause()
+        self._cursor.pause()
 
     def __enter__(self) -> Self:
         self._interrupts.install()
@@ -229,6 +225,34 @@ class BatchIterator(Iterator[Any]):
     ) -> None:
         self._interrupts.restore()
         self.close()
+
+
+class _Clock:
+    """Tells waiting for a stream from working with its batches.
+
+    Args:
+        stats: Where to add up.
+    """
+
+    def __init__(self, stats: LoaderStats) -> None:
+        self._stats = stats
+        self._returned: float | None = None
+
+    def asked(self) -> None:
+        """A batch is asked for, now."""
+        self._asked = time.perf_counter()
+        if self._returned is not None:
+            self._stats.loop += self._asked - self._returned
+
+    def answered(self) -> None:
+        """It is handed out, now."""
+        waited = time.perf_counter() - self._asked
+        if self._returned is None:
+            self._stats.first += waited
+        else:
+            self._stats.idle += waited
+        self._returned = self._asked + waited
+        self._stats.batches += 1
 
 
 def _position(saved: Any) -> tuple[LoaderState, int]:

@@ -1,9 +1,7 @@
 """The loader."""
 
-import contextlib
 import dataclasses
 import functools
-import itertools
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
@@ -13,21 +11,25 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from millstream.loader._delivery import Delivery, placed
-from millstream.loader._host_reading import HostReading
-from millstream.loader._program import BeforeFn, BodyFn, compiled_scan, compiled_steps, next_batch, part_after, scan
+from millstream.loader._program import (
+    BeforeFn,
+    BodyFn,
+    Program,
+    compiled_scan,
+    compiled_steps,
+    next_batch,
+    part_after,
+    scan,
+)
 from millstream.loader.build import build, check_first_sample, read_on_host, sharded, stages
-from millstream.loader.hosts import require_agreement
-from millstream.loader.info import describe_batch
-from millstream.loader.iterator import BatchIterator, Drawn
+from millstream.loader.feed import Feed, check_run, feed_of
+from millstream.loader.iterator import BatchIterator
 from millstream.pipeline.host_calls import original_errors
 from millstream.pipeline.jaxprs import is_all_true
 from millstream.pipeline.pipeline import Pipeline
-from millstream.pipeline.placement import readable
 from millstream.pipeline.policy import has_policy, set_policy_state
-from millstream.pipeline.read_in_graph import end_reading_in_graph
 from millstream.pipeline.state import check_origin, check_position, checked_step, is_traced
-from millstream.pipeline.static_part import StaticPart, settled, split
+from millstream.pipeline.static_part import StaticPart, settled
 from millstream.plan.ordering import as_shuffle
 from millstream.plan.plan import STEP_LIMIT
 from millstream.reading.caches import BatchCache
@@ -36,8 +38,7 @@ from millstream.reading.fingerprint import fingerprint
 from millstream.reading.in_graph import InGraph
 from millstream.reading.interrupts import Interrupts
 from millstream.reading.processes import Processes
-from millstream.reading.read_ahead import Backend, PlannedRun, ReadAhead, still_open
-from millstream.reading.reading import OnError, Report
+from millstream.reading.reading import OnError
 from millstream.reading.role import is_worker
 from millstream.reading.stats import LoaderStats
 from millstream.reading.threads import Threads
@@ -79,6 +80,8 @@ class DataLoader:
             process reads only the rows that its devices need.
     """
 
+    _agreed = False  # whether other processes are known to step through the same batches
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         _register(cls)
@@ -115,26 +118,39 @@ class DataLoader:
         placements = [stage.placement for stage in stages(source) if isinstance(stage, DevicePutTransform)]
         if sharding is not None:
             source = sharded(source, as_batch_sharding(sharding, "DataLoader"), placements)
-        self._placement = placements[-1] if placements else None
-        self._prefetch = prefetch
-        self._set_source(source)
+        self._set(source, placements[-1] if placements else None, prefetch)
         # Traces every stage, so that a wrong one is found here.
         _ = self._masking if isinstance(source, Pipeline) else self.element_spec()
 
-    def _set_source(self, source: Any) -> None:
+    def _set(self, source: Any, device: Any, prefetch: int, program: Program | None = None) -> None:
         self._source = source
-        self._effects = any(stage.effects for stage in stages(source))
-        self._host = source.host if isinstance(source, Pipeline) else None
-        self._mesh_placement = source.placement if isinstance(source, Pipeline) else None
-        self._reader: ReadAhead | None = None  # of `next_batch`
-        self._backend: Backend | None = None  # kept between two streams, inside of a `with` block
-        self._kept = False
-        self._agreed = False  # whether other processes are known to step through the same batches
-        self._interrupts = Interrupts()
-        self._stats = LoaderStats()
-        self._program, self._arrays = split(source)
-        self._origin = source.origin if isinstance(source, Pipeline) else None
-        self._body_fns: dict[Any, set[int]] = {}
+        self._program = Program(source) if program is None else program
+        self._device = device
+        self._prefetch = prefetch
+
+    @functools.cached_property
+    def _feed(self) -> Feed:
+        """The service that makes the batches."""
+        with self._program.own_mesh():
+            return feed_of(self._source, self._program, bool(self._masking), self._device, self._prefetch)
+
+    @functools.cached_property
+    def _interrupts(self) -> Interrupts:
+        return Interrupts()
+
+    @functools.cached_property
+    def _body_fns(self) -> dict[Any, set[int]]:
+        return {}
+
+    @property
+    def pipeline(self) -> Any:
+        """The composed source: a `Pipeline`, or a stream."""
+        return self._source
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that this loader was built with."""
+        return dict(self._built("options")[1])
 
     def replace(self, **options: Any) -> "DataLoader":
         """A loader of the same pipeline with other options: the same batches, made elsewhere.
@@ -163,13 +179,13 @@ class DataLoader:
 
     def element_spec(self) -> PyTree:
         """The shape and dtype of a batch, as a pytree of `jax.ShapeDtypeStruct`."""
-        with self._own_mesh():
+        with self._program.own_mesh():
             return self._source.element_spec()
 
     @functools.cached_property
     def _masking(self) -> tuple[str, ...]:
         """The stages that set the mask: the plan does not say then how many rows of a batch count."""
-        with self._own_mesh():
+        with self._program.own_mesh():
             if isinstance(self._source, Pipeline):
                 return self._source.trace()[1]
             state = jax.eval_shape(self._source.init_state, jax.random.key(0))
@@ -183,8 +199,8 @@ class DataLoader:
         if not isinstance(self._source, Pipeline):
             return True
         shuffled = self._source.plan.shuffle != as_shuffle("is_random", "sequential")
-        keyed = self._host is not None and self._host.source.keyed
-        return shuffled or keyed or any(stage.keyed for stage in self._source.stages)
+        host = self._source.host
+        return shuffled or self._source.is_keyed or (host is not None and host.source.keyed)
 
     @functools.cached_property
     def has_policy(self) -> bool:
@@ -225,9 +241,9 @@ class DataLoader:
 
     def _beside_data(self, state: PyTree) -> PyTree:
         """The state where the data have been put, as all later states will be: programs are compiled for a place."""
-        if is_traced((state, self._arrays)):
+        if is_traced((state, self._program.arrays)):
             return state
-        placed = [leaf.sharding for leaf in self._arrays if isinstance(leaf, jax.Array) and leaf.committed]
+        placed = [leaf.sharding for leaf in self._program.arrays if isinstance(leaf, jax.Array) and leaf.committed]
         if not placed or not placed[0].is_fully_addressable:
             return state
         if isinstance(placed[0], NamedSharding):
@@ -240,18 +256,13 @@ class DataLoader:
         if is_traced(state):
             self._require_auto_mesh("next_batch inside of jax.jit")
             self._warn_of_constants()
-            return next_batch(self._program, self._arrays, state, False)
-        if not self._agreed:
-            self._check_agreement("next_batch", state)
-            self._agreed = True
-        if self._host is None:
-            return self._draw(state)
-        self._reader = still_open(self._reader)
-        if self._reader is None:
-            self._reader = self._host.open(self._source.plan, LoaderStats())
-        step, words = checked_step("next_batch", state.step, self._source.plan.step_limit - 1), np.asarray(state.key)
-        value, mask = self._delivery.deliver(words, self._reader.rows(words, step))
-        return value, dataclasses.replace(state, step=np.asarray(step + 1, np.uint32)), mask
+            return next_batch(self._program.static, self._program.arrays, state)
+        if isinstance(self._source, Pipeline):
+            check_position("next_batch", state, self._source.plan.step_limit - 1)
+            if not self._agreed:
+                check_run("next_batch", self._source, state, 1)
+                self._agreed = True
+        return self._feed.next(state)
 
     def iterate(
         self, state: PyTree, *, steps: int | None = None, with_info: bool = False, replay: int | None = None
@@ -266,41 +277,22 @@ class DataLoader:
                 took no time?
         """
         self._check_state("iterate", state)
-        if isinstance(self._source, Pipeline):
-            check_position("iterate", state, self._source.plan.step_limit)
         if steps is None:
             steps = self.steps_per_epoch - int(getattr(state, "step", 0)) % self.steps_per_epoch
         require_int("iterate", "steps", steps, least=0)
         require_bool("iterate", "with_info", with_info)
         if replay is not None:
             require_int("iterate", "replay", replay, least=1)
-        self._check_agreement("iterate", state, steps)
-        self._interrupts = self._interrupts.following()
-        options: dict[str, Any] = {"replay": replay, "interrupts": self._interrupts}
-        options["again"] = functools.partial(self.iterate, with_info=with_info, replay=replay)
-        if not isinstance(self._source, Pipeline):
-            if with_info:
-                raise TypeError("iterate has no info on the values of a stream. Keep to with_info=False.")
-            # A stream may depend on what the caller does with its values, so it is never drawn ahead.
-            return BatchIterator(self._draw_of_stream, state, steps, 0, self._stats, **options)
-        first, limit = int(state.step), self._source.plan.step_limit
-        if first + steps > limit:
-            raise ValueError(f"iterate can reach step {limit:,}, not {first + steps:,}. Start a run with another key.")
-        if self._host is not None:
-            stop = first + (steps if replay is None else min(steps, replay))
-            begin = functools.partial(self._begin_reading, stop)
-            masked = bool(self._masking)
-            reading = HostReading(self._source, begin, self._delivery, self._stats, state, steps, with_info, masked)
-            # A batch for another device is on its way while the caller works on the ones before it. So is a mask that
-            # has to be read: it was computed before the step that the device is busy with.
-            ahead = 0 if self._effects or (self._placement is None and not masked) else 2
-            return BatchIterator(reading.draw, state, steps, ahead, self._stats, pause=reading.pause, **options)
-        draw = self._draw_in_graph(first, np.asarray(state.key), with_info)
-        return BatchIterator(draw, state, steps, 0 if self._effects else self._prefetch, self._stats, **options)
+        if isinstance(self._source, Pipeline):
+            check_run("iterate", self._source, state, steps)
+        feed, self._interrupts = self._feed, self._interrupts.following()
+        cursor = feed.cursor(state, steps if replay is None else min(steps, replay), with_info)
+        return BatchIterator(cursor, state, steps, feed.stats, self._interrupts, ahead=feed.made_ahead, replay=replay)
 
     def stats(self) -> LoaderStats:
-        """Counts and times of all iterators of this loader so far; printed, a table that names the bottleneck."""
-        return dataclasses.replace(self._stats, reading=self._stats.reading.copy())
+        """Counts and times of all batches of this loader so far; printed, a table that names the bottleneck."""
+        stats = self._feed.stats
+        return dataclasses.replace(stats, reading=stats.reading.copy())
 
     def explain(self) -> "Explanation":
         """The pipeline as a table: its stages, where they run, what leaves them, the memory they hold, and the plan.
@@ -385,34 +377,15 @@ class DataLoader:
 
     def __enter__(self) -> Self:
         """Keep worker processes and threads from one stream to the next, until the block is left."""
-        self._kept = True
+        self._feed.keep()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._kept = False
         self.close()
 
     def close(self) -> None:
-        """End all threads and worker processes that are kept; closing twice does no harm."""
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
-        if self._backend is not None:
-            self._backend.close()
-            self._backend = None
-        if self._host is not None:
-            end_reading_in_graph(self._host, self._source.plan)
-
-    def _begin_reading(self, stop: int) -> ReadAhead:
-        assert self._host is not None
-        if self._kept and (self._backend is None or self._backend.closed):
-            self._backend = self._host.backend(self._source.plan, self._stats)
-        return self._host.open(self._source.plan, self._stats, stop=stop, backend=self._backend)
-
-    @functools.cached_property
-    def _delivery(self) -> Delivery:
-        with self._own_mesh():
-            return Delivery(self._source, self._placement, self._run)
+        """End all threads and worker processes that no iterator uses; closing twice does no harm."""
+        self._feed.close()
 
     def scan_epoch(
         self, state: PyTree, carry: Any, body_fn: BodyFn, *, unroll: int | bool = 1
@@ -446,12 +419,10 @@ class DataLoader:
             self._warn_of_constants()
             return self._scan_carry(scan, state, carry, body_fn, unroll)
         self._warn_of_fresh_functions(body_fn)
-        self._check_agreement("scan_epoch", state)
-        if self._host is None:
-            return self._scan_carry(compiled_scan, state, carry, body_fn, unroll)
+        if isinstance(self._source, Pipeline):
+            check_run("scan_epoch", self._source, state, 0)
         try:
-            with original_errors():
-                return jax.block_until_ready(self._scan_carry(compiled_scan, state, carry, body_fn, unroll))
+            return self._scan_carry(compiled_scan, state, carry, body_fn, unroll)
         finally:
             self.end_steps()
 
@@ -459,13 +430,26 @@ class DataLoader:
         self, program: Any, state: PyTree, carry: Any, body_fn: BodyFn, unroll: int | bool
     ) -> tuple[PyTree, Any, Any]:
         static, carried = self._settled(state, carry, body_fn, None)
-        run = self._run(program, self._program, self._arrays, state, static, carried, body_fn, unroll)
+        arguments = self._program.static, self._program.arrays, state, static, carried, body_fn, unroll
+        run = self._run(program, *arguments)
         return run[0], static.join(run[1]), run[2]
 
     def _settled(self, state: PyTree, carry: Any, body_fn: BodyFn, before_fn: BeforeFn) -> tuple[StaticPart, list[Any]]:
-        arguments = (self._program, self._arrays, state, body_fn, before_fn)
-        with self._own_mesh():
+        arguments = (self._program.static, self._program.arrays, state, body_fn, before_fn)
+        with self._program.own_mesh():
             return settled(carry, functools.partial(part_after.eval_shape, *arguments))
+
+    def _run(self, program: Callable[..., Any], *arguments: Any) -> Any:
+        """Run a program that draws its own batches; what reading raises comes out as it was raised."""
+        if not self._reads or is_traced(arguments):
+            return self._program.run(program, *arguments)
+        with original_errors():
+            return jax.block_until_ready(self._program.run(program, *arguments))
+
+    @property
+    def _reads(self) -> bool:
+        """Whether samples are read on the host."""
+        return isinstance(self._source, Pipeline) and self._source.host is not None
 
     def run_steps(
         self,
@@ -504,13 +488,9 @@ class DataLoader:
             raise ValueError(f"{who} needs a count from 0 to its width, {width}. Got {count}.")
         self._require_auto_mesh(who)
         static, carried = self._settled(state, carry, body_fn, before_fn)
-        arguments = (self._program, self._arrays, state, static, carried, np.int32(count), body_fn, before_fn, width)
-        if self._host is None:
-            state, carried, outputs = self._run(compiled_steps, *arguments)
-        else:
-            with original_errors():
-                state, carried, outputs = jax.block_until_ready(self._run(compiled_steps, *arguments))
-        return state, static.join(carried), outputs
+        given = state, static, carried, np.int32(count), body_fn, before_fn, width
+        run = self._run(compiled_steps, self._program.static, self._program.arrays, *given)
+        return run[0], static.join(run[1]), run[2]
 
     def end_steps(self) -> None:
         """End the reading that `run_steps` has begun, unless threads and worker processes are kept.
@@ -518,8 +498,7 @@ class DataLoader:
         Example:
             >>> loader.end_steps()
         """
-        if self._host is not None and not self._kept:
-            end_reading_in_graph(self._host, self._source.plan)
+        self._feed.end_programs()
 
     def sample_counter(self, state: PyTree) -> Callable[[range], list[int]] | None:
         """How many samples the batches from this state on have: a function of a range of 0, 1, 2, ...
@@ -527,7 +506,7 @@ class DataLoader:
         None if that is known only when a batch is made, since a stage sets the mask or samples may be skipped.
         """
         self._check_state("sample_counter", state)
-        if self._masking or (self._host is not None and self._host.tolerant):
+        if self._masking or (self._reads and self._source.host.tolerant):
             return None
         if isinstance(self._source, Pipeline):
             plan, words, first = self._source.plan, np.asarray(state.key), int(state.step)
@@ -543,7 +522,7 @@ class DataLoader:
             count: How many batches.
             width: The most batches it will ever be asked for.
         """
-        if self._effects:
+        if self._program.effects:
             effects = [stage.name for stage in stages(self._source) if stage.effects]
             raise ValueError(
                 f"count_samples would have to run {', '.join(effects)} once more for every batch: the mask is known "
@@ -564,80 +543,25 @@ class DataLoader:
         self._check_state("set_policy_state", state)
         return set_policy_state("set_policy_state", state, policy_state, new_episode)
 
-    def _own_mesh(self) -> contextlib.AbstractContextManager[Any]:
-        """A program over a mesh is the same whatever mesh the caller has set."""
-        return contextlib.nullcontext() if self._mesh_placement is None else jax.set_mesh(self._mesh_placement.mesh)
-
     def _require_auto_mesh(self, who: str) -> None:
-        if self._mesh_placement is not None:
-            self._mesh_placement.require_auto(who)
-
-    def _draw(self, state: PyTree) -> tuple[PyTree, PyTree, jax.Array]:
-        if self._mesh_placement is not None:
-            state = self._mesh_placement.take_over(state)
-        value, state, mask = self._run(next_batch, self._program, self._arrays, state, True)
-        if self._mesh_placement is not None:
-            value, mask = jax.tree.map(self._mesh_placement.hand_over, (value, mask))
-        elif self._placement is not None:
-            value, mask = jax.tree.map(lambda leaf: placed(leaf, self._placement), (value, mask))
-        return value, state, mask
-
-    def _draw_of_stream(self, state: PyTree) -> Drawn:
-        value, state, mask = self._draw(state)
-        return (value, mask), state, readable(mask) if self._masking else mask.size
-
-    def _draw_in_graph(self, first: int, words: np.ndarray, with_info: bool) -> Callable[[PyTree], Drawn]:
-        """Draws batches from a step on; steps are counted here, so nothing waits for the device to tell."""
-        plan, steps, masked = self._source.plan, itertools.count(first), bool(self._masking)
-        planned = PlannedRun(plan, words) if with_info else None
-
-        def draw(state: PyTree) -> Drawn:
-            value, state, mask = self._draw(state)
-            step = next(steps)
-            real = readable(mask) if masked else plan.real_samples(words, step)
-            if planned is None:
-                return (value, mask), state, real
-            return (
-                (value, mask, describe_batch(self._source, planned.request(step, keyed=False), Report())),
-                state,
-                real,
-            )
-
-        return draw
-
-    def _run(self, program: Callable[..., Any], *arguments: Any) -> Any:
-        """Run one of the compiled programs; errors of callbacks come out as they were raised."""
-        with self._own_mesh():
-            if not self._effects:
-                return program(*arguments)
-            with original_errors():
-                return jax.block_until_ready(program(*arguments))
+        if isinstance(self._source, Pipeline) and self._source.placement is not None:
+            self._source.placement.require_auto(who)
 
     def _check_state(self, who: str, state: PyTree) -> None:
-        if self._origin is not None:
-            return check_origin(who, state, self._origin)
+        if isinstance(self._source, Pipeline):
+            return check_origin(who, state, self._source.origin)
         expected, found = self._state_structure, jax.tree.structure(state)
         if expected != found:
             raise ValueError(
                 f"{who} got a state of another pipeline. It has\n  {found}\nand this loader's states have\n  {expected}"
             )
 
-    def _check_agreement(self, who: str, state: PyTree, steps: int = 1) -> None:
-        """Processes that share batches must be about to read the same ones."""
-        if self._mesh_placement is None or self._mesh_placement.is_local:
-            return
-        key, sharding = np.asarray(state.key).tobytes().hex(), self._mesh_placement.sharding
-        run = (("key", key), ("step", str(int(state.step))), ("steps", str(steps)))
-        require_agreement(
-            who, (*self._source.origin, *run, ("mesh", str(sharding.mesh.shape)), ("spec", str(sharding.spec)))
-        )
-
     @functools.cached_property
     def _state_structure(self) -> Any:
         return jax.tree.structure(jax.eval_shape(self._source.init_state, jax.random.key(0)))
 
     def _warn_of_constants(self) -> None:
-        size = sum(array.nbytes for array in self._arrays if not is_traced(array))
+        size = sum(array.nbytes for array in self._program.arrays if not is_traced(array))
         if size >= _LARGE_CONSTANT:
             warnings.warn(
                 f"DataLoader: {size / 2**20:.0f} MiB of data become a constant of your compiled function, which makes "
@@ -662,14 +586,15 @@ def _count(carry: None, batch: PyTree, mask: jax.Array) -> tuple[None, jax.Array
 
 
 def _flatten(loader: DataLoader) -> tuple[tuple[list[Any]], tuple[Any, ...]]:
-    return (loader._arrays,), (loader._program, loader._placement, loader._prefetch)
+    return (loader._program.arrays,), (loader._program.static, loader._device, loader._prefetch)
 
 
 def _unflatten(kind: type[DataLoader], static: tuple[Any, ...], children: tuple[list[Any]]) -> DataLoader:
     loader = object.__new__(kind)
-    program, loader._placement, loader._prefetch = static
     loader._made_of = None
-    loader._set_source(program.join(children[0]))
+    program, device, prefetch = static
+    source = program.join(children[0])
+    loader._set(source, device, prefetch, Program(source, (program, children[0])))
     return loader
 
 

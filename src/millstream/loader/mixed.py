@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Self
 import jax.numpy as jnp
 import numpy as np
 
-from millstream.loader._part import JoinedIterator, Part, require_indexed, step_limit
+from millstream.loader._part import JoinedCursor, JoinedIterator, Part, require_indexed, step_limit
 from millstream.loader._turns import InSequence, Turns
-from millstream.loader.iterator import BatchIterator, Drawn
+from millstream.loader.feed import Drawn
+from millstream.loader.iterator import BatchIterator
 from millstream.loader.loader import DataLoader
 from millstream.pipeline.state import LoaderState, Origin, check_origin, check_position, checked_step, key_words
 from millstream.plan.keys import named_key
@@ -133,15 +134,20 @@ class MixedLoader:
         if steps is None:
             steps = self.steps_per_epoch - first % self.steps_per_epoch
         require_int("iterate", "steps", steps, least=0)
+        cursor = self._cursor("iterate", with_info, state, steps)
+        self._interrupts = self._interrupts.following()
+        return JoinedIterator(cursor, state, steps, self._interrupts)
+
+    def _cursor(self, who: str, with_info: bool, state: LoaderState, steps: int) -> JoinedCursor:
+        check_origin(who, state, self._origin)
+        first = check_position(who, state, self._step_limit)
         if first + steps > self._step_limit:
             raise ValueError(
-                f"iterate can reach step {self._step_limit:,}, not {first + steps:,}. Start a run with another key."
+                f"{who} can reach step {self._step_limit:,}, not {first + steps:,}. Start a run with another key."
             )
-        self._interrupts = self._interrupts.following()
         parts = self._parts(np.asarray(state.key), first, steps, with_info)
         draw = functools.partial(self._draw, parts, with_info)
-        again = functools.partial(self.iterate, with_info=with_info)
-        return JoinedIterator(parts, draw, state, steps, self._interrupts, again)
+        return JoinedCursor(parts, draw, functools.partial(self._cursor, "set_state", with_info))
 
     def _draw(self, parts: list[Part], with_info: bool, state: LoaderState) -> Drawn:
         """The next batch, and the state after it."""
@@ -178,7 +184,7 @@ class MixedLoader:
 def _origin(loaders: dict[str, DataLoader], turns: Turns | InSequence) -> Origin:
     mixed = ", " if isinstance(turns, Turns) else ", then "
     shares = mixed.join(f"{weight} of {name!r}" for name, weight in zip(loaders, turns.weights, strict=True))
-    parts = [(f"{name}: {what}", words) for name, loader in loaders.items() for what, words in loader._origin or ()]
+    parts = [(f"{name}: {what}", words) for name, loader in loaders.items() for what, words in loader.pipeline.origin]
     return (("mix", shares), *parts)
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from millstream.loader._part import JoinedIterator, Part
+from millstream.loader._part import JoinedCursor, JoinedIterator, Part
 from millstream.loader._schedule import Schedule, Slot
+from millstream.loader.feed import Drawn
 from millstream.loader.info import BatchInfo
-from millstream.loader.iterator import Drawn
 from millstream.pipeline.state import LoaderState
 from millstream.reading.contracts import PyTree
 from millstream.reading.interrupts import Interrupts
@@ -66,7 +66,7 @@ class StreamIterator(JoinedIterator):
     ) -> None:
         step = int(state.step)
         count = sys.maxsize if end is None else schedule.count(step, end)
-        super().__init__(parts, _Draw(parts, schedule.slots(step), limit), state, count, interrupts)
+        super().__init__(JoinedCursor(parts, _Draw(parts, schedule.slots(step), limit)), state, count, interrupts)
         self.first_batch = schedule.before(step)[1]
         self.last_batch = None if end is None else end - 1
 

@@ -153,10 +153,10 @@ class TrainStream:
         return min(limit, (passes + 1) * self._schedule.interval - 1)
 
     def _words(self) -> Origin:
-        words = [(f"train: {what}", text) for what, text in self._train._origin or ()]
+        words = [(f"train: {what}", text) for what, text in _origin_of(self._train)]
         if self._validation is not None:
             words.append(("validation after", f"{self._schedule.interval:,} batches"))
-            words += [(f"validation: {what}", text) for what, text in self._validation._origin or ()]
+            words += [(f"validation: {what}", text) for what, text in _origin_of(self._validation)]
         return tuple(words)
 
     def _parts(self, state: LoaderState, end: int, with_info: bool) -> list[Part]:
@@ -178,6 +178,10 @@ def _part(name: str, loader: DataLoader | MixedLoader, words: np.ndarray, number
 
 def _checked(name: str, loader: Any) -> DataLoader | MixedLoader:
     return loader if isinstance(loader, MixedLoader) else require_indexed("TrainStream", name, loader)
+
+
+def _origin_of(loader: DataLoader | MixedLoader) -> Origin:
+    return loader._origin if isinstance(loader, MixedLoader) else loader.pipeline.origin
 
 
 def _limit(loader: DataLoader | MixedLoader) -> int:

@@ -6,6 +6,7 @@ The way of a batch: the plan turns the step into sample indices; one gather fetc
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -20,7 +21,8 @@ from millstream.pipeline.stages import apply_stage, element_key, keeps_mask, sta
 from millstream.pipeline.state import LoaderState, Origin, check_origin, checked_step, is_traced, key_words
 from millstream.pipeline.streams import BatchedStream, MappedStream
 from millstream.plan.keys import Array
-from millstream.plan.plan import Plan
+from millstream.plan.plan import Plan, Rows
+from millstream.plan.planned import Coordinates
 from millstream.reading.contracts import IndexedSource, PyTree, Stream
 from millstream.reading.host_side import HostSide
 from millstream.reading.host_source import as_host_source
@@ -104,7 +106,7 @@ class Pipeline:
     def steps_per_epoch(self) -> int:
         return self.plan.steps_per_epoch
 
-    @property
+    @functools.cached_property
     def origin(self) -> Origin:
         """What this pipeline is, in words."""
         leaves = jax.tree_util.tree_leaves_with_path(self.sample_spec())
@@ -158,52 +160,100 @@ class Pipeline:
                 if not stage.batches:
                     self.objects.require_host(name)
             return None, ()
-        words, step = jax.ShapeDtypeStruct((2,), np.uint32), jax.ShapeDtypeStruct((), np.uint32)
-        rows = None if self.host is None else self.row_specs()
-        # The order changes no shape, and takes longer to trace than all the rest.
-        ordered = dataclasses.replace(self, plan=dataclasses.replace(self.plan, ordering="sequential"))
         masking: list[str] = []
-        spec = jax.eval_shape(
-            lambda *given: ordered.at(*given[:2], rows=given[2], masking=masking)[0], words, step, rows
-        )
+        spec = jax.eval_shape(lambda *given: self.planned(*given, masking=masking)[0], *self.planned_specs())
         return spec, tuple(masking)
+
+    def planned_specs(self) -> tuple[Any, Any, Any]:
+        """The shapes and dtypes of key, numbers and rows that `planned` takes."""
+        words = jax.ShapeDtypeStruct((2,), np.uint32)
+        numbers = jax.ShapeDtypeStruct((self.coordinates.size,), np.uint32)
+        return words, numbers, None if self.host is None else self.row_specs()
 
     def row_specs(self) -> list[Any]:
         """The shape and dtype of the samples of one (global) batch, leaf by leaf."""
         leaves = jax.tree.leaves(self.sample_spec())
         return [jax.ShapeDtypeStruct((*self.plan.axes, *leaf.shape), leaf.dtype) for leaf in leaves]
 
-    def at(
-        self,
-        words: Array,
-        step: Array,
-        *,
-        apart: bool = False,
-        rows: list[Any] | None = None,
-        intact: Any = None,
-        masking: list[str] | None = None,
-    ) -> tuple[PyTree, jax.Array]:
-        """Batch number `step` of the run with this key, and its mask. Pure and traceable.
+    @functools.cached_property
+    def coordinates(self) -> Coordinates:
+        """What `planned` wants to know of a step."""
+        last = level = len(self.plan.batchings)
+        keyed = []
+        for stage in self.stages:
+            level -= stage.batches
+            if stage.keyed and level not in keyed:
+                keyed.append(level)
+        return Coordinates(self.plan, self.host is None or last in keyed, tuple(keyed))
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether a stage is random."""
+        return any(stage.keyed for stage in self.stages)
+
+    def at(self, words: Array, step: Array, *, apart: bool = False) -> tuple[PyTree, jax.Array]:
+        """Batch number `step` of the run with this key, and its mask. Pure and traceable: the plan is traced, too.
 
         Args:
             words: The run's raw key data, uint32.
             step: The batch's number.
             apart: Whether the program makes this batch and nothing else; the values are the same, their making differs.
-            rows: The leaves of the batch's samples, if they have been read already.
-            intact: Which of these samples could be read; None if all could.
-            masking: Where to add the names of stages that return a mask other than the one they were given.
         """
         apart = apart and self.placement is None  # those ways of making a batch are for one device
         levels = self.plan.rows_at(jnp, words, step)
         # Those who read on the host know the order; tracing it again takes longer than all the rest.
         indices = functools.cache(functools.partial(self.plan.indices, jnp, words, list(levels)))
-        if self.host is not None:
-            if rows is None:
-                rows, intact = read_in_graph(self.host, self.plan, words, step)
-            value = jax.tree.unflatten(jax.tree.structure(self.sample_spec()), rows)
+        if self.host is None:
+            return self._through_stages(words, levels, indices, take(self.arrays, indices(), apart=apart), apart=apart)
+        rows, intact = read_in_graph(self.host, self.plan, words, step)
+        return self._through_stages(words, levels, indices, self._sample_tree(rows), intact, apart=apart)
+
+    def planned(
+        self,
+        words: Array,
+        numbers: Array,
+        rows: list[Any] | None = None,
+        intact: Any = None,
+        *,
+        apart: bool = False,
+        masking: list[str] | None = None,
+    ) -> tuple[PyTree, jax.Array]:
+        """A batch whose step was planned on the host, and its mask: a gather and the stages.
+
+        Args:
+            words: The run's raw key data, uint32; None if no stage is random.
+            numbers: The step's coordinates; None if there are none.
+            rows: The leaves of its samples, if they were read on the host.
+            intact: Which of these samples could be read; None if all could.
+            apart: As in `at`.
+            masking: Where to add the names of stages that return a mask other than the one they were given.
+        """
+        apart = apart and self.placement is None
+        levels, indices = self.coordinates.unpack(jnp, numbers)
+        if rows is None:
+            assert indices is not None
+            value = take(self.arrays, indices, apart=apart)
         else:
-            value = take(self.arrays, indices(), apart=apart)
-        level, batchings = levels.pop(), iter(self.plan.batchings)
+            value = self._sample_tree(rows)
+        return self._through_stages(words, levels, lambda: indices, value, intact, apart=apart, masking=masking)
+
+    def _sample_tree(self, leaves: list[Any]) -> PyTree:
+        return jax.tree.unflatten(jax.tree.structure(self.sample_spec()), leaves)
+
+    def _through_stages(
+        self,
+        words: Array,
+        levels: list[Rows],
+        indices: Callable[[], Array],
+        value: PyTree,
+        intact: Any = None,
+        *,
+        apart: bool,
+        masking: list[str] | None = None,
+    ) -> tuple[PyTree, jax.Array]:
+        """What the stages make of the samples of a batch."""
+        levels, batchings = list(levels), iter(self.plan.batchings)
+        level = levels.pop()
         mask = keep = level.mask if intact is None else level.mask & intact
         of_samples = True
         untouched = self.host is not None  # samples that are read come with zeros where there is nothing

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from millstream.plan.plan import Plan
+from millstream.plan.planned import Request
 from millstream.reading.batch_cache import Entry, Mode, OpenCache, open_cache
 from millstream.reading.cache_contents import CacheContents
-from millstream.reading.read_ahead import Backend
-from millstream.reading.reading import Filled, Report, Request
+from millstream.reading.executor import Backend
+from millstream.reading.reading import Filled, Report
 from millstream.reading.samples import ObjectSpec, SampleSpec
 from millstream.reading.slots import Layout
 
@@ -69,7 +70,6 @@ class CachedBackend:
         open_cache: Gives the cache of a run.
         plan: Whose batches are kept.
         keyed: Whether what is read depends on the keys of samples, and so on the epoch.
-        on_found: Called for each batch that the cache had.
     """
 
     lazy = False
@@ -80,11 +80,9 @@ class CachedBackend:
         open_cache: Callable[[bytes], OpenCache],
         plan: Plan,
         keyed: bool,
-        on_found: Callable[[], None],
     ) -> None:
         self._open_inner = open_inner
         self._open_cache = open_cache
-        self._on_found = on_found
         same_order = plan.shuffle.mode == "reseed" and not any(b.ending == "wrap" for b in plan.batchings)
         self._recurs = same_order and not keyed
         self._inner: Backend | None = None
@@ -103,9 +101,8 @@ class CachedBackend:
     def collect(self, job: _Job) -> Filled:
         """The batch; one that was read is stored in the background."""
         if job.entry is not None:
-            self._on_found()
             extras = {row: extra for row, extra in enumerate(job.entry.additional or []) if extra is not None}
-            return Filled(job.entry.leaves, Report(extras=extras), 0.0, int(job.request.real.sum()))
+            return Filled(job.entry.leaves, Report(extras=extras), 0.0, int(job.request.real.sum()), cached=True)
         filled = self._reader.collect(job.inner)
         if not filled.report.failed:  # what failed today may be there tomorrow
             self._store(job.request, filled)

@@ -1,35 +1,16 @@
 """The part of a pipeline that runs on the host: what is read, by whom, how far ahead, and what becomes of errors."""
 
 import dataclasses
-from typing import Protocol
 
 import numpy as np
 
 from millstream.plan.plan import Plan
 from millstream.reading.cached_backend import CachedBackend, CacheOf
+from millstream.reading.executor import Backend, Executor
 from millstream.reading.host_source import HostSource
-from millstream.reading.read_ahead import Backend, ReadAhead
-from millstream.reading.readers import Readers
 from millstream.reading.reading import Filled, OnError
 from millstream.reading.slots import Layout
-from millstream.reading.stats import LoaderStats
-
-
-class Executor(Protocol):
-    """Where batches are read: a value that makes backends."""
-
-    @property
-    def ordered(self) -> bool:
-        """Whether batches come in the order of the plan."""
-        ...
-
-    def ahead(self, prefetch: int) -> int:
-        """Batches under way besides the one that is asked for."""
-        ...
-
-    def open(self, source: HostSource, layout: Layout, ahead: int, tolerant: bool) -> Backend:
-        """Readers for one stream."""
-        ...
+from millstream.reading.thread_backend import ThreadBackend
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,17 +54,13 @@ class HostSide:
             return self.executor.ahead(self.prefetch)
         return -(-self.source.prefetch_size // self.layout(plan).rows)
 
-    def backend(self, plan: Plan, stats: LoaderStats) -> Backend:
-        """Whoever reads, or finds what was read before."""
+    def backend(self, plan: Plan) -> Backend:
+        """Who reads, or finds what was read before."""
         if self.cache is None:
             return self._reader(plan)
         cache, spec, layout = self.cache, self.source.sample_spec, self.layout(plan)
-
-        def found() -> None:
-            stats.cached += 1
-
         return CachedBackend(
-            lambda: self._reader(plan), lambda run: cache.open(spec, layout, run), plan, self.source.keyed, found
+            lambda: self._reader(plan), lambda run: cache.open(spec, layout, run), plan, self.source.keyed
         )
 
     def _reader(self, plan: Plan) -> Backend:
@@ -93,7 +70,7 @@ class HostSide:
         # A function of the user's may take any time, so it is always called by threads, which can be told to be late.
         source = self.source
         lazy = not (source.reads_samples or source.whole_batches or source.calls_users)
-        return Readers(source, layout, source.readers, ahead, tolerant=self.tolerant, lazy=lazy)
+        return ThreadBackend(source, layout, source.readers, ahead, tolerant=self.tolerant, lazy=lazy)
 
     def intact(self, plan: Plan, filled: Filled) -> np.ndarray:
         """Which rows of a batch could be read, with the axes of the plan."""
@@ -102,26 +79,3 @@ class HostSide:
         if filled.report.failed:
             intact[slice(None) if self.on_error == "skip batch" else list(filled.report.failed)] = False
         return intact.reshape(layout.axes)
-
-    def open(
-        self, plan: Plan, stats: LoaderStats, *, stop: int | None = None, backend: Backend | None = None
-    ) -> ReadAhead:
-        """Begin to read.
-
-        Args:
-            plan: Whose steps will be asked for.
-            stats: Where to count.
-            stop: The first step that will not be asked for, if that is known.
-            backend: Whoever reads, if they are there already; they are then not ended with the reading.
-        """
-        own = backend is None
-        return ReadAhead(
-            self.source,
-            plan,
-            self.backend(plan, stats) if backend is None else backend,
-            self.ahead(plan),
-            stats,
-            stop=stop,
-            rows=self.rows,
-            own_backend=own,
-        )

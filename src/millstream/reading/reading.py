@@ -6,33 +6,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from millstream.plan.planned import Request
 from millstream.reading.host_source import HostSource, SampleReader
 from millstream.reading.stage_times import collect_into, timed
 
 OnError = Literal["raise", "skip item", "skip batch"]
-
-
-@dataclasses.dataclass(slots=True)
-class Request:
-    """The samples of one batch, as the plan has them.
-
-    Attributes:
-        step: The number of the batch in its run.
-        indices: Sample indices, one axis.
-        real: False for rows that pad.
-        keys: Two uint32 words per sample, if the source wants them.
-        epochs: The epoch that each sample has its key from.
-        run: The key of the run, as bytes.
-        place: The epoch that the batch has its samples and keys from, and its number in that epoch.
-    """
-
-    step: int
-    indices: np.ndarray
-    real: np.ndarray
-    keys: np.ndarray | None = None
-    epochs: np.ndarray | None = None
-    run: bytes = b""
-    place: tuple[int, int] = (0, 0)
 
 
 @dataclasses.dataclass
@@ -67,6 +45,7 @@ class Filled:
         seconds: How long it took to read, all readers together.
         samples: Samples that were asked for.
         restarts: Worker processes that died since the last batch.
+        cached: Whether it comes from the cache on disk.
         request: What was asked for.
     """
 
@@ -75,6 +54,7 @@ class Filled:
     seconds: float
     samples: int
     restarts: int = 0
+    cached: bool = False
     request: Request | None = None
 
 

@@ -1,7 +1,6 @@
 """What reading costs, counted while it happens: a few additions per batch."""
 
 import dataclasses
-import time
 
 from millstream.text.tables import name_table
 
@@ -83,31 +82,3 @@ class LoaderStats:
             ("upper bound", f"{self.speedup_of_an_instant_loader:.3g}x as fast with an instant loader"),
         ]
         return name_table(rows)
-
-
-class Clock:
-    """Tells waiting for a stream from working with its batches.
-
-    Args:
-        stats: Where to add up.
-    """
-
-    def __init__(self, stats: LoaderStats) -> None:
-        self._stats = stats
-        self._returned: float | None = None
-
-    def asked(self) -> None:
-        """A batch is asked for, now."""
-        self._asked = time.perf_counter()
-        if self._returned is not None:
-            self._stats.loop += self._asked - self._returned
-
-    def answered(self) -> None:
-        """It is handed out, now."""
-        waited = time.perf_counter() - self._asked
-        if self._returned is None:
-            self._stats.first += waited
-        else:
-            self._stats.idle += waited
-        self._returned = self._asked + waited
-        self._stats.batches += 1

@@ -3,8 +3,8 @@
 import dataclasses
 
 from millstream.reading.host_source import HostSource
-from millstream.reading.readers import Readers
 from millstream.reading.slots import Layout
+from millstream.reading.thread_backend import ThreadBackend
 from millstream.text.errors import require_bool, require_int, require_positive
 
 
@@ -36,9 +36,9 @@ class Threads:
         """Batches under way besides the one that is asked for."""
         return prefetch
 
-    def open(self, source: HostSource, layout: Layout, ahead: int, tolerant: bool) -> Readers:
+    def open(self, source: HostSource, layout: Layout, ahead: int, tolerant: bool) -> ThreadBackend:
         """Threads for one stream."""
-        return Readers(source, layout, self.workers, ahead, tolerant=tolerant, timeout=self.timeout)
+        return ThreadBackend(source, layout, self.workers, ahead, tolerant=tolerant, timeout=self.timeout)
 
 
 def check_executor(executor: object, workers: object, ordered: object, timeout: object) -> None:

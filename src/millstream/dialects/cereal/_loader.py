@@ -1,6 +1,5 @@
 """The loader of cereal."""
 
-import contextlib
 import functools
 import inspect
 from collections.abc import Callable
@@ -12,8 +11,6 @@ from jax import lax
 import millstream as ms
 from millstream.dialects.cereal._batch import AsBatch
 from millstream.loader.build import build
-from millstream.pipeline.host_calls import original_errors
-from millstream.pipeline.read_in_graph import end_reading_in_graph
 from millstream.pipeline.state import is_traced
 from millstream.pipeline.static_part import StaticPart, settled, split_carry
 from millstream.reading.contracts import PyTree
@@ -97,13 +94,9 @@ class DataLoader(ms.DataLoader):
             return static.join(carried), outputs
         self._warn_of_fresh_functions(body_fn)
         try:
-            with original_errors() if self._host is not None else contextlib.nullcontext():
-                carried, outputs = self._run(scan, body, carried)
-                if self._host is not None:
-                    jax.block_until_ready((carried, outputs))
+            carried, outputs = self._run(scan, body, carried)
         finally:
-            if self._host is not None and not self._kept:
-                end_reading_in_graph(self._host, self._source.plan)
+            self.end_steps()
         return static.join(carried), outputs
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 import numpy as np
 
-from millstream.reading.read_ahead import PlannedRun
-from millstream.reading.reading import Filled, Reading, Report, Request
+from millstream.plan.planned import PlannedSteps, Request
+from millstream.reading.reading import Filled, Reading, Report
 
 if TYPE_CHECKING:
     from millstream.loader.loader import DataLoader
@@ -85,7 +85,7 @@ def time_reading(loader: "DataLoader", words: np.ndarray, seconds: float) -> tup
     """Read in this thread, from the first step on, for so many seconds; also the batch that was read last."""
     host, plan = loader._host, loader._source.plan
     assert host is not None
-    run, out = PlannedRun(plan, words, host.rows), _memory(loader)
+    run, out = PlannedSteps(plan, words, host.rows), _memory(loader)
     size = host.layout(plan).rows
     part = 1 if host.source.reads_samples else size
     timed, cold, deadline = TimedReading(), TimedReading(), time.perf_counter() + seconds
@@ -105,14 +105,16 @@ def read_batch(loader: "DataLoader", words: np.ndarray, step: int) -> None:
     """Read a batch in this thread; raises what reading raises."""
     host = loader._host
     assert host is not None
-    request = PlannedRun(loader._source.plan, words, host.rows).request(step, host.source.keyed)
+    request = PlannedSteps(loader._source.plan, words, host.rows).request(step, host.source.keyed)
     Reading(host.source, request, _memory(loader), tolerant=host.tolerant).read(0, len(request.indices))
 
 
 def unread_batch(loader: "DataLoader", words: np.ndarray) -> Filled:
     """A batch of zeros."""
     assert loader._host is not None
-    return _filled(loader, _memory(loader), PlannedRun(loader._source.plan, words, loader._host.rows).request(0, False))
+    return _filled(
+        loader, _memory(loader), PlannedSteps(loader._source.plan, words, loader._host.rows).request(0, False)
+    )
 
 
 def _memory(loader: "DataLoader") -> list[np.ndarray]:

@@ -15,9 +15,9 @@ from millstream.loader._verification.result import Difference, VerificationRow
 from millstream.loader._verification.stream import compare_batches
 from millstream.loader._verification.tracing import calculating, differs_when_called, differs_when_traced
 from millstream.pipeline.pipeline import Pipeline
+from millstream.plan.planned import sample_keys
 from millstream.reading.derived_sources import MappedSource
 from millstream.reading.processes import Processes
-from millstream.reading.read_ahead import sample_keys
 
 if TYPE_CHECKING:
     from millstream.loader.loader import DataLoader

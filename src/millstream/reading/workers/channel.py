@@ -40,9 +40,8 @@ class Channel:
 
         It raises a ValueError if what came is no frame.
         """
-        there = self._read_more()
-        frames = []
-        while (frame := self._next_frame()) is not None:
+        there, frames = self._read_more(), []
+        while len(self._buffer) >= _HEADER.size and (frame := self._next_frame()) is not None:
             frames.append(frame)
         return frames, not there
 

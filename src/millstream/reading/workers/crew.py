@@ -1,18 +1,21 @@
 """Worker processes at work: who has which batch, what they say, and what becomes of it when one of them dies."""
 
 import collections
+import contextlib
 import dataclasses
 import os
 import select
+import struct
 import weakref
 from typing import Any
 
 from millstream.files.plain import decode
+from millstream.plan.planned import Request
 from millstream.reading.exception_record import rebuild
 from millstream.reading.faults import WorkerCrashed
-from millstream.reading.reading import Report, Request
+from millstream.reading.reading import Report
 from millstream.reading.slots import Slot
-from millstream.reading.workers.messages import DONE, FAILED, READ, READY, ReadMessage, SlotForm
+from millstream.reading.workers.messages import DONE, FAILED, READ, READY, TIMED, ReadMessage, SlotForm
 from millstream.reading.workers.process import WorkerProcess, end_all
 from millstream.reading.workers.shared_memory import SharedFile
 
@@ -79,6 +82,8 @@ class Crew:
         self._tolerant = tolerant
         self._whole_batches = whole_batches
         self._waiting: collections.deque[Job] = collections.deque()
+        self._running: dict[int, WorkerProcess] = {}  # by their sockets; empty if they have to be found again
+        self._watch = select.poll()
         self._warned_of_death = False
         self.process_id = os.getpid()
         self.files: list[SharedFile] = []
@@ -100,6 +105,7 @@ class Crew:
     def hire(self, worker: WorkerProcess) -> None:
         """Start a worker."""
         self.workers.append(worker)
+        self._running = {}
         worker.start()
 
     def add(self, job: Job) -> None:
@@ -131,22 +137,30 @@ class Crew:
         """Take in what the workers have to say, waiting for it at most so long; whether there was anything."""
         if self.ended:
             return False
-        running = [worker for worker in self.workers if not worker.rests]
-        by_fd = {worker.channel.fileno(): worker for worker in running}
-        watch = select.poll()
-        for fd in by_fd:
-            watch.register(fd, select.POLLIN)
-        speaking = [by_fd[fd] for fd, _ in watch.poll(1000 * seconds)]
-        gone = [worker for worker in speaking if not self.ended and not self._listen(worker)]
+        if not self._running:
+            self._watch_running()
+        gone, started = [], False
+        speaking = self._watch.poll(1000 * seconds)
+        for fd, _ in speaking:
+            if not self.ended and not self._listen(self._running[fd]):
+                gone.append(self._running[fd])
         if not speaking and seconds:
-            gone = [worker for worker in running if worker.has_ended()]
+            gone = [worker for worker in self._running.values() if worker.has_ended()]
         for worker in gone:
             if not self.ended:
                 self._bury(worker)
-        started = not self.ended and self._start_rested()
-        if not self.ended:
+        if len(self._running) < len(self.workers):
+            started = not self.ended and self._start_rested()
+        if self._waiting and not self.ended:
             self._hand_out_work()
         return bool(speaking or gone or started)
+
+    def _watch_running(self) -> None:
+        """Listen to the workers that have a process."""
+        self._watch = select.poll()
+        self._running = {worker.channel.fileno(): worker for worker in self.workers if not worker.rests}
+        for fd in self._running:
+            self._watch.register(fd, select.POLLIN)
 
     def _listen(self, worker: WorkerProcess) -> bool:
         """Take in what a worker has to say; whether it is still there and makes sense."""
@@ -164,6 +178,12 @@ class Crew:
             if not worker.jobs:
                 worker.fruitless.clear()
             return
+        if kind == TIMED:
+            job = worker.jobs.popleft()
+            job.seconds, *times = struct.unpack(f"<{len(worker.stages) + 1}d", data)
+            job.report = Report(job.report.failed, {}, dict(zip(worker.stages, times, strict=True)))
+            worker.fruitless.clear()
+            return self._finish(job)
         message = decode(data)
         if kind == FAILED and message["job"] < 0:
             return self.end(rebuild(message["error"]))
@@ -172,6 +192,7 @@ class Crew:
             failed = {row: rebuild(error) for row, error in message["failed"].items()}
             job.report = Report({**job.report.failed, **failed}, message["extras"], message["times"])
             job.objects, job.seconds = message["objects"], message["seconds"]
+            worker.stages = tuple(message["times"])
         else:
             job.error = rebuild(message["error"])
             if message["sample"] >= 0:
@@ -193,21 +214,27 @@ class Crew:
 
     def _hand_out_work(self) -> None:
         while self._waiting:
-            running = [worker for worker in self.workers if not worker.rests]
-            if not running:
-                return
-            worker = min(running, key=lambda worker: len(worker.jobs) + (not worker.ready))
-            if len(worker.jobs) >= _QUEUED:
+            if not self._running:
+                self._watch_running()
+            worker, least = None, _QUEUED
+            for one in self._running.values():
+                load = len(one.jobs) + (not one.ready)
+                if len(one.jobs) < _QUEUED and (worker is None or load < least):
+                    worker, least = one, load
+            if worker is None:
                 return
             job = self._waiting.popleft()
             worker.jobs.append(job)
             assert job.slot is not None
             singly = bool(job.deaths) and not self._whole_batches
             place = (*job.slot.chunk, job.slot.offset)
-            worker.send(READ, ReadMessage(job.number, *place, job.request.step, singly).to_bytes())
+            message = ReadMessage(job.number, *place, job.request.step, singly).to_bytes()
+            with contextlib.suppress(ConnectionError):  # if it is gone, that is found when its answer is waited for
+                worker.channel.send(READ, message)
 
     def _bury(self, worker: WorkerProcess) -> None:
         """A worker has died: ask another for what it was at, and start one in its place."""
+        self._running = {}
         how, stack, at = worker.bury(), worker.stack(), worker.whereabouts
         where = "between two batches" if worker.ready else "while it started"
         if at.row >= 0:
@@ -234,6 +261,7 @@ class Crew:
         """Start the workers again that have rested; whether there were any."""
         rested = [worker for worker in self.workers if worker.has_rested()]
         for worker in rested:
+            self._running = {}
             try:
                 worker.start()
             except OSError as error:

@@ -6,13 +6,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from millstream.reading.reading import Request
+from millstream.plan.planned import Request
 from millstream.reading.slots import Layout
 
 # To a worker.
 SETUP, READ = 1, 2
 # From a worker.
-READY, DONE, FAILED = 11, 12, 13
+READY, DONE, FAILED, TIMED = 11, 12, 13, 14
 
 
 @dataclasses.dataclass(frozen=True)

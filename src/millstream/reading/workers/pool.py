@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from millstream.files.plain import encode
+from millstream.plan.planned import Request
 from millstream.reading.derived_sources import named_parts
 from millstream.reading.faults import WorkerStalled
 from millstream.reading.held_batches import describe_holders
 from millstream.reading.host_source import HostSource
-from millstream.reading.reading import Filled, Request
+from millstream.reading.reading import Filled
 from millstream.reading.settings import settings
 from millstream.reading.slots import Layout, Slots, slots_for
 from millstream.reading.workers.crew import Crew, Job
@@ -63,6 +64,7 @@ class Pool:
     ) -> None:
         self._source_name = type(source).__name__
         self._form = SlotForm(layout)
+        self._objects = layout.objects
         self._timeout = timeout
         self._lock = threading.RLock()
         self._jobs = 0
@@ -145,23 +147,20 @@ class Pool:
         """The batch, once it is read; it raises what reading raised."""
         try:
             with self._undivided():
-                return self._collect(job)
-        finally:  # nothing is half done now, so that a warning may be an error
-            while self._crew.news:
-                warnings.warn(self._crew.news.pop(), stacklevel=2)
-
-    def _collect(self, job: Job) -> Filled:
-        try:
-            self._wait_until(lambda: job.done)
-            if job.error is not None:
-                raise job.error
-            assert job.slot is not None
-            rows = self._slots.hand_out(job.slot)
-            job.free.detach()
+                if not job.done:
+                    self._wait_until(lambda: job.done)
+                if job.error is not None:
+                    raise job.error
+                assert job.slot is not None
+                rows = self._slots.hand_out(job.slot)
+                job.free.detach()
         except BaseException:
             self.drop(job)
             raise
-        if self._form.batch.objects:
+        finally:  # nothing is half done now, so that a warning may be an error
+            while self._crew.news:
+                warnings.warn(self._crew.news.pop(), stacklevel=2)
+        if self._objects:
             objects = self._form.batch.empty()[0]
             objects[:] = job.objects
             rows = [objects.reshape(self._form.batch.axes)]

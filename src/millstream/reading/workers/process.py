@@ -58,6 +58,7 @@ class WorkerProcess:
     Attributes:
         jobs: What it has been asked to read.
         ready: Whether it has started.
+        stages: The stages that it has told the names of.
         was_killed: Whether a signal from outside has ended the last process.
         fruitless: Processes in a row that have ended before they could read a batch, by whether they were killed.
     """
@@ -69,6 +70,7 @@ class WorkerProcess:
         self.whereabouts = whereabouts
         self.jobs: collections.deque[Any] = collections.deque()
         self.ready = False
+        self.stages: tuple[str, ...] = ()
         self.was_killed = False
         self.fruitless: collections.Counter[bool] = collections.Counter()
         self.channel: Channel

@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
@@ -14,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from millstream.files.plain import decode, encode
+from millstream.plan.planned import Request
 from millstream.reading.exception_record import record
 from millstream.reading.host_source import HostSource
-from millstream.reading.reading import Reading, Report, Request
+from millstream.reading.reading import Reading, Report
 from millstream.reading.role import become_worker
 from millstream.reading.workers.channel import MAX_FRAME, Channel
-from millstream.reading.workers.messages import DONE, FAILED, READ, READY, SETUP, ReadMessage, SlotForm
+from millstream.reading.workers.messages import DONE, FAILED, READ, READY, SETUP, TIMED, ReadMessage, SlotForm
 from millstream.reading.workers.payload import unpack
 from millstream.reading.workers.shared_memory import map_shared
 from millstream.reading.workers.whereabouts import Whereabouts
@@ -114,6 +116,7 @@ class _Worker:
         self._form = form
         self._layout = form.layout
         self._tolerant = tolerant
+        self._stages: tuple[str, ...] | None = None  # of which the other side knows
         self._chunks: dict[int, np.ndarray] = {}
         self._slots: dict[int, list[np.ndarray]] = {}
 
@@ -122,8 +125,7 @@ class _Worker:
         self._whereabouts.begin(message.number)
         begun = time.perf_counter()
         try:
-            answer = self._answer(message.number, begun, *self._read(message))
-            kind = DONE
+            kind, answer = self._answer(message.number, begun, *self._read(message))
         except BaseException as error:
             answer = encode({"job": message.number, "error": record(error), "sample": self._whereabouts.sample})
             kind = FAILED
@@ -151,7 +153,13 @@ class _Worker:
             self._slots[message.offset] = self._layout.flat(memory)
         return self._slots[message.offset]
 
-    def _answer(self, number: int, begun: float, request: Request, report: Report, objects: list[Any]) -> bytes:
+    def _answer(
+        self, number: int, begun: float, request: Request, report: Report, objects: list[Any]
+    ) -> tuple[int, bytes]:
+        """What came of a batch. Most answers are times of stages whose names have been told before."""
+        stages = tuple(report.times)
+        if stages == self._stages and not (report.extras or report.failed or objects):
+            return TIMED, struct.pack(f"<{len(stages) + 1}d", time.perf_counter() - begun, *report.times.values())
         answer = {
             "job": number,
             "seconds": time.perf_counter() - begun,
@@ -173,4 +181,5 @@ class _Worker:
                 f"A worker process can send back {MAX_FRAME:,} bytes of plain values with a batch. Got {len(data):,}. "
                 "Return arrays of one shape, which travel through shared memory, or use Threads."
             )
-        return data
+        self._stages = stages
+        return DONE, data

@@ -1,16 +1,16 @@
 """From samples that were read on the host to the batch that is handed out: compiled stages, and placement."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from millstream.loader._program import batch_of
+from millstream.loader._program import Program, finishing
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.static_part import split
+from millstream.plan.planned import PlannedSteps
 from millstream.reading.contracts import PyTree
 from millstream.reading.held_batches import remember
 from millstream.reading.host_side import HostSide
@@ -30,52 +30,68 @@ class _Described(HostSource):
     ordering: Any = "sequential"  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
-class Delivery:
-    """Makes batches of rows.
+class Finish:
+    """Makes batches of rows that were read on the host.
 
     Args:
-        pipeline: The pipeline, whose samples are read on the host.
-        placement: A device or sharding for the batches; None leaves it to JAX.
-        run: Runs a compiled program, with whatever care its effects need.
+        pipeline: The pipeline.
+        program: The same, for compiled programs.
+        device: A device or sharding for the batches; None leaves it to JAX.
     """
 
-    def __init__(self, pipeline: Pipeline, placement: Any, run: Callable[..., Any]) -> None:
+    def __init__(self, pipeline: Pipeline, program: Program, device: Any) -> None:
         host = pipeline.host
         assert host is not None
         self._pipeline = pipeline
         self._host = host
-        self._placement = placement
-        self._run = run
+        self._tolerant = host.tolerant
+        self._objects = pipeline.objects is not None
+        self._placement = pipeline.placement
+        self._device = device
+        self._is_keyed = pipeline.is_keyed
         self._layout = host.layout(pipeline.plan)
         self._plain = all(stage.batches or stage.passive for stage in pipeline.stages)
+        self._run: tuple[bytes, PlannedSteps] | None = None
         if not isinstance(host.source.sample_spec, SampleSpec):
             return
         described = HostSide(_Described(host.source.sample_spec), on_error=host.on_error)
-        self._program, _ = split(dataclasses.replace(pipeline, source=None, host=described))
-        self._structure, self._passing = _trace(dataclasses.replace(pipeline, host=described, placement=None))
-        self._full_mask = self._on_device(np.ones(self._layout.axes, bool))
+        with program.own_mesh():
+            static, _ = split(dataclasses.replace(pipeline, source=None, host=described))
+            self._structure, self._passing = _trace(dataclasses.replace(pipeline, host=described, placement=None))
+            self._large = {out: row for out, row in self._passing.items() if self._layout.places[row][1] >= _LARGE}
+            self._finished = program.runner(finishing(static, tuple(self._large)))
+            self._full_mask = self._on_device(np.ones(self._layout.axes, bool))
 
-    def deliver(self, key: Any, filled: Filled) -> tuple[PyTree, Any]:
+    def plan(self, words: np.ndarray) -> PlannedSteps:
+        """The steps of the run that is stepped through."""
+        run = self._run
+        if run is None or run[0] != words.tobytes():
+            steps = PlannedSteps(self._pipeline.plan, words, coordinates=self._pipeline.coordinates)
+            self._run = run = words.tobytes(), steps
+        return run[1]
+
+    def __call__(self, key: Any, numbers: np.ndarray | None, filled: Filled) -> tuple[PyTree, Any]:
         """The batch that was read, and its mask.
 
         Args:
             key: The run's raw key data.
+            numbers: The coordinates of its step.
             filled: What was read.
         """
         request = filled.request
         assert request is not None
-        if self._pipeline.objects is not None:
-            return self._objects(filled)
+        if self._objects:
+            return self._object_batch(filled)
         rows: list[Any] = filled.rows
-        if self._pipeline.placement is not None:
+        if self._placement is not None:
             rows = [self._on_device(leaf) for leaf in rows]
-        elif self._placement is not None:
-            rows = [placed(leaf, self._placement) for leaf in rows]
-        leaves = self._untouched(rows, filled) if self._plain else self._made(key, rows, filled)
-        if self._pipeline.placement is not None:
-            leaves = [self._pipeline.placement.hand_over(leaf) for leaf in leaves]
-        elif self._placement is not None:
-            leaves = [placed(leaf, self._placement) for leaf in leaves]
+        elif self._device is not None:
+            rows = [place(leaf, self._device) for leaf in rows]
+        leaves = self._untouched(rows, filled) if self._plain else self._made(key, numbers, rows, filled)
+        if self._placement is not None:
+            leaves = [self._placement.hand_over(leaf) for leaf in leaves]
+        elif self._device is not None:
+            leaves = [place(leaf, self._device) for leaf in leaves]
         remember(request.step, leaves[:-1])  # the last one is the mask
         return jax.tree.unflatten(self._structure, leaves)
 
@@ -89,18 +105,19 @@ class Delivery:
         full = filled.samples == self._layout.rows and not filled.report.failed
         return [*leaves, self._full_mask if full else self._on_device(self.mask(filled))]
 
-    def _made(self, key: Any, rows: list[Any], filled: Filled) -> list[Any]:
+    def _made(self, key: Any, numbers: np.ndarray | None, rows: list[Any], filled: Filled) -> list[Any]:
         """The leaves of a batch that goes through compiled stages."""
-        assert filled.request is not None
-        passing = {out: row for out, row in self._passing.items() if rows[row].nbytes >= _LARGE}
-        given = [None if row in passing.values() else leaf for row, leaf in enumerate(rows)]
-        intact = None
-        if self._host.tolerant:
-            intact = self._on_device(self._host.intact(self._pipeline.plan, filled))
-        step = np.uint32(filled.request.step)
-        made = iter(self._run(batch_of, self._program, key, step, given, intact, tuple(passing)))
+        passing, given = self._large, rows
+        if passing:
+            given = [None if row in passing.values() else leaf for row, leaf in enumerate(rows)]
+        intact = self._on_device(self._host.intact(self._pipeline.plan, filled)) if self._tolerant else None
+        key = key if self._is_keyed else None
+        made = self._finished(key, numbers, given, intact)
+        if not passing:
+            return made
+        rest = iter(made)
         return [
-            _whole(rows[passing[number]]) if number in passing else next(made)
+            _whole(rows[passing[number]]) if number in passing else next(rest)
             for number in range(self._structure.num_leaves)
         ]
 
@@ -110,28 +127,28 @@ class Delivery:
         real = filled.request.real.reshape(self._layout.axes)
         return real & self._host.intact(self._pipeline.plan, filled)
 
-    def _objects(self, filled: Filled) -> tuple[Any, np.ndarray]:
+    def _object_batch(self, filled: Filled) -> tuple[Any, np.ndarray]:
         objects = filled.rows[0]
         value = objects.reshape(-1)[0] if self._host.source.whole_batches else objects.tolist()
         return value, self.mask(filled)
 
     def _on_device(self, array: np.ndarray) -> jax.Array:
         """What this process has of an array with a row per sample, as a JAX array of all rows."""
-        placement, rows = self._pipeline.placement, self._host.rows
+        placement, rows = self._placement, self._host.rows
         return jnp.asarray(array) if placement is None or rows is None else placement.place(array, rows)
 
 
 def _trace(pipeline: Pipeline) -> tuple[Any, dict[int, int]]:
     """The structure of (batch, mask), and which of its leaves are rows that no stage changes or looks at."""
     assert pipeline.host is not None
-    rows, axes = pipeline.row_specs(), pipeline.host.layout(pipeline.plan).axes
+    axes = pipeline.host.layout(pipeline.plan).axes
     intact = jax.ShapeDtypeStruct(axes, np.dtype(bool)) if pipeline.host.tolerant else None
-    words, step = jax.ShapeDtypeStruct((2,), np.uint32), jax.ShapeDtypeStruct((), np.uint32)
+    words, numbers, rows = pipeline.planned_specs()
 
-    def at(words: Any, step: Any, rows: list[Any], intact: Any) -> Any:
-        return pipeline.at(words, step, apart=True, rows=rows, intact=intact)
+    def at(*given: Any) -> Any:
+        return pipeline.planned(*given, apart=True)
 
-    traced, shape = jax.make_jaxpr(at, return_shape=True)(words, step, rows, intact)
+    traced, shape = jax.make_jaxpr(at, return_shape=True)(words, numbers, rows, intact)
     inputs = traced.jaxpr.invars[2 : 2 + len(rows)]
     used = {id(variable) for equation in traced.jaxpr.eqns for variable in equation.invars}
     passing = {}
@@ -148,7 +165,12 @@ def _copied(leaves: list[Any]) -> list[Any]:
     return leaves
 
 
-def placed(leaf: Any, placement: Any) -> jax.Array:
+def as_placed(tree: PyTree, device: Any) -> PyTree:
+    """A tree of arrays where they are wanted."""
+    return tree if device is None else jax.tree.map(lambda leaf: place(leaf, device), tree)
+
+
+def place(leaf: Any, placement: Any) -> jax.Array:
     """An array where it is wanted. A sharding fits arrays with fewer axes too: a mask has fewer than the images."""
     if isinstance(placement, jax.sharding.NamedSharding):
         placement = jax.sharding.NamedSharding(placement.mesh, jax.sharding.PartitionSpec(*placement.spec[: leaf.ndim]))

@@ -1,0 +1,245 @@
+"""Reading for a loader: one backend for all who ask, and the batches of the future, which the plan knows."""
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from millstream.plan.plan import Plan
+from millstream.plan.planned import Coordinates, PlannedSteps
+from millstream.reading.executor import Backend
+from millstream.reading.host_side import HostSide
+from millstream.reading.reading import Filled
+from millstream.reading.stats import LoaderStats
+
+_SLOW_SECONDS = 0.0003  # a batch that is read faster than this is read at once: handing it to a thread takes longer
+_RUNS = 16  # runs whose read-ahead is kept, for several runs that step in turn
+
+
+class ReadAhead:
+    """The batches of one run for one caller, and the reading of those that come next.
+
+    Asking for steps in order is fast. Any other step is read when it is asked for: what is read ahead never changes
+    what is returned.
+
+    Args:
+        host: How to read.
+        steps: The run.
+        backend: Who reads.
+        ahead: How many batches to read ahead.
+        stats: Where to count.
+        stop: The first step that will not be asked for; nothing from there on is read.
+        on_close: Called once, when this is closed or forgotten.
+
+    Attributes:
+        steps: The run.
+    """
+
+    def __init__(
+        self,
+        host: HostSide,
+        steps: PlannedSteps,
+        backend: Backend,
+        ahead: int,
+        stats: LoaderStats,
+        stop: int,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.steps = steps
+        self._backend = backend
+        self._keyed = host.source.keyed
+        self._ahead = ahead
+        self._stats = stats
+        self._stop = stop
+        self._slow = not backend.lazy
+        self._lock = threading.Lock()
+        self._pending: dict[int, Any] = {}
+        self._forget = weakref.finalize(self, _forget, backend, self._pending, on_close)
+        self._forget.atexit = False
+
+    def rows(self, step: int) -> Filled:
+        """The batch of a step; rows that pad are zeros."""
+        backend, pending, stop = self._backend, self._pending, min(step + self._ahead + 1, self._stop)
+        with self._lock:
+            if self._slow:
+                self._start(step, stop)
+            job = pending.pop(step, None)
+            if job is None:
+                job = backend.prepare(self.steps.request(step, self._keyed))
+            for waiting in pending.values():
+                self._stats.ready += backend.is_done(waiting)
+        filled = self._count(job.request, backend.collect(job))
+        if backend.lazy:
+            with self._lock:
+                was_slow, self._slow = self._slow, filled.seconds > _SLOW_SECONDS
+                if self._slow and not was_slow:
+                    self._start(step + 1, stop)
+        return filled
+
+    def any_rows(self, steps: list[int]) -> tuple[int, Filled]:
+        """Whichever of these steps, in rising order, is read first, of those that are begun."""
+        with self._lock:
+            begun = steps[: self._ahead + 1]
+            for step in begun:
+                if step not in self._pending:
+                    self._pending[step] = self._backend.start(self.steps.request(step, self._keyed))
+            job = self._backend.first_of([self._pending[step] for step in begun])
+            self._pending.pop(job.request.step, None)  # closing may have cleared it
+        return job.request.step, self._count(job.request, self._backend.collect(job))
+
+    @property
+    def closed(self) -> bool:
+        """Whether those who read have ended."""
+        return self._backend.closed
+
+    def close(self) -> None:
+        """Forget what was begun, and leave the backend to others or have it end."""
+        self._forget()
+
+    def _start(self, first: int, stop: int) -> None:
+        """Have these steps read in the background, and forget all others."""
+        pending = self._pending
+        if pending and not (first <= min(pending) and max(pending) < stop):
+            for number in [number for number in pending if not first <= number < stop]:
+                self._backend.drop(pending.pop(number))
+        for number in range(first, stop):
+            if number not in pending:
+                pending[number] = self._backend.start(self.steps.request(number, self._keyed))
+
+    def _count(self, request: Any, filled: Filled) -> Filled:
+        filled.request = request
+        stats, report = self._stats, filled.report
+        for leaf in filled.rows:
+            stats.nbytes += leaf.nbytes
+        stats.samples += filled.samples - len(report.failed)
+        stats.failed += len(report.failed)
+        stats.restarts += filled.restarts
+        stats.cached += filled.cached
+        for name, seconds in report.times.items():
+            stats.reading[name] = stats.reading.get(name, 0.0) + seconds
+        return filled
+
+
+def _forget(backend: Backend, pending: dict[int, Any], on_close: Callable[[], None]) -> None:
+    on_close()  # first: if it ends the backend, that ends the waiting of another thread
+    if not backend.closed:
+        for job in list(pending.values()):
+            backend.drop(job)
+    pending.clear()
+
+
+class Reader:
+    """Reads the samples of one pipeline for iterators, `next_batch` and compiled programs alike.
+
+    There is one backend, which is opened when it is first needed and ends with the last one who needs it.
+
+    Args:
+        host: How to read.
+        plan: Whose steps are asked for.
+
+    Attributes:
+        host: How to read.
+        plan: Whose steps are asked for.
+        stats: Where the batches count that are asked for by `rows`.
+    """
+
+    def __init__(self, host: HostSide, plan: Plan) -> None:
+        self.host = host
+        self.plan = plan
+        self.stats = LoaderStats()
+        self._lock = threading.RLock()  # a finalizer may come inside of it
+        self._backend: Backend | None = None
+        self._users = 0
+        self._kept = False
+        self._runs: dict[bytes, ReadAhead] = {}  # of `rows`; the one used last comes last
+
+    def read_ahead(
+        self, words: np.ndarray, stats: LoaderStats, stop: int, coordinates: Coordinates | None = None
+    ) -> ReadAhead:
+        """The batches of a run, for a caller who closes it at the end."""
+        steps = PlannedSteps(self.plan, words, self.host.rows, coordinates)
+        with self._lock:
+            backend = self._open()
+            self._users += 1
+        leave = _Leave(self, backend)
+        return ReadAhead(self.host, steps, backend, self.host.ahead(self.plan), stats, stop, leave)
+
+    def rows(self, words: np.ndarray, step: int) -> Filled:
+        """The batch of any step of any run."""
+        name = words.tobytes()
+        with self._lock:
+            run = self._runs.pop(name, None)
+            if run is None or run.closed:
+                steps = PlannedSteps(self.plan, words, self.host.rows)
+                ahead, limit = self.host.ahead(self.plan), self.plan.step_limit
+                run = ReadAhead(self.host, steps, self._open(), ahead, self.stats, limit)
+            self._runs[name] = run
+            oldest = self._runs.pop(next(iter(self._runs))) if len(self._runs) > _RUNS else None
+            self.stats.batches += 1
+        if oldest is not None:
+            oldest.close()
+        return run.rows(step)
+
+    def keep(self) -> None:
+        """Leave the backend open, also when nobody needs it, until `close`."""
+        self._kept = True
+
+    def end_runs(self) -> None:
+        """Forget what `rows` has read ahead, and end the backend unless somebody needs it."""
+        if not self._kept:
+            self.close()
+
+    def close(self) -> None:
+        """End the backend, or leave that to the last iterator that needs it."""
+        self._kept = False
+        with self._lock:
+            runs, self._runs = self._runs, {}
+            backend = self._backend if self._users == 0 else None
+        if backend is not None:
+            backend.close()  # first: it ends the waiting of other threads
+        for run in runs.values():
+            run.close()
+
+    def _open(self) -> Backend:
+        if self._backend is not None and self._backend.closed:  # by an error
+            self._backend.close()
+            self._backend = None
+        if self._backend is None:
+            self._backend, self._users = self.host.backend(self.plan), 0
+        return self._backend
+
+    def leave(self, backend: Backend) -> None:
+        """An iterator needs the backend no more."""
+        with self._lock:
+            if backend is not self._backend:  # it has ended already
+                return
+            self._users -= 1
+            if self._users or self._kept or self._runs:
+                return
+            self._backend = None
+        backend.close()
+
+
+class _Leave:
+    """Tells a reader that somebody needs its backend no more."""
+
+    def __init__(self, reader: Reader, backend: Backend) -> None:
+        self._reader = reader
+        self._backend = backend
+
+    def __call__(self) -> None:
+        self._reader.leave(self._backend)
+
+
+# Loaders and compiled programs hold on to readers. Nobody else does, so that a loader takes its data along.
+_readers: "weakref.WeakValueDictionary[tuple[HostSide, Plan], Reader]" = weakref.WeakValueDictionary()
+
+
+def reader_of(host: HostSide, plan: Plan) -> Reader:
+    """One reader per pipeline, whoever reads."""
+    found = _readers.get((host, plan))
+    if found is None:
+        found = _readers[host, plan] = Reader(host, plan)
+    return found
