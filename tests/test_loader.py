@@ -234,6 +234,17 @@ def test_a_loader_is_a_pytree_that_still_works(loader, key):
     assert_trees_equal(twin.next_batch(state), loader.next_batch(state))
 
 
+def test_a_loader_says_what_it_is_made_of_and_how_it_was_built():
+    stages = [ms.ArraySampleSource({"x": np.arange(10.0)}), ms.BatchTransform(4)]
+    loader = ms.DataLoader(stages, executor=ms.Threads(2), prefetch=3)
+    built = {"executor": ms.Threads(2), "prefetch": 3, "on_error": "raise", "cache": None, "sharding": None}
+    assert loader.options == built
+    loader.options["prefetch"] = 7  # a copy
+    assert loader.options == loader.replace().options == built
+    assert loader.pipeline.host.executor == ms.Threads(2) and loader.pipeline.plan.axes == (4,)
+    assert jax.tree.map(lambda leaf: leaf, loader).options == {"prefetch": 3}
+
+
 def test_large_data_as_a_constant_are_warned_of(key):
     loader = ms.DataLoader([ms.ArraySampleSource(np.zeros((2**20, 80), np.uint8)), BATCH])
     state = loader.init_state(key)

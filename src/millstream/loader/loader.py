@@ -25,8 +25,7 @@ from millstream.loader.build import build, check_first_sample, read_on_host, sha
 from millstream.loader.feed import Feed, check_run, feed_of
 from millstream.loader.iterator import BatchIterator
 from millstream.pipeline.host_calls import original_errors
-from millstream.pipeline.jaxprs import is_all_true
-from millstream.pipeline.pipeline import Pipeline
+from millstream.pipeline.pipeline import Pipeline, masking_stages
 from millstream.pipeline.policy import has_policy, set_policy_state
 from millstream.pipeline.state import check_origin, check_position, checked_step, is_traced
 from millstream.pipeline.static_part import StaticPart, settled
@@ -142,16 +141,6 @@ class DataLoader:
     def _body_fns(self) -> dict[Any, set[int]]:
         return {}
 
-    @property
-    def pipeline(self) -> Any:
-        """The composed source: a `Pipeline`, or a stream."""
-        return self._source
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options that this loader was built with."""
-        return dict(self._built("options")[1])
-
     def replace(self, **options: Any) -> "DataLoader":
         """A loader of the same pipeline with other options: the same batches, made elsewhere.
 
@@ -173,6 +162,21 @@ class DataLoader:
         return self._made_of
 
     @property
+    def pipeline(self) -> Any:
+        """The source with all its stages as one value: a `Pipeline`, or a stream."""
+        return self._source
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that this loader was built with; after `jax.jit` or `jax.tree.map`, only `prefetch` is known.
+
+        Example:
+            >>> loader.options["prefetch"]
+            2
+        """
+        return {"prefetch": self._prefetch} if self._made_of is None else dict(self._made_of[1])
+
+    @property
     def steps_per_epoch(self) -> int:
         """Batches in one epoch."""
         return self._source.steps_per_epoch
@@ -186,12 +190,7 @@ class DataLoader:
     def _masking(self) -> tuple[str, ...]:
         """The stages that set the mask: the plan does not say then how many rows of a batch count."""
         with self._program.own_mesh():
-            if isinstance(self._source, Pipeline):
-                return self._source.trace()[1]
-            state = jax.eval_shape(self._source.init_state, jax.random.key(0))
-            traced = jax.make_jaxpr(lambda state: self._source.next(state)[1])(state)
-        all_real = is_all_true(traced.jaxpr, traced.consts, traced.jaxpr.outvars[0])
-        return () if all_real else (type(self._source).__name__,)
+            return masking_stages(self._source)
 
     @property
     def is_random(self) -> bool:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
+from millstream.pipeline.jaxprs import is_all_true
 from millstream.pipeline.placement import BatchPlacement
 from millstream.pipeline.read_in_graph import read_in_graph
 from millstream.pipeline.rows import blank, take
@@ -64,6 +65,16 @@ def as_stream(source: Any) -> Stream:
         "A source has `spec`, `read`, `arrays`, `ordering` and a length, or is a stream with "
         "`init_state`, `next`, `element_spec` and `steps_per_epoch`."
     )
+
+
+def masking_stages(source: Any) -> tuple[str, ...]:
+    """The names of the stages that set the mask: only a batch itself says then how many of its rows count."""
+    if isinstance(source, Pipeline):
+        return source.trace()[1]
+    state = jax.eval_shape(source.init_state, jax.random.key(0))
+    traced = jax.make_jaxpr(lambda state: source.next(state)[1])(state)
+    all_real = is_all_true(traced.jaxpr, traced.consts, traced.jaxpr.outvars[0])
+    return () if all_real else (type(source).__name__,)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
