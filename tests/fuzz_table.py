@@ -24,7 +24,7 @@ from formats import tar_bytes, write_idx
 import millstream as ms
 import millstream.integrations
 
-ROOMS = ["", "checkpoints", "datasets", "managed", "rl", "sharding"]
+ROOMS = ["", "checkpoints", "datasets", "inspect", "managed", "rl", "sharding"]
 ROOMS += [f"integrations.{room.name}" for room in pkgutil.iter_modules(millstream.integrations.__path__)]
 
 # What only the library makes: results, errors, and classes to inherit from.

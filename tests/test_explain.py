@@ -75,15 +75,14 @@ def test_the_memory_of_buffers_is_what_readers_take(executor):
     loader = ms.DataLoader([ms.DiskSampleSource(300, lambda index: np.zeros(50, np.float32)), ms.BatchTransform(64)])
     loader = loader.replace(executor=executor, prefetch=3)
     row = loader.explain().rows[-1]
-    assert loader._host is not None
-    backend = loader._host.backend(loader._source.plan, LoaderStats())
+    backend = loader.pipeline.host.backend(loader.pipeline.plan, LoaderStats())
     try:
         assert row.memory_bytes == backend.nbytes  # pyright: ignore[reportAttributeAccessIssue]
     finally:
         backend.close()
 
 
-def test_nothing_is_read_compiled_or_started(count_compilations):
+def test_nothing_is_read_compiled_or_started(count_compilations, assert_nothing_is_left):
     calls = []
 
     def read(index):
@@ -96,7 +95,7 @@ def test_nothing_is_read_compiled_or_started(count_compilations):
     with count_compilations() as compiled:
         str(loader.explain())
     assert (len(calls), compiled) == (before, [0])
-    assert loader._backend is None
+    assert_nothing_is_left()
 
 
 @pytest.mark.parametrize(
@@ -131,12 +130,12 @@ def test_the_plan_says_who_sets_the_mask():
 @pytest.mark.parametrize(
     ("ordering", "text"),
     [
-        ("shuffle", "shuffle: another order every epoch"),
+        ("shuffle", "shuffle: a different order every epoch"),
         ("sequential", "sequential: in sequence, every epoch"),
         (ms.Shuffle("repeat"), "repeat: the same batches every epoch, in the same order"),
         (
             ms.Shuffle("batchwise", first_epoch=False),
-            "batchwise: the same batches every epoch, in another order; the first one in sequence",
+            "batchwise: the same batches every epoch, in a different order; the first one in sequence",
         ),
     ],
 )

@@ -14,8 +14,7 @@ from conftest import assert_trees_equal
 from pipelines import Echo
 
 import millstream as ms
-from millstream.loader._tuning.ladder import preferred
-from millstream.loader._tuning.result import executor_code
+from millstream.inspect._tune import preferred
 
 SAMPLES = 400
 
@@ -97,16 +96,23 @@ def test_beside_a_slow_step_a_few_threads_are_enough():
     assert "the loop waits" in tuning.reason
 
 
-def test_the_simplest_of_those_that_are_as_good_is_preferred():
-    loader = loader_of(waiting, executor=ms.Threads(4))
+@pytest.mark.parametrize(
+    ("others", "best"),
+    [
+        ({}, (ms.Threads(4), 2)),
+        ({(ms.Processes(2), 2): 150.0}, (ms.Processes(2), 2)),
+        ({(ms.Threads(4), 1): 95.0}, (ms.Threads(4), 1)),
+        ({(ms.Threads(2), 8): 95.0}, (ms.Threads(2), 8)),
+        ({(ms.InGraph(), 2): 80.0}, (ms.InGraph(), 2)),
+    ],
+)
+def test_the_simplest_of_those_that_are_as_good_is_preferred(others, best):
     rates: Any = {(ms.Processes(2), 2): 101.0, (ms.Threads(8), 2): 100.0, (ms.Threads(4), 2): 96.0}
-    assert preferred(loader, rates) == (ms.Threads(4), 2)
-    assert preferred(loader, rates | {(ms.Processes(2), 2): 150.0}) == (ms.Processes(2), 2)
-    assert preferred(loader, rates | {(ms.Threads(4), 1): 95.0}) == (ms.Threads(4), 1)
-    assert preferred(loader, rates | {(ms.Threads(2), 8): 95.0}) == (ms.Threads(2), 8)
-    assert preferred(loader, rates | {(ms.InGraph(), 2): 80.0}) == (ms.InGraph(), 2)
-    same = loader_of(waiting)  # reads by 4 threads without an executor
-    assert preferred(same, {(None, 2): 99.0, (ms.Threads(4), 2): 100.0}) == (None, 2)
+    assert preferred(rates | others, present=ms.Threads(4), readers=4) == best
+
+
+def test_no_executor_is_preferred_to_as_many_threads_as_it_has():
+    assert preferred({(None, 2): 99.0, (ms.Threads(4), 2): 100.0}, present=None, readers=4) == (None, 2)
 
 
 def test_the_text_has_the_times_the_trials_and_code_that_runs():
@@ -124,21 +130,15 @@ def test_the_text_has_the_times_the_trials_and_code_that_runs():
     assert max(map(len, text.splitlines())) <= 120
     assert "advised" in text and "as it is" in text and tuning.code in text
     again = eval(tuning.code, {"ms": ms, "pipeline": stages})
-    assert again._made_of[1] | {"executor": None, "prefetch": 0} == {
-        "executor": None,
-        "prefetch": 0,
-        "on_error": "skip item",
-        "cache": None,
-        "sharding": None,
-    }
-    assert {"executor": again._made_of[1]["executor"], "prefetch": again._made_of[1]["prefetch"]} == tuning.options
+    others = {"on_error": "skip item", "cache": None, "sharding": None}
+    assert again.options == tuning.options | others
 
 
 def test_the_loader_and_its_cache_stay_as_they_are(tmp_path):
     loader = loader_of(waiting, executor=ms.Threads(2), cache=ms.BatchCache(tmp_path / "batches"))
     tuning = loader.tune(seconds=1)
     assert not (tmp_path / "batches").exists()
-    assert loader._backend is None and loader._reader is None and loader.stats().batches == 0
+    assert loader.stats().batches == 0
     assert tuning.code.endswith("cache=cache)")
     assert loader.replace(**tuning.options).explain().plan["cache"].startswith(str(tmp_path))
 
@@ -256,7 +256,15 @@ def test_an_interrupt_while_a_batch_is_read_ends_it_at_once():
     assert len(calls) < 8  # of the batches that were wanted, nobody reads the rest
 
 
-def test_executors_are_written_as_they_would_be_in_a_program():
-    assert executor_code(ms.Threads(3)) == "ms.Threads(3)"
-    assert executor_code(ms.Processes(2, nice=5, startup=waiting)) == "ms.Processes(2, startup=waiting, nice=5)"  # pyright: ignore
-    assert executor_code(ms.InGraph()) == "ms.InGraph()" and executor_code(None) == "None"
+@pytest.mark.parametrize(
+    ("executor", "code"),
+    [
+        (ms.Threads(3), "ms.Threads(3)"),
+        (ms.Processes(2, nice=5, startup=waiting), "ms.Processes(2, startup=waiting, nice=5)"),  # pyright: ignore
+        (ms.InGraph(), "ms.InGraph()"),
+        (None, "None"),
+    ],
+)
+def test_executors_are_written_as_they_would_be_in_a_program(executor, code):
+    tuning = ms.inspect.Tuning([], [], {"executor": executor, "prefetch": 2}, "", {"cache": "cache"})
+    assert tuning.code == f"ms.DataLoader(pipeline, executor={code}, prefetch=2, cache=cache)"

@@ -2,6 +2,7 @@
 
 from millstream import checkpoints as checkpoints
 from millstream import datasets as datasets
+from millstream import inspect as inspect
 from millstream import rl as rl
 from millstream import sharding as sharding
 from millstream.callbacks.csv_logger import csv_logger as csv_logger
@@ -19,15 +20,6 @@ from millstream.callbacks.throughput import throughput as throughput
 from millstream.callbacks.tqdm_bar import tqdm_bar as tqdm_bar
 from millstream.callbacks.wandb_logger import wandb_logger as wandb_logger
 from millstream.files.changed import FileChanged as FileChanged
-from millstream.loader._explanation.explain import Explanation as Explanation
-from millstream.loader._explanation.stage import ExplainedStage as ExplainedStage
-from millstream.loader._tuning.result import Tuning as Tuning
-from millstream.loader._tuning.stages import TimedStage as TimedStage
-from millstream.loader._tuning.trials import TriedOptions as TriedOptions
-from millstream.loader._verification.result import Difference as Difference
-from millstream.loader._verification.result import Verification as Verification
-from millstream.loader._verification.result import VerificationFailed as VerificationFailed
-from millstream.loader._verification.result import VerificationRow as VerificationRow
 from millstream.loader.info import BatchInfo as BatchInfo
 from millstream.loader.iterator import BatchIterator as BatchIterator
 from millstream.loader.loader import DataLoader as DataLoader

@@ -46,9 +46,7 @@ from millstream.text.errors import describe_value, function_name, require_bool, 
 from millstream.transforms.device import DevicePutTransform
 
 if TYPE_CHECKING:
-    from millstream.loader._explanation.explain import Explanation
-    from millstream.loader._tuning.result import Tuning
-    from millstream.loader._verification.result import Verification
+    from millstream.inspect import Explanation, Tuning, Verification
 
 _LARGE_CONSTANT = 64 * 2**20
 
@@ -294,45 +292,15 @@ class DataLoader:
         return dataclasses.replace(stats, reading=stats.reading.copy())
 
     def explain(self) -> "Explanation":
-        """The pipeline as a table: its stages, where they run, what leaves them, the memory they hold, and the plan.
-
-        Nothing is read and nothing is compiled; stages are traced.
+        """The pipeline as a table of its stages and its plan; see `ms.inspect.explain`.
 
         Example:
             >>> loader.explain().plan["last batch"]  # print all of it with print(loader.explain())
             '2 of 4 rows real, the others padding'
         """
-        from millstream.loader._explanation.explain import explain  # seldom needed, so that it is loaded here
+        from millstream.inspect import explain
 
         return explain(self)
-
-    def tune(
-        self,
-        key: Any = None,
-        *,
-        seconds: float = 15.0,
-        step: Callable[[Any, Any], Any] | None = None,
-        progress: bool = True,
-    ) -> "Tuning":
-        """Time the stages on these data, try executors and prefetch, and advise the simplest that are as good as any.
-
-        This loader stays as it is: `loader.replace(**loader.tune().options)` is the one that is advised. Samples are
-        read and functions of the pipeline are called as often as there is time for; a cache is neither read nor filled.
-
-        Example:
-            >>> tuning = loader.tune(seconds=0.5, progress=False)
-            >>> faster = loader.replace(**tuning.options)
-
-        Args:
-            key: Whose samples to read; None for those of `jax.random.key(0)`.
-            seconds: About how long to take. What is under way is waited for.
-            step: `step(batch, mask)`, what the loop does with a batch. What counts is then how long the loop waits
-                beside it. Without one, batches are drawn as fast as they come.
-            progress: Whether to show on stderr how far it is, if that is a terminal or a notebook.
-        """
-        from millstream.loader._tuning.tune import tune
-
-        return tune(self, key, seconds, step, progress)
 
     def verify(
         self,
@@ -345,34 +313,24 @@ class DataLoader:
         progress: bool = True,
         raises: bool = True,
     ) -> "Verification":
-        """Prove on your own data what a loader promises, and name the first difference if there is one.
+        """Prove on your own data what a loader promises; see `ms.inspect.verify` for the arguments."""
+        from millstream.inspect import verify
 
-        Stages are deterministic; every sample comes once per epoch; every executor and every number of hosts gives the
-        same stream; a stream that is saved and resumed goes on as if nothing had been. Functions of yours are called
-        more often than in a run.
+        options: dict[str, Any] = {"seconds": seconds, "executors": executors, "hosts": hosts}
+        return verify(self, key, steps=steps, progress=progress, raises=raises, **options)
 
-        Example:
-            >>> print(loader.verify(executors=[ms.Threads(2)], hosts=[1, 2]).rows[4].evidence)
-            in parts for 1, 2 hosts: 5 batches, together equal bit for bit
+    def tune(
+        self,
+        key: Any = None,
+        *,
+        seconds: float = 15.0,
+        step: Callable[[Any, Any], Any] | None = None,
+        progress: bool = True,
+    ) -> "Tuning":
+        """Find the executor and the prefetch that read fastest; see `ms.inspect.tune` for the arguments."""
+        from millstream.inspect import tune
 
-        Args:
-            key: The run to look at; by default that of `jax.random.key(0)`.
-            steps: How many batches to read, at most; by default an epoch and two more.
-            seconds: How long to take, at most, or a little longer. What there was no time for is not claimed.
-            executors: What to compare with this loader; by default no executor, one thread, three threads and two
-                worker processes.
-            hosts: Numbers of hosts to divide batches by.
-            progress: Whether a line on a terminal's stderr says how far it is.
-            raises: Whether a difference raises `VerificationFailed`, as a test wants it; if not, the table has it.
-        """
-        from millstream.loader._verification.verify import verify
-
-        for name, value in {"progress": progress, "raises": raises}.items():
-            require_bool("verify", name, value)
-        verification = verify(self, key, steps, seconds, executors, hosts, progress)
-        if raises:
-            verification.raise_if_failed()
-        return verification
+        return tune(self, key, seconds=seconds, step=step, progress=progress)
 
     def __enter__(self) -> Self:
         """Keep worker processes and threads from one stream to the next, until the block is left."""

@@ -22,7 +22,7 @@ from millstream.reading.interrupts import Interrupts
 from millstream.text.errors import describe_value, require_int
 
 if TYPE_CHECKING:
-    from millstream.loader._explanation.explain import Explanation
+    from millstream.inspect import Explanation
 
 _LONGEST_ROUND = 1_000_000
 
@@ -104,10 +104,10 @@ class MixedLoader:
 
     def explain(self) -> "Explanation":
         """The pipelines of all loaders as one table, and the plan; see `DataLoader.explain`."""
-        from millstream.loader._explanation.explain import joined
+        from millstream.inspect import Explanation
 
         plan = {"epoch": f"{self.steps_per_epoch:,} batches", "mix": dict(self._origin)["mix"]}
-        return joined({name: loader.explain() for name, loader in self._loaders.items()}, plan)
+        return Explanation.joined({name: loader.explain() for name, loader in self._loaders.items()}, plan)
 
     def init_state(self, key: Any, step: int = 0) -> LoaderState:
         """The state of a run before its first batch, or before batch number `step`.

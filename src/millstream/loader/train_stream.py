@@ -17,7 +17,7 @@ from millstream.reading.interrupts import Interrupts
 from millstream.text.errors import describe_value, require_int
 
 if TYPE_CHECKING:
-    from millstream.loader._explanation.explain import Explanation
+    from millstream.inspect import Explanation
 
 Period = tuple[Literal["epoch", "batch"], int]
 
@@ -88,13 +88,13 @@ class TrainStream:
 
     def explain(self) -> "Explanation":
         """The pipelines for training and validation as one table, and the plan; see `DataLoader.explain`."""
-        from millstream.loader._explanation.explain import joined
+        from millstream.inspect import Explanation
 
         parts = {"train": self._train.explain()}
         if self._validation is None:
-            return joined(parts, {"validation": "none"})
+            return Explanation.joined(parts, {"validation": "none"})
         passes = f"{self._schedule.length:,} batches after every {self._schedule.interval:,} of training"
-        return joined(parts | {"validation": self._validation.explain()}, {"validation": passes})
+        return Explanation.joined(parts | {"validation": self._validation.explain()}, {"validation": passes})
 
     def init_state(self, key: Any, start_at: tuple[int, int] = (0, 0)) -> LoaderState:
         """The state of a run before its first batch, or before any other.

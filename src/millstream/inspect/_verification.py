@@ -1,4 +1,4 @@
-"""What a verification has found: a table of checks, and the first difference in full."""
+"""The result of `verify`: a table of checks, and the first difference in full."""
 
 import dataclasses
 import textwrap
@@ -14,18 +14,18 @@ class Difference:
     """The first place where a promise was broken. Printed, it is a few lines.
 
     Example:
-        >>> print(ms.Difference("resume", "step 3", "batch['x'][0]", "1.5", "2.5", "The stage counts its calls."))
+        >>> print(ms.inspect.Difference("resume", "step 3", "batch['x'][0]", "1.5", "2.5", "The stage counts calls."))
         First difference: resume, step 3
           batch['x'][0]: 1.5 expected, 2.5 found
-          The stage counts its calls.
+          The stage counts calls.
 
     Attributes:
         check: The check that found it.
-        where: Who made the batch, its step, epoch and row, and the index of the sample.
-        leaf: Which number of the batch, or of the sample.
+        where: The way or stage that made it, the step, epoch and row, and the index of the sample.
+        leaf: Which value of the batch or sample.
         expected: What it should be.
         found: What it is.
-        cause: What is likely to blame, and how to mend it.
+        cause: The likely cause, and how to fix it.
     """
 
     check: str
@@ -52,9 +52,9 @@ class VerificationRow:
     Attributes:
         check: What was checked.
         result: "ok", "failed" or "left out".
-        evidence: What was compared and how much of it; or why nothing was.
+        evidence: What was compared, and how much of it; or why nothing was.
         difference: Where it failed first.
-        notes: What was left out of the check, and differences that break no promise.
+        notes: What the check left out, and differences that do not break a promise.
     """
 
     check: str
@@ -66,7 +66,7 @@ class VerificationRow:
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """What `DataLoader.verify` has found. Printed, it is a table.
+    """The result of `verify`. Printed, it is a table.
 
     Example:
         >>> verification = loader.verify(executors=[ms.Threads(2)], hosts=[1, 2], raises=False)
@@ -83,7 +83,7 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether no promise was found broken."""
+        """Whether all checks passed or were left out."""
         return all(row.result != "failed" for row in self.rows)
 
     @property
@@ -92,7 +92,7 @@ class Verification:
         return next((row.difference for row in self.rows if row.difference is not None), None)
 
     def raise_if_failed(self) -> None:
-        """Raise `VerificationFailed` if a promise was found broken."""
+        """Raise `VerificationFailed` if a check failed."""
         if not self.ok:
             raise VerificationFailed(self)
 
@@ -111,10 +111,10 @@ class Verification:
 
 
 class VerificationFailed(AssertionError):
-    """A loader does not keep a promise. The text is the table and the first difference.
+    """A loader breaks a promise. The text is the table and the first difference.
 
     Attributes:
-        verification: What was found.
+        verification: The result.
     """
 
     def __init__(self, verification: Verification) -> None:

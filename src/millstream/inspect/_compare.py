@@ -7,45 +7,42 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from millstream.inspect._verification import Difference
 from millstream.text.errors import describe_leaf, describe_value
 
-# Contracting `x * a + b`, or adding up in another order, moves a result by a few units in the last place of the
+# Contracting `x * a + b`, or adding in a different order, moves a result by a few units in the last place of the
 # largest number that took part. The largest of the leaf stands for that one.
 _ROUNDING = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Mismatch:
-    """Where two trees differ.
-
-    Attributes:
-        leaf: Which leaf.
-        place: Which number of it; () if it is the whole leaf.
-        expected: What it is in the first tree.
-        found: What it is in the second.
-        rounding: The size of the largest difference in the leaf, if rounding explains it.
-    """
+    """A leaf in which two trees differ."""
 
     leaf: str
-    place: tuple[int, ...]
+    place: tuple[int, ...]  # of the first value that differs; () if it is the whole leaf
     expected: str
     found: str
-    rounding: float | None = None
+    rounding: float | None = None  # the largest difference in the leaf, if rounding explains it
 
     @property
     def shown(self) -> str:
-        """The leaf and the place, as one would write it."""
+        """The leaf and the place, as code."""
         return f"{self.leaf}[{', '.join(map(str, self.place))}]" if self.place else self.leaf
+
+    def as_difference(self, check: str, where: str, cause: str) -> Difference:
+        """The difference that a check reports."""
+        return Difference(check, where, self.shown, self.expected, self.found, cause)
 
 
 def raw_key(leaf: Any) -> Any:
-    """A typed key as the numbers it is, and all else as it is."""
+    """The raw data of a typed key; anything else as it is."""
     is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return jax.random.key_data(leaf) if is_key else leaf
 
 
 def on_host(tree: Any, *, copied: bool = False) -> Any:
-    """A tree with its arrays as NumPy arrays, in memory of its own if wished."""
+    """A tree with its arrays as NumPy arrays, copied if asked."""
 
     def fetched(leaf: Any) -> Any:
         leaf = raw_key(leaf)
@@ -57,13 +54,7 @@ def on_host(tree: Any, *, copied: bool = False) -> Any:
 
 
 def compare(name: str, expected: Any, found: Any) -> list[Mismatch]:
-    """Where two trees on the host differ: one entry per leaf, those that rounding explains last.
-
-    Args:
-        name: What the trees are called.
-        expected: A tree of arrays and Python objects.
-        found: Another one.
-    """
+    """Where two trees on the host differ: one entry per leaf, those that rounding explains last."""
     ours, theirs = (jax.tree_util.tree_leaves_with_path(tree) for tree in (expected, found))
     if jax.tree.structure(expected) != jax.tree.structure(found):
         return [Mismatch(name, (), str(jax.tree.structure(expected)), str(jax.tree.structure(found)))]
@@ -77,18 +68,18 @@ def compare(name: str, expected: Any, found: Any) -> list[Mismatch]:
 
 def _of_leaf(name: str, expected: Any, found: Any) -> Mismatch | None:
     if not isinstance(expected, np.ndarray) or not isinstance(found, np.ndarray):
-        same = same_object(expected, found)
+        same = _same_object(expected, found)
         return None if same else Mismatch(name, (), describe_value(expected), describe_value(found))
     if expected.dtype != found.dtype or expected.shape != found.shape:
         return Mismatch(name, (), describe_leaf(expected), describe_leaf(found))
     if expected.dtype.hasobject:
         pairs = enumerate(zip(expected.flat, found.flat, strict=True))
-        differing = np.array([place for place, (left, right) in pairs if not same_object(left, right)], np.intp)
+        differing = np.array([place for place, (left, right) in pairs if not _same_object(left, right)], np.intp)
     else:
         differing = np.flatnonzero((_bytes(expected) != _bytes(found)).any(axis=1))
         if differing.size and jnp.issubdtype(expected.dtype, jnp.inexact):
             both = np.isnan(expected.ravel()[differing]) & np.isnan(found.ravel()[differing])
-            differing = differing[~both]  # one NaN is as good as another
+            differing = differing[~both]  # all NaNs are alike
     if not differing.size:
         return None
     place = tuple(map(int, np.unravel_index(differing[0], expected.shape)))
@@ -97,12 +88,12 @@ def _of_leaf(name: str, expected: Any, found: Any) -> Mismatch | None:
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:
-    """The bytes of every number, one row each."""
+    """The bytes of every value, one row each."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(array.size, array.dtype.itemsize)
 
 
 def _rounding(expected: np.ndarray, found: np.ndarray) -> float | None:
-    """The largest difference of two leaves, if it is one that rounding makes."""
+    """The largest difference of two leaves, if rounding explains it."""
     if not jnp.issubdtype(expected.dtype, jnp.inexact):
         return None
     wide = np.complex128 if jnp.issubdtype(expected.dtype, jnp.complexfloating) else np.float64
@@ -115,18 +106,23 @@ def _rounding(expected: np.ndarray, found: np.ndarray) -> float | None:
     return apart if apart <= _ROUNDING * float(jnp.finfo(expected.dtype).eps) * largest else None
 
 
-def same_object(left: Any, right: Any) -> bool:
+def _same_object(left: Any, right: Any) -> bool:
     """Whether two Python values are equal, arrays in them bit for bit, whatever their own `==` returns."""
     if type(left) is not type(right):
         return False
     if isinstance(left, np.ndarray | jax.Array):
         return not compare("", np.asarray(left), np.asarray(right))
     if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same_object(left[key], right[key]) for key in left)
+        return left.keys() == right.keys() and all(_same_object(left[key], right[key]) for key in left)
     if isinstance(left, list | tuple):
-        return len(left) == len(right) and all(map(same_object, left, right))
+        return len(left) == len(right) and all(map(_same_object, left, right))
     if isinstance(left, float) and left != left:
         return right != right
     if type(left).__eq__ is object.__eq__ and hasattr(left, "__dict__"):
-        return same_object(vars(left), vars(right))
+        return _same_object(vars(left), vars(right))
     return bool(left == right)
+
+
+def compare_batches(expected: tuple[Any, Any], found: tuple[Any, Any]) -> list[Mismatch]:
+    """Where two batches with their masks differ, on the host."""
+    return [*compare("mask", expected[1], found[1]), *compare("batch", expected[0], found[0])]

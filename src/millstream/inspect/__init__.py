@@ -1,0 +1,5 @@
+"""Three questions about a loader: what it does, whether it keeps its promises, and how it is read fastest."""
+
+from millstream._lazy import table_of_contents
+
+__getattr__, __dir__, __all__ = table_of_contents(__name__, __file__)

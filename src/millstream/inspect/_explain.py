@@ -1,0 +1,446 @@
+"""A pipeline as a table: its stages, where they run, what leaves them, and the plan of an epoch in words."""
+
+import contextlib
+import dataclasses
+import html
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from millstream.loader.build import stages
+from millstream.pipeline.pipeline import Pipeline, masking_stages
+from millstream.pipeline.placement import BatchPlacement
+from millstream.pipeline.stages import apply_stage, stage_names
+from millstream.pipeline.state import is_traced
+from millstream.pipeline.streams import BatchedStream, MappedStream, stages_of
+from millstream.plan.ordering import Shuffle
+from millstream.plan.plan import Batching, Plan
+from millstream.reading.contracts import PyTree, Stream
+from millstream.reading.derived_sources import CollatedSource, is_random, named_parts
+from millstream.reading.host_side import HostSide
+from millstream.reading.host_source import ArrayRows, HostSource
+from millstream.reading.memory import nbytes
+from millstream.reading.processes import Processes
+from millstream.reading.samples import ObjectSpec
+from millstream.reading.slots import slots_for
+from millstream.reading.workers.messages import SlotForm
+from millstream.sources.file_source import is_mapped
+from millstream.text.tables import WIDTH, name_table, size_text, text_table
+from millstream.transforms.buffer import BufferTransform
+from millstream.transforms.device import DevicePutTransform
+
+if TYPE_CHECKING:
+    from millstream.loader.loader import DataLoader
+    from millstream.pipeline.transform import Transform
+
+_HEADER = ("stage", "where", "shape and dtype", "per batch", "memory", "note")
+_LEAVES = 8  # that a cell lists
+_ORDERS = {
+    "itemwise": "a different order every epoch",
+    "reseed": "the same order every epoch, with new keys",
+    "repeat": "the same batches every epoch, in the same order",
+    "batchwise": "the same batches every epoch, in a different order",
+}
+_ERRORS = {
+    "raise": "a sample that raises ends the stream",
+    "skip item": "the row of a sample that raises is masked",
+    "skip batch": "the batch of a sample that raises is left out",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ExplainedStage:
+    """One stage of a pipeline, and what comes out of it.
+
+    Example:
+        >>> stage = loader.explain().rows[-1]
+        >>> stage.stage, stage.where, stage.shapes, stage.bytes_per_batch
+        ('BatchTransform', 'device', {'x': (4,)}, 16)
+
+    Attributes:
+        stage: Its name.
+        where: Where it runs: on the device, in threads, in worker processes.
+        shapes: The shape of each array that comes out of it, by its path, which is "" if there is only one array.
+            Before the batch, those of a sample. Empty for Python objects.
+        dtypes: Their dtypes, likewise.
+        bytes_per_batch: Bytes that leave it for one batch; None for Python objects.
+        memory_bytes: Memory that it holds in this process while the loader is in use; None if that is not known.
+        note: Anything else worth knowing.
+    """
+
+    stage: str
+    where: str
+    shapes: dict[str, tuple[int, ...]]
+    dtypes: dict[str, str]
+    bytes_per_batch: int | None
+    memory_bytes: int | None = None
+    note: str = ""
+
+
+class Explanation:
+    """The stages of a pipeline and its plan; printed, it is a table. See `explain`.
+
+    Example:
+        >>> explanation = loader.explain()
+        >>> [row.stage for row in explanation.rows], explanation.plan["epoch"]
+        (['ArraySampleSource', 'BatchTransform'], '3 batches of 4')
+
+    Attributes:
+        rows: One `ExplainedStage` per stage, in the order of the pipeline.
+        plan: What an epoch is, how samples are read and where batches go, as texts by name.
+    """
+
+    def __init__(self, rows: list[ExplainedStage], plan: dict[str, str]) -> None:
+        self.rows = rows
+        self.plan = plan
+
+    @classmethod
+    def joined(cls, parts: Mapping[str, "Explanation"], plan: dict[str, str]) -> "Explanation":
+        """Several explanations as one: each part under its name, and the plan of the whole before those of the parts.
+
+        Args:
+            parts: The explanations, by name.
+            plan: The plan of the whole.
+        """
+        named = ((name, row) for name, part in parts.items() for row in part.rows)
+        rows = [dataclasses.replace(row, stage=f"{name}: {row.stage}") for name, row in named]
+        plans = {f"{name}: {what}": text for name, part in parts.items() for what, text in part.plan.items()}
+        return cls(rows, plan | plans)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as values that JSON has: `{"stages": [{"stage": ..., ...}], "plan": {...}}`."""
+        rows = [dataclasses.asdict(row) for row in self.rows]
+        for row in rows:
+            row["shapes"] = {path: list(shape) for path, shape in row["shapes"].items()}
+        return {"stages": rows, "plan": dict(self.plan)}
+
+    def __repr__(self) -> str:
+        numbers, prose = ("per batch", "memory"), ("where", "note")
+        table = text_table(_HEADER, map(_cells, self.rows), numbers=numbers, prose=prose, width=WIDTH)
+        return f"{table}\n\n{name_table(self.plan.items(), width=WIDTH)}"
+
+    def _repr_html_(self) -> str:
+        cells = [_html_row("td", _cells(row)) for row in self.rows]
+        plan = [_html_row("td", pair) for pair in self.plan.items()]
+        return f"<table>{_html_row('th', _HEADER)}{''.join(cells)}</table><table>{''.join(plan)}</table>"
+
+
+def explain(loader: "DataLoader") -> Explanation:
+    """The pipeline as a table: its stages, where they run, what leaves them, the memory they hold, and the plan.
+
+    Nothing is read and nothing is compiled; stages are traced.
+
+    Example:
+        >>> ms.inspect.explain(loader).plan["last batch"]
+        '2 of 4 rows real, the others padding'
+
+    Args:
+        loader: The loader, which stays as it is.
+    """
+    pipeline = loader.pipeline
+    placement = pipeline.placement if isinstance(pipeline, Pipeline) else None
+    with contextlib.nullcontext() if placement is None else jax.set_mesh(placement.mesh):
+        return Explanation(_rows(loader), _plan_in_words(loader))
+
+
+def _cells(row: ExplainedStage) -> tuple[str, ...]:
+    leaves = [f"{path} {shape} {row.dtypes[path]}".lstrip() for path, shape in row.shapes.items()]
+    if len(leaves) > _LEAVES:
+        leaves = [*leaves[: _LEAVES - 1], f"and {len(leaves) - _LEAVES + 1:,} more"]
+    sizes = ("" if size is None else size_text(size) for size in (row.bytes_per_batch, row.memory_bytes))
+    return (row.stage, row.where, "\n".join(leaves), *sizes, row.note)
+
+
+def _html_row(tag: str, cells: Iterable[str]) -> str:
+    texts = (html.escape(cell).replace("\n", "<br>") for cell in cells)
+    return "<tr>" + "".join(f'<{tag} style="text-align: left">{text}</{tag}>' for text in texts) + "</tr>"
+
+
+def _row(
+    stage: str, where: str, value: PyTree, times: int, memory: int | None = None, notes: list[str] | None = None
+) -> ExplainedStage:
+    """A stage that gives such values, of which `times` make a batch."""
+    leaves = {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(value)
+    }
+    shapes = {path: tuple(leaf.shape) for path, leaf in leaves.items()}
+    dtypes = {path: str(leaf.dtype) for path, leaf in leaves.items()}
+    size = None if value is None else times * nbytes(value)
+    return ExplainedStage(stage, where, shapes, dtypes, size, memory, "; ".join(notes or []))
+
+
+def _rows(loader: "DataLoader") -> list[ExplainedStage]:
+    rows, ahead = _stream_rows(loader.pipeline, 1), _made_ahead(loader)
+    if ahead and rows[-1].bytes_per_batch is not None:
+        rows[-1] = _holding(rows[-1], ahead * rows[-1].bytes_per_batch, f"{ahead} made ahead")
+    return rows
+
+
+def _made_ahead(loader: "DataLoader") -> int:
+    """How many batches the compiled program makes ahead."""
+    pipeline = loader.pipeline
+    if not isinstance(pipeline, Pipeline) or pipeline.host is not None or any(one.effects for one in pipeline.stages):
+        return 0
+    return loader.options["prefetch"]
+
+
+def _holding(row: ExplainedStage, memory: int, note: str) -> ExplainedStage:
+    """A row that holds more memory, and why."""
+    memory += row.memory_bytes or 0
+    return dataclasses.replace(row, memory_bytes=memory, note="; ".join(filter(None, [row.note, note])))
+
+
+def _stream_rows(stream: Any, times: int) -> list[ExplainedStage]:
+    """The rows of a stream and of what it is made from; `times` of its values make a batch."""
+    if isinstance(stream, Pipeline):
+        return _pipeline_rows(stream, times)
+    inner = getattr(stream, "inner", None)
+    size = stream.batching.size if isinstance(stream, BatchedStream) else 1
+    rows = _stream_rows(inner, times * size) if isinstance(inner, Stream) else []
+    if isinstance(stream, MappedStream | BatchedStream):
+        name, notes = stage_names(stages_of(stream))[-1], _notes(stream.transform)
+        where = _where("device", stream.transform)
+    else:
+        name, notes, where = type(stream).__name__, ["a stream, drawn step by step"], "device"
+    if isinstance(stream, BatchedStream):
+        notes.append(f"last batch: {_ending_words(stream.batching)}")
+    memory = _state_bytes(stream) - (_state_bytes(inner) if isinstance(inner, Stream) else 0)
+    return [*rows, _row(name, where, stream.element_spec(), times, memory, notes)]
+
+
+def _state_bytes(stream: Any) -> int:
+    return nbytes(jax.eval_shape(stream.init_state, jax.random.key(0)))
+
+
+def _pipeline_rows(pipeline: Pipeline, times: int) -> list[ExplainedStage]:
+    per_batch = times * math.prod(pipeline.plan.axes)
+    device = "device" if pipeline.placement is None else f"device, over {_mesh_words(pipeline.placement)}"
+    if pipeline.host is None:
+        return [_array_row(pipeline, device, per_batch), *_compiled_rows(pipeline, device, device, per_batch)]
+    reader = _reader_words(pipeline.host)
+    rows = _host_rows(pipeline.host.source, reader, per_batch)
+    rows += _compiled_rows(pipeline, reader, device, per_batch)
+    if pipeline.objects is None:
+        last = max(number for number, row in enumerate(rows) if row.where == reader)
+        rows[last] = _holding(rows[last], *_buffers(pipeline.host, pipeline.plan))
+    return rows
+
+
+def _array_row(pipeline: Pipeline, device: str, per_batch: int) -> ExplainedStage:
+    """The source whose arrays the program gathers from."""
+    leaves, notes = jax.tree.leaves(pipeline.arrays), ["gathered in the program"]
+    if is_traced(leaves):
+        memory = nbytes(leaves)
+    else:
+        shards = [shard for leaf in leaves for shard in leaf.addressable_shards]
+        memory = sum(shard.data.nbytes for shard in shards)
+        notes.append(f"arrays on {_device_words({shard.device for shard in shards})}")
+    name = "arrays" if pipeline.source is None else type(pipeline.source).__name__
+    return _row(name, device, pipeline.sample_spec(), per_batch, memory, notes)
+
+
+def _host_rows(source: HostSource, reader: str, per_batch: int) -> list[ExplainedStage]:
+    """A source that is read on the host, and the functions that its samples go through there."""
+    rows = []
+    for name, part in named_parts(source):
+        if isinstance(part, CollatedSource):  # it is a part of its BatchTransform
+            continue
+        memory, notes = _held(part)
+        if is_random(part):
+            notes.append("random")
+        if isinstance(part.sample_spec, ObjectSpec):
+            notes.append(f"Python objects: {part.sample_spec.found}")
+        rows.append(_row(name, reader, part.spec(), per_batch, memory, notes))
+    return rows
+
+
+def _held(source: HostSource) -> tuple[int | None, list[str]]:
+    """Bytes of the arrays of a source that are in memory, and a note on those that are not."""
+    if not isinstance(source, ArrayRows):
+        return None, []
+    leaves = jax.tree.leaves(source.data)
+    outside = [leaf for leaf in leaves if is_mapped(leaf) or not isinstance(leaf, np.ndarray)]
+    if not outside:
+        return nbytes(leaves), []
+    how = "mapped" if any(map(is_mapped, outside)) else "read by position"
+    return nbytes(leaves) - nbytes(outside), [f"{size_text(nbytes(outside))} in files, {how}"]
+
+
+def _buffers(host: HostSide, plan: Plan) -> tuple[int, str]:
+    """The memory that batches are read into, and a note on it."""
+    layout, count, kind = host.layout(plan), slots_for(host.ahead(plan)), "buffers"
+    if isinstance(host.executor, Processes):
+        layout, kind = SlotForm(layout).layout, "shared buffers"
+    return count * layout.nbytes, f"{count:,} {kind} of {size_text(layout.nbytes)}"
+
+
+def _compiled_rows(pipeline: Pipeline, reader: str, device: str, per_batch: int) -> list[ExplainedStage]:
+    """The transforms, each traced with what the one before it gives."""
+    value, mask = pipeline.sample_spec(), jax.ShapeDtypeStruct((), np.dtype(bool))
+    rows, where, batchings = [], reader, list(pipeline.plan.batchings)
+    for name, stage in zip(stage_names(pipeline.stages), pipeline.stages, strict=True):
+        notes = _notes(stage)
+        if stage.batches:
+            batching = batchings.pop(0)
+            value, mask = _stacked((value, mask), batching.size)
+            per_batch //= batching.size
+            notes.append(f"last batch: {_ending_words(batching)}")
+        else:
+            value, mask = _traced(name, stage, value, mask)
+            where = where if stage.passive else device  # from here on the compiled program does the work
+            if batchings and not stage.passive:
+                notes.append("called for each sample" if stage.effects else "vmapped over the rows of a batch")
+        rows.append(_row(name, _where(where, stage), value, per_batch, None, notes))
+    return rows
+
+
+def _stacked(tree: PyTree, size: int) -> PyTree:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), tree)
+
+
+def _traced(name: str, stage: "Transform", value: PyTree, mask: Any) -> tuple[PyTree, Any]:
+    def apply(value: PyTree, mask: Any) -> tuple[PyTree, Any]:
+        key = jax.random.wrap_key_data(jnp.zeros(2, np.uint32), impl="threefry2x32") if stage.keyed else None
+        return apply_stage(name, stage, 0, value, mask, key)
+
+    return jax.eval_shape(apply, value, mask)
+
+
+def _where(usual: str, stage: "Transform") -> str:
+    if isinstance(stage, DevicePutTransform):
+        return "on the way out"
+    return "host, called by the program" if stage.effects else usual
+
+
+def _notes(stage: "Transform") -> list[str]:
+    if isinstance(stage, DevicePutTransform):
+        return [f"to {_place_words(stage.placement)}"]
+    if isinstance(stage, BufferTransform):
+        held, given = f"{stage.capacity:,} values, {stage.write_mode}", f"{stage.sample_size:,} {stage.mode}"
+        return [f"holds {held}", f"gives {given}"]
+    return ["random"] if stage.keyed else []
+
+
+def _plan_in_words(loader: "DataLoader") -> dict[str, str]:
+    """What an epoch is, who reads and where batches go, by name."""
+    pipeline = loader.pipeline
+    if isinstance(pipeline, Pipeline):
+        words = _indexed_words(pipeline, _made_ahead(loader))
+    else:
+        words = {
+            "epoch": f"{pipeline.steps_per_epoch:,} steps of a stream, which depend on the steps before them",
+            "made": "one step at a time in the compiled program, never ahead",
+            "state": f"{size_text(_state_bytes(pipeline))}, all that the stream remembers",
+        }
+    if masking := masking_stages(pipeline):
+        words["mask"] = f"set by {', '.join(masking)}: how many rows count is known when a batch is made"
+    if random := _random_stages(pipeline):
+        words["random stages"] = ", ".join(random)
+    return words | {"handed out": _hand_over_words(loader)}
+
+
+def _indexed_words(pipeline: Pipeline, made_ahead: int) -> dict[str, str]:
+    plan, host = pipeline.plan, pipeline.host
+    batches = "batch" if plan.steps_per_epoch == 1 else "batches"
+    kind = f"{batches} of {' x '.join(f'{size:,}' for size in plan.axes)}" if plan.batchings else "single samples"
+    words = {
+        "samples": f"{plan.samples:,}",
+        "order": _order_words(plan.shuffle),
+        "epoch": f"{plan.steps_per_epoch:,} {kind}",
+    }
+    if plan.batchings:
+        moved = "; it may come anywhere in an epoch" if plan.shuffle.mode == "batchwise" else ""
+        words["last batch"] = "; of batches of them: ".join(map(_ending_words, plan.batchings)) + moved
+    if host is None:
+        words["made"] = f"in the compiled program, {_ahead_words(made_ahead)}"
+    else:
+        order = "in order" if host.ordered else "in the order in which they are read"
+        several = isinstance(host.executor, Processes) and host.executor.workers > 1
+        each = ", each at a batch of its own" if several else ""
+        words["read"] = f"by {_reader_words(host)}{each}, {_ahead_words(host.ahead(plan))}, {order}"
+        words["errors"] = _ERRORS[host.on_error]
+        if host.cache is not None:
+            words["cache"] = f"{host.cache.folder} ({host.cache.mode})"
+    if pipeline.placement is not None:
+        words["shards"] = _shard_words(pipeline.placement)
+    return words | {"state": "a key and a step"}
+
+
+def _reader_words(host: HostSide) -> str:
+    count = host.source.readers if host.executor is None else getattr(host.executor, "workers", 1)
+    one, many = ("process", "processes") if isinstance(host.executor, Processes) else ("thread", "threads")
+    return f"{count} {'worker ' if one == 'process' else ''}{one if count == 1 else many}"
+
+
+def _ahead_words(batches: int) -> str:
+    return f"{batches:,} ahead of the one in use" if batches else "when they are asked for"
+
+
+def _order_words(shuffle: Shuffle) -> str:
+    first = "" if shuffle.first_epoch or shuffle.words == "sequential" else "; the first one in sequence"
+    meaning = "in sequence, every epoch" if shuffle.words == "sequential" else _ORDERS[shuffle.mode]
+    return f"{shuffle.words.split(',')[0]}: {meaning}{first}"
+
+
+def _ending_words(batching: Batching) -> str:
+    """What the last batch of an epoch is like."""
+    left = batching.inner % batching.size
+    if left == 0:
+        return "full"
+    if batching.ending == "drop":
+        return f"full; {left:,} left over and dropped"
+    if batching.ending == "pad":
+        return f"{left:,} of {batching.size:,} rows real, the others padding"
+    return f"{batching.size - left:,} of {batching.size:,} rows from the next epoch"
+
+
+def _mesh_words(placement: BatchPlacement) -> str:
+    return "mesh (" + ", ".join(f"{name}: {size}" for name, size in placement.sharding.mesh.shape.items()) + ")"
+
+
+def _shard_words(placement: BatchPlacement) -> str:
+    sharding, rows = placement.of(1), placement.local_rows()
+    hosts = len({device.process_index for device in sharding.device_set})
+    per_device = math.prod(sharding.shard_shape((placement.size,)))
+    words = f"{placement.size:,} rows over {_mesh_words(placement)}, {per_device:,} per device"
+    if hosts > 1:
+        words += f"; {hosts} processes, of which this one has {len(rows):,} rows, from {rows[0]} to {rows[-1]}"
+    return words
+
+
+def _device_words(devices: Any) -> str:
+    names = sorted(f"{device.platform}:{device.id}" for device in devices)
+    return names[0] if len(names) == 1 else f"{len(names)} devices, {names[0]} to {names[-1]}"
+
+
+def _place_words(place: Any) -> str:
+    if place is None:
+        return "JAX's default device"
+    return _device_words(place.device_set if isinstance(place, jax.sharding.Sharding) else [place])
+
+
+def _hand_over_words(loader: "DataLoader") -> str:
+    pipeline = loader.pipeline
+    if isinstance(pipeline, Pipeline) and pipeline.objects is not None:
+        return "as Python objects"
+    if isinstance(pipeline, Pipeline) and pipeline.placement is not None:
+        return f"over {_place_words(pipeline.placement.sharding)}"
+    place = next((one.placement for one in stages(pipeline)[::-1] if isinstance(one, DevicePutTransform)), None)
+    if place is None:
+        data = [leaf for leaf in jax.tree.leaves(loader) if isinstance(leaf, jax.Array) and not is_traced(leaf)]
+        place = data[0].sharding if data else None
+        return f"on {_place_words(place)}"
+    return f"{'over' if isinstance(place, jax.sharding.Sharding) else 'on'} {_place_words(place)}"
+
+
+def _random_stages(pipeline: Any) -> list[str]:
+    """The names of all stages that use keys."""
+    host = pipeline.host if isinstance(pipeline, Pipeline) else None
+    read = [] if host is None else [name for name, part in named_parts(host.source) if is_random(part)]
+    compiled = stages(pipeline)
+    return read + [name for name, stage in zip(stage_names(compiled), compiled, strict=True) if stage.keyed]

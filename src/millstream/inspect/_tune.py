@@ -1,0 +1,637 @@
+"""Which executor, how many workers, how much prefetch: measured on the user's own data."""
+
+import contextlib
+import dataclasses
+import itertools
+import math
+import os
+import pathlib
+import statistics
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from millstream.inspect._stages import calculating
+from millstream.pipeline.pipeline import Pipeline
+from millstream.pipeline.state import key_words
+from millstream.reading.in_graph import InGraph
+from millstream.reading.processes import Processes
+from millstream.reading.read_ahead import PlannedRun
+from millstream.reading.reading import Reading
+from millstream.reading.threads import Threads
+from millstream.text.errors import function_name, require_bool, require_callable, require_positive
+from millstream.text.progress_line import ProgressLine
+from millstream.text.tables import WIDTH, name_table, text_table, time_text
+
+if TYPE_CHECKING:
+    from millstream.loader.loader import DataLoader
+
+Executor = InGraph | Threads | Processes | None
+Step = Callable[[Any, Any], Any]
+Options = tuple[Executor, int]  # an executor and its prefetch
+
+# Shares of the time.
+_STAGES, _GRID, _COMPARE, _TURN, _LONGEST_ROUND = 0.15, 0.6, 0.85, 0.025, 0.1
+_CONTENDER, _MOST_CONTENDERS = 0.5, 4  # of the best rate: less than this gets no further turn
+_COMPARISONS = 2  # turns of each contender, at least
+_ROUNDS = 3  # of batches in a turn: one alone says little
+_PREFETCH = (1, 2, 4)  # times as many as keep all workers busy
+_CLOSE = 0.07  # of the best: a rate nearer to it than this is as good
+_CLOSE_IN_GRAPH = 0.25  # a program that makes its batches itself can also run whole epochs, in `scan_epoch`
+_LOCKED = 1.25  # two threads that read less than this as much as one hold each other up
+_MOST_REPEATS = 50
+_SKIPPING = 'A loader with on_error="skip item" continues without samples that cannot be read.'
+
+
+@dataclasses.dataclass(frozen=True)
+class TimedStage:
+    """How long a stage of a pipeline takes.
+
+    Example:
+        >>> tuning = loader.tune(seconds=0.5, progress=False)
+        >>> [(stage.stage, stage.per) for stage in tuning.stages]
+        [('compiled stages', 'batch')]
+
+    Attributes:
+        stage: Its name.
+        per: Whether the seconds are for a sample or for a batch.
+        seconds: How long it takes, alone, in one thread.
+        cpu_seconds: How much of that it is busy; the rest of the time it waits. None if that is not known.
+    """
+
+    stage: str
+    per: Literal["sample", "batch"]
+    seconds: float
+    cpu_seconds: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TriedOptions:
+    """The speed of a loader with some options.
+
+    Example:
+        >>> tried = loader.tune(seconds=0.5, progress=False).tried[0]
+        >>> tried.executor, tried.samples_per_second > 0
+        (InGraph(), True)
+
+    Attributes:
+        executor: Where samples are read.
+        prefetch: How many batches ahead.
+        samples_per_second: Samples that came through the loop; None if it was not tried.
+        idle: The share of the loop's time, from 0 to 1, in which it waited for a batch; None without a step.
+        cores: How many cores were busy, workers included; None if that is not known.
+        note: Why it was not tried, or anything else worth knowing.
+    """
+
+    executor: Executor
+    prefetch: int
+    samples_per_second: float | None = None
+    idle: float | None = None
+    cores: float | None = None
+    note: str = ""
+
+
+class Tuning:
+    """What a loader's stages cost, its speed with other options, and which are best; printed, tables and code.
+
+    See `tune`.
+
+    Example:
+        >>> tuning = loader.tune(seconds=0.5, progress=False)
+        >>> faster = loader.replace(**tuning.options)
+        >>> tuning.options["executor"]
+        InGraph()
+
+    Attributes:
+        stages: How long each stage takes, alone.
+        tried: The speed with other options, and with the present ones.
+        options: The best ones, for `DataLoader.replace`.
+        reason: Why, with the figures.
+        code: The same as code.
+    """
+
+    def __init__(
+        self,
+        stages: list[TimedStage],
+        tried: list[TriedOptions],
+        options: dict[str, Any],
+        reason: str,
+        others: dict[str, str],
+    ) -> None:
+        self.stages = stages
+        self.tried = tried
+        self.options = options
+        self.reason = reason
+        chosen = {"executor": _code(options["executor"]), "prefetch": str(options["prefetch"])}
+        arguments = ", ".join(f"{name}={text}" for name, text in (chosen | others).items())
+        self.code = f"ms.DataLoader(pipeline, {arguments})"
+
+    def __repr__(self) -> str:
+        stages = [
+            (row.stage, time_text(row.seconds), "" if row.cpu_seconds is None else time_text(row.cpu_seconds), row.per)
+            for row in self.stages
+        ]
+        header, times = ("executor", "prefetch", "samples/s", "idle", "cores", "note"), ("time", "of it busy")
+        tables = [
+            text_table(("stage", *times, "per"), stages, numbers=times, width=WIDTH),
+            text_table(header, map(self._cells, self.tried), numbers=header[1:-1], prose=("note",), width=WIDTH),
+            name_table([("advice", self.code), ("because", self.reason)], width=WIDTH),
+        ]
+        return "\n\n".join(tables)
+
+    def _cells(self, row: TriedOptions) -> tuple[str, ...]:
+        chosen = {"executor": row.executor, "prefetch": row.prefetch} == self.options
+        rate = "" if row.samples_per_second is None else f"{row.samples_per_second:,.0f}"
+        idle = "" if row.idle is None else f"{row.idle:.0%}"
+        cores = "" if row.cores is None else f"{row.cores:.2g}"
+        note = "; ".join(filter(None, ["advised" if chosen else "", row.note]))
+        return _code(row.executor), str(row.prefetch), rate, idle, cores, note
+
+
+def tune(
+    loader: "DataLoader",
+    key: Any = None,
+    *,
+    seconds: float = 15.0,
+    step: Step | None = None,
+    progress: bool = True,
+) -> Tuning:
+    """Time the stages on these data, try executors and prefetch, and advise the simplest that are as good as any.
+
+    The loader stays as it is: `loader.replace(**loader.tune().options)` is the one that is advised. Samples are
+    read and functions of the pipeline are called as often as there is time for; a cache is neither read nor filled.
+
+    Example:
+        >>> tuning = ms.inspect.tune(loader, seconds=0.5, progress=False)
+        >>> faster = loader.replace(**tuning.options)
+
+    Args:
+        loader: The loader.
+        key: Whose samples to read; None for those of `jax.random.key(0)`.
+        seconds: About how long to take. What is running is waited for.
+        step: `step(batch, mask)`, what the loop does with a batch. What counts is then how long the loop waits
+            beside it. Without one, batches are drawn as fast as they come.
+        progress: Whether to show progress on stderr, if that is a terminal or a notebook.
+    """
+    _require_tunable(loader, seconds, step, progress)
+    words = np.asarray(key_words("tune", jax.random.key(0) if key is None else key))
+    line = ProgressLine("tune", shown=progress)
+    try:
+        with contextlib.ExitStack() as opened:
+            line.say("timing the stages")
+            stages, per_sample = _time_stages(loader, words, _STAGES * seconds)
+            search = _Search(loader, words, seconds * (1 - _STAGES), step, per_sample, line, opened)
+            best = search.run()
+    finally:
+        line.close()
+    tried, options = search.results(), {"executor": best.executor, "prefetch": best.prefetch}
+    present = next((row for row in tried if row.executor == search.present), None)
+    known = loader.options
+    others = {} if known["on_error"] == "raise" else {"on_error": repr(known["on_error"])}
+    others |= {name: name for name in ("cache", "sharding") if known[name] is not None}
+    return Tuning(stages, tried, options, _reason(best.result(), present, tried, stages), others)
+
+
+def _require_tunable(loader: "DataLoader", seconds: Any, step: Any, progress: Any) -> None:
+    require_bool("tune", "progress", progress)
+    require_positive("tune", "seconds", seconds)
+    if step is not None:
+        require_callable("tune", "step", step)
+    if "executor" not in loader.options:
+        raise TypeError("tune needs a loader that was built, not one that came out of jax.jit or jax.tree.map.")
+    pipeline = loader.pipeline
+    if not isinstance(pipeline, Pipeline):
+        raise TypeError(
+            f"tune has nothing to choose for {type(pipeline).__name__}: a stream is computed step by step in one "
+            "compiled program, without executor and prefetch."
+        )
+    if pipeline.placement is not None and not pipeline.placement.is_local:
+        raise ValueError(
+            "tune ends its turns by the clock, which differs from process to process, and batches over several "
+            "processes are made by all of them together. Tune in one process: loader.replace(sharding=None).tune()."
+        )
+
+
+def _time_stages(loader: "DataLoader", words: np.ndarray, seconds: float) -> tuple[list[TimedStage], float | None]:
+    """How long the stages take, and the seconds per sample if samples are read in this process."""
+    pipeline = loader.pipeline
+    if pipeline.host is None:
+        state, alone = loader.init_state(words), loader.replace()
+        return [TimedStage("compiled stages", "batch", _median(lambda: alone.next_batch(state)[::2], seconds))], None
+    arrays = pipeline.host.source.sample_spec.empty(pipeline.host.layout(pipeline.plan).rows)
+    for array in arrays:  # not all rows may come to be read
+        array[...] = None if array.dtype.hasobject else 0
+    read, per_sample = [], None
+    if getattr(pipeline.host.executor, "startup", None) is None:  # what it prepares is there in workers alone
+        try:
+            read = _time_reading(pipeline, words, arrays, 0.6 * seconds)
+        except Exception as error:
+            error.add_note(f"tune was timing the stages. {_SKIPPING}")
+            raise
+        per_sample = read[-1].seconds
+    return [*read, *_time_delivery(pipeline, words, arrays, 0.4 * seconds)], per_sample
+
+
+def _time_reading(pipeline: Pipeline, words: np.ndarray, out: list[np.ndarray], seconds: float) -> list[TimedStage]:
+    """How long reading takes in this thread: by stage, and all of it."""
+    host = pipeline.host
+    assert host is not None
+    run, size = PlannedRun(pipeline.plan, words, host.rows), host.layout(pipeline.plan).rows
+    part, deadline = 1 if host.source.reads_samples else size, time.perf_counter() + seconds
+    samples, elapsed, cpu, times = 0, 0.0, 0.0, {}
+    for number in itertools.count():
+        step, first = divmod(number * part, size)
+        if number == 1:  # the first reading opens files and fills caches; it counts only if there is time for no other
+            samples, elapsed, cpu, times = 0, 0.0, 0.0, {}
+        request = run.request(step, host.source.keyed)
+        begun, cpu_begun = time.perf_counter(), time.thread_time()
+        report = Reading(host.source, request, out, tolerant=host.tolerant).read(first, first + part)
+        cpu, elapsed = cpu + time.thread_time() - cpu_begun, elapsed + time.perf_counter() - begun
+        samples += int(request.real[first : first + part].sum())
+        for name, taken in report.times.items():
+            times[name] = times.get(name, 0.0) + taken
+        if time.perf_counter() >= deadline:
+            break
+    count = max(1, samples)
+    rows = [TimedStage(name, "sample", taken / count) for name, taken in times.items()]
+    return [*rows, TimedStage("reading, all of it", "sample", elapsed / count, cpu / count)]
+
+
+def _time_delivery(pipeline: Pipeline, words: np.ndarray, arrays: list[np.ndarray], seconds: float) -> list[TimedStage]:
+    """How long a batch takes from the host's memory to the device, and through the compiled stages."""
+    if pipeline.objects is not None:
+        return []
+    host, placement = pipeline.host, pipeline.placement
+    assert host is not None
+    axes = host.layout(pipeline.plan).axes
+    rows = [leaf.reshape((*axes, *leaf.shape[1:])) for leaf in arrays]
+
+    def hand_over() -> list[Any]:
+        if placement is None or host.rows is None:
+            return jax.device_put(rows)
+        return [placement.place(leaf, host.rows) for leaf in rows]
+
+    @jax.jit
+    def make_batch(rows: list[Any]) -> Any:
+        return pipeline.at(words, np.uint32(0), rows=rows)
+
+    with contextlib.nullcontext() if placement is None else jax.set_mesh(placement.mesh):
+        stages = [TimedStage("hand-over", "batch", _median(hand_over, seconds / 2))]
+        # A user's function must not be called with a batch that is only partly read.
+        if calculating(pipeline.stages) and not any(stage.effects for stage in pipeline.stages):
+            there = hand_over()
+            stages.append(TimedStage("compiled stages", "batch", _median(lambda: make_batch(there), seconds / 2)))
+    return stages
+
+
+def _median(run: Callable[[], Any], seconds: float) -> float:
+    """The usual time of a call, after one that compiles."""
+    jax.block_until_ready(run())
+    times, deadline = [], time.perf_counter() + seconds
+    while not times or (time.perf_counter() < deadline and len(times) < _MOST_REPEATS):
+        begun = time.perf_counter()
+        jax.block_until_ready(run())
+        times.append(time.perf_counter() - begun)
+    return statistics.median(times)
+
+
+class _Turn(NamedTuple):
+    rate: float
+    idle: float
+    cores: float | None
+
+
+class _Trial:
+    """A loader with some options, kept ready for several turns."""
+
+    def __init__(self, loader: "DataLoader", options: Options, begin: Callable[[int], Any], step: Step | None) -> None:
+        self.executor, self.prefetch = options
+        # What is in a cache says nothing about reading, and a trial must not write into it.
+        self.loader = loader.replace(executor=self.executor, prefetch=self.prefetch, cache=None)
+        self.begun = False  # whether there was a batch
+        self._begin, self._step = begin, step  # `begin` gives the state before this many steps
+        self._turns: list[_Turn] = []
+        # Batches that are read side by side end at about the same time, so that only rounds of them can be compared.
+        self._round = _batches_side_by_side(self.loader.pipeline)
+
+    def turn(self, seconds: float) -> None:
+        """Draw batches for about this long; a few rounds of them, if that takes at most twice as long."""
+        rate = self.rate if self._turns else self._drawn(1, seconds).rate  # the first starts workers, and compiles
+        per_round = self._round * math.prod(self.loader.pipeline.plan.axes)
+        self._turns.append(self._drawn(max(_ROUNDS, round(seconds * rate / per_round)), seconds))
+
+    def _drawn(self, rounds: int, seconds: float) -> _Turn:
+        """Draw rounds of batches, from the first reading to the last; fewer if they take twice the time."""
+        steps, samples, waited, cpu = rounds * self._round, 0, 0.0, _cpu_seconds()
+        # Nothing after these steps is read, which would disturb the next turn.
+        with contextlib.closing(self.loader.iterate(self._begin(steps), steps=steps)) as batches:
+            begun = time.perf_counter()
+            for number in range(1, steps + 1):
+                asked = time.perf_counter()
+                try:
+                    drawn = jax.block_until_ready(next(batches, None))
+                except Exception as error:
+                    error.add_note(_SKIPPING)
+                    raise
+                waited += time.perf_counter() - asked
+                if drawn is not None:  # if it is, the last batches were skipped
+                    self.begun = True
+                    samples += batches.samples  # before the step, which may take the mask for its own
+                    if self._step is not None:
+                        jax.block_until_ready(self._step(*drawn))
+                if number == 1 and self._step is not None and steps > 1:
+                    begun, waited, samples = time.perf_counter(), 0.0, 0  # in a long loop one more wait is nothing
+                if time.perf_counter() - begun > 2 * seconds and number % self._round == 0:
+                    break
+            elapsed = max(time.perf_counter() - begun, 1e-9)
+        worked = _cpu_seconds()
+        cores = None if cpu is None or worked is None else (worked - cpu) / elapsed
+        return _Turn(samples / elapsed, waited / elapsed, cores)
+
+    @property
+    def rate(self) -> float:
+        """The median of samples per second."""
+        return self.result().samples_per_second or 0.0
+
+    def result(self, note: str = "") -> TriedOptions:
+        """The outcome: that of the turn in the middle."""
+        rate, idle, cores = sorted(self._turns, key=lambda turn: turn.rate)[len(self._turns) // 2]
+        return TriedOptions(self.executor, self.prefetch, rate, None if self._step is None else idle, cores, note)
+
+
+def _batches_side_by_side(pipeline: Pipeline) -> int:
+    """How many batches are read at the same time; 1 where threads share the rows of a batch."""
+    host = pipeline.host
+    if host is None:
+        return 1
+    whole = isinstance(host.executor, Processes) or host.source.whole_batches or host.source.reads_together
+    return getattr(host.executor, "workers", host.source.readers) if whole else 1
+
+
+def _cpu_seconds() -> float | None:
+    """How long this process and its children have been busy, as Linux counts it; None elsewhere."""
+    total = time.process_time()
+    try:
+        for listing in pathlib.Path("/proc/self/task").glob("*/children"):
+            for child in listing.read_text().split():
+                # The name of the program stands in brackets and may hold anything, blanks too.
+                fields = pathlib.Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+                total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except OSError:
+        return None
+    return total if pathlib.Path("/proc/self/task").exists() else None
+
+
+class _Search:
+    """Tries a grid of executors, compares the best in turns, then tries a few values of prefetch."""
+
+    def __init__(
+        self,
+        loader: "DataLoader",
+        words: np.ndarray,
+        seconds: float,
+        step: Step | None,
+        per_sample: float | None,
+        line: ProgressLine,
+        opened: contextlib.ExitStack,
+    ) -> None:
+        self._loader, self._words, self._seconds, self._step = loader, words, seconds, step
+        self._per_sample, self._line, self._opened = per_sample, line, opened
+        self._begun, self._next_step = time.perf_counter(), 0
+        self._trials: list[_Trial] = []
+        self._left_out: list[TriedOptions] = []
+        host = loader.pipeline.host
+        self.present = InGraph() if host is None else loader.options["executor"]
+        self._readers = 1 if host is None else host.source.readers
+
+    def run(self) -> _Trial:
+        """The trial of the options that are best."""
+        for executor in dict.fromkeys([self.present, *_grid(self._loader, self.present)]):
+            self._try(executor)
+        if not self._trials:
+            why = self._left_out[0].note.removeprefix("not tried: ")
+            raise ValueError(f"tune has too little time to try anything: {why}. Give it more: tune(seconds=...).")
+        self._compare(self._contenders(), _COMPARE)
+        return self._with_prefetch(self._simplest(self._trials))
+
+    def results(self) -> list[TriedOptions]:
+        """All that were tried, and those that were not, with the reason."""
+        present = self.present, self._loader.options["prefetch"]
+        notes = ["as it is" if (trial.executor, trial.prefetch) == present else "" for trial in self._trials]
+        return [*(trial.result(note) for trial, note in zip(self._trials, notes, strict=True)), *self._left_out]
+
+    def _try(self, executor: Executor) -> None:
+        """Give an executor its first turn, unless it cannot read or takes too long."""
+        prefetch = self._loader.options["prefetch"]
+        if executor != self.present:
+            prefetch = _least_prefetch(self._loader.pipeline, executor, prefetch)
+        why = self._why_not(executor)
+        if why is None:
+            step, trial = self._next_step, self._entered(executor, prefetch)
+            try:
+                self._turn(trial)
+                self._trials.append(trial)
+            except Exception as error:
+                trial.loader.close()
+                if trial.begun or not isinstance(executor, Processes) or isinstance(self.present, Processes):
+                    raise
+                self._read_here(step)  # raises if it is a sample that is at fault
+                first_line = str(error).partition("\n")[0]
+                why = f"{type(error).__name__}: {first_line}"
+        if why is not None:
+            self._left_out.append(TriedOptions(executor, prefetch, note=f"not tried: {why}"))
+
+    def _why_not(self, executor: Executor) -> str | None:
+        kinds = {type(trial.executor) for trial in self._trials}
+        if self._elapsed() > _GRID and type(executor) in kinds:
+            return "the time was over"
+        threads = {one.executor.workers: one.rate for one in self._trials if isinstance(one.executor, Threads)}
+        if isinstance(executor, Processes) and 1 in threads and max(threads.values()) > executor.workers * threads[1]:
+            return "threads read more than that many processes can"
+        if self._per_sample is None:
+            return None
+        workers = 1 if isinstance(executor, Processes) else _workers(executor, self._readers)
+        seconds = math.prod(self._loader.pipeline.plan.axes) * self._per_sample / workers
+        return f"a batch would take about {time_text(seconds)}" if seconds > _LONGEST_ROUND * self._seconds else None
+
+    def _read_here(self, step: int) -> None:
+        """Read a batch in this thread."""
+        pipeline = self._loader.replace(executor=Threads(1), cache=None).pipeline
+        host, plan = pipeline.host, pipeline.plan
+        request = PlannedRun(plan, self._words, host.rows).request(step, host.source.keyed)
+        out = host.source.sample_spec.empty(len(request.indices))
+        Reading(host.source, request, out, tolerant=host.tolerant).read(0, len(request.indices))
+
+    def _entered(self, executor: Executor, prefetch: int) -> _Trial:
+        trial = _Trial(self._loader, (executor, prefetch), self._state, self._step)
+        self._opened.enter_context(trial.loader)
+        return trial
+
+    def _turn(self, trial: _Trial) -> None:
+        name, seconds = f"{_code(trial.executor)}, prefetch={trial.prefetch}", _TURN * self._seconds
+        self._line.say(f"{name} ({self._elapsed():.0%} of {self._seconds:.3g} s)")
+        try:
+            trial.turn(seconds)
+        except Exception as error:
+            error.add_note(f"tune was trying {name}.")
+            raise
+
+    def _state(self, steps: int) -> Any:
+        """The state before steps that no turn has drawn: none must find in a cache what an earlier one has read."""
+        first = 0 if self._next_step + steps > self._loader.pipeline.plan.step_limit else self._next_step
+        self._next_step = first + steps
+        return self._loader.init_state(self._words, step=first)
+
+    def _contenders(self) -> list[_Trial]:
+        """The best so far, and those that may turn out to be as good. The others are closed."""
+        by_rate = sorted(self._trials, key=lambda trial: -trial.rate)[:_MOST_CONTENDERS]
+        kept = [trial for trial in by_rate if trial.rate >= _CONTENDER * by_rate[0].rate]
+        for trial in self._trials:
+            if trial not in kept:
+                trial.loader.close()
+        return kept
+
+    def _compare(self, trials: list[_Trial], until: float) -> None:
+        """Give them turns, one after the other, so that other load on the machine affects all alike."""
+        rounds = 0
+        while len(trials) > 1 and (rounds == 0 or self._elapsed() < (1.0 if rounds < _COMPARISONS else until)):
+            for trial in trials:
+                self._turn(trial)
+            rounds += 1
+
+    def _simplest(self, trials: list[_Trial]) -> _Trial:
+        rates = {(trial.executor, trial.prefetch): trial.rate for trial in trials}
+        best = preferred(rates, self.present, self._readers)
+        return next(trial for trial in trials if (trial.executor, trial.prefetch) == best)
+
+    def _with_prefetch(self, best: _Trial) -> _Trial:
+        """The trial with the prefetch that is enough for this executor."""
+        if best.executor is None:  # its source says how many samples are read ahead
+            return best
+        least, trials = _least_prefetch(self._loader.pipeline, best.executor, 1), [best]
+        for prefetch in (times * least for times in _PREFETCH):
+            if prefetch != best.prefetch and self._elapsed() < 1.0:
+                trials.append(self._entered(best.executor, prefetch))
+                self._turn(trials[-1])
+        self._trials += trials[1:]
+        self._compare(trials, 1.0)
+        if self._step is None and _is_good(best.executor, best.rate, max(trial.rate for trial in trials)):
+            return best  # how unevenly a step takes its batches is not known, so that less may be too little
+        return self._simplest(trials)
+
+    def _elapsed(self) -> float:
+        """The share of the time that is over."""
+        return (time.perf_counter() - self._begun) / self._seconds
+
+
+def _grid(loader: "DataLoader", present: Executor) -> list[Executor]:
+    """The executors to try besides the present one."""
+    if loader.pipeline.source.arrays is not None and loader.options["on_error"] == "raise":
+        return [InGraph(), _like(present, Threads, 1)]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    processes = [_like(present, Processes, count) for count in sorted({2, max(2, cores // 2), max(2, cores)})]
+    if getattr(present, "startup", None) is not None:  # what it prepares is there in workers alone
+        return [_like(present, Processes, 1), *processes]
+    threads = [_like(present, Threads, count) for count in (1, 2, 4, 8, 16, 32)]
+    return [*threads[:3], processes[0], *threads[3:], *processes[1:]]
+
+
+def _like(present: Executor, kind: type[Any], workers: int) -> Any:
+    """This many workers of a kind, with the other fields of the present executor."""
+    if isinstance(present, kind):
+        return dataclasses.replace(present, workers=workers)  # pyright: ignore[reportArgumentType]
+    if isinstance(present, Threads | Processes):
+        return kind(workers, ordered=present.ordered, timeout=present.timeout)
+    return kind(workers)
+
+
+def _workers(executor: Executor, readers: int) -> int:
+    return readers if executor is None else getattr(executor, "workers", 1)
+
+
+def _least_prefetch(pipeline: Pipeline, executor: Executor, prefetch: int) -> int:
+    """Enough batches in flight to keep all workers busy."""
+    host = pipeline.host
+    if host is None or not isinstance(executor, Threads):
+        return max(prefetch, 1)
+    whole = host.source.whole_batches or host.source.reads_together
+    at_once = 1 if whole else math.prod(pipeline.plan.axes)
+    return max(prefetch, 1, -(-executor.workers // at_once) - 1)
+
+
+def preferred(rates: dict[Options, float], present: Executor, readers: int) -> Options:
+    """The simplest of the options that are as good as the best, by their samples per second.
+
+    The program itself comes before threads, and threads before processes; fewer workers, the present executor, and less
+    prefetch are simpler. Without an executor there are this many readers.
+    """
+
+    def simplicity(options: Options) -> tuple[int, ...]:
+        executor, prefetch = options
+        kind = 0 if isinstance(executor, InGraph) else 2 if isinstance(executor, Processes) else 1
+        return kind, _workers(executor, readers), int(executor != present), prefetch
+
+    best = max(rates.values())
+    return min((options for options, rate in rates.items() if _is_good(options[0], rate, best)), key=simplicity)
+
+
+def _is_good(executor: Executor, rate: float, best: float) -> bool:
+    return rate >= (1 - (_CLOSE_IN_GRAPH if isinstance(executor, InGraph) else _CLOSE)) * best
+
+
+def _code(executor: Executor) -> str:
+    """An executor as it is written in a program: what differs from the defaults."""
+    if executor is None:
+        return "None"
+    arguments = []
+    for field in dataclasses.fields(executor):
+        value = getattr(executor, field.name)
+        if field.default is dataclasses.MISSING:
+            arguments.append(repr(value))
+        elif value != field.default:
+            arguments.append(f"{field.name}={function_name(value) if callable(value) else repr(value)}")
+    return f"ms.{type(executor).__name__}({', '.join(arguments)})"
+
+
+def _name(executor: Executor) -> str:
+    return "no executor" if executor is None else _code(executor).removeprefix("ms.")
+
+
+def _reason(
+    chosen: TriedOptions, present: TriedOptions | None, tried: list[TriedOptions], stages: list[TimedStage]
+) -> str:
+    """Why the chosen options are best, in a few sentences with the figures that were measured."""
+    rates = {(row.executor, row.prefetch): row.samples_per_second for row in tried if row.samples_per_second}
+    best, name = chosen.samples_per_second or math.inf, _name(chosen.executor)
+    sentences = []
+    reading = next((stage for stage in stages if stage.stage == "reading, all of it"), None)
+    if reading is not None:
+        busy = min(reading.seconds, reading.cpu_seconds or 0.0)
+        how = "all of it busy" if busy > 0.9 * reading.seconds else f"busy for {time_text(busy)} of them"
+        sentences.append(f"Reading takes {time_text(reading.seconds)} per sample in one thread, {how}.")
+    threads = {row.workers: rate for (row, _), rate in rates.items() if isinstance(row, Threads)}
+    if reading is not None and {1, 2} <= threads.keys():
+        why = ": it keeps the interpreter's lock, or the cores are busy" if threads[2] < _LOCKED * threads[1] else ""
+        sentences.append(f"2 threads read {threads[2] / threads[1]:.2f}x as much as 1{why}.")
+    idle = "" if chosen.idle is None else f", and the loop waits {chosen.idle:.0%} of its time"
+    gain = f"{name[0].upper()}{name[1:]} gives {best:,.0f} samples/s{idle}"
+    if present is not None and present.samples_per_second:
+        if present.executor == chosen.executor:
+            gain += ": that is what the loader has now"
+        else:
+            waits = "" if present.idle is None else f", where it waits {present.idle:.0%}"
+            gain += f": {best / present.samples_per_second:.2f}x of the present {_name(present.executor)}{waits}"
+    sentences.append(f"{gain}.")
+    for kind in (InGraph, Threads, Processes):
+        others = {row: rate for (row, _), rate in rates.items() if isinstance(row, kind) and row != chosen.executor}
+        if others:
+            other = max(others, key=others.__getitem__)
+            sentences.append(f"{_name(other)} gave {others[other] / best:.2f}x of that.")
+    same = {prefetch: rate for (row, prefetch), rate in rates.items() if row == chosen.executor}
+    compared = [f"prefetch={n} gave {rate / best:.2f}x" for n, rate in same.items() if n != chosen.prefetch]
+    if compared:
+        sentences.append(f"Compared with prefetch={chosen.prefetch}, {' and '.join(compared)}.")
+    return " ".join(sentences)

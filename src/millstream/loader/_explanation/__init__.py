@@ -1,1 +1,0 @@
-"""What a pipeline does, as a table: stages and the plan, without reading anything."""

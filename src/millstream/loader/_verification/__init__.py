@@ -1,1 +1,0 @@
-"""Whether a loader keeps its promises, tried on the user's own data."""
