@@ -19,7 +19,7 @@ from conftest import assert_trees_equal
 from test_bad_input import refuses
 
 import millstream as ms
-from millstream.reading import read_ahead
+from millstream.reading import reader
 from millstream.sources.fill import FillSource
 
 WORDS = ["oat", "rye", "barley", "wheat", "millet", "teff", "rice", "sorghum", "maize", "spelt", "fonio"]
@@ -143,7 +143,7 @@ def test_a_compiled_scan_sees_the_same_batches(runs, key):
 
 @pytest.mark.parametrize("executor", EXECUTORS, ids=str)
 def test_stale_memory_is_never_seen(executor, key, monkeypatch):
-    monkeypatch.setattr(read_ahead, "_SLOW_SECONDS", -1.0)  # threads read even what is read in no time
+    monkeypatch.setattr(reader, "_SLOW_SECONDS", -1.0)  # threads read even what is read in no time
 
     def make():
         def fill(item, arrays, rng):

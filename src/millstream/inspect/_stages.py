@@ -17,14 +17,14 @@ from millstream.pipeline.host_calls import original_errors
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.stages import stage_names
 from millstream.pipeline.transform import Transform
+from millstream.plan.planned import PlannedSteps, sample_keys
 from millstream.reading.derived_sources import MappedSource, named_parts
 from millstream.reading.host_source import HostSource, as_host_source
 from millstream.reading.processes import Processes
-from millstream.reading.read_ahead import sample_keys
+from millstream.reading.reader import Reader
 from millstream.reading.reading import Request
 from millstream.reading.samples import ObjectSpec, SampleSpec
 from millstream.reading.slots import Layout
-from millstream.reading.stats import LoaderStats
 
 _NOT_THE_SAME_TWICE = (
     "gives different values when the same batch is made again. What Python computes is fixed when a stage is traced: "
@@ -206,8 +206,6 @@ def calculating(stages: tuple[Transform, ...]) -> int:
 
 def program_differs(pipeline: Pipeline, words: np.ndarray) -> Difference | None:
     """Make the first batch by two programs, and name the first compiled stage that differs."""
-    # The order takes longer to compile than all the rest, and is not what is looked at.
-    pipeline = dataclasses.replace(pipeline, plan=dataclasses.replace(pipeline.plan, ordering="sequential"))
     rows = None if pipeline.host is None else _first_rows(pipeline, words)
     whole, name = _made_twice(pipeline, words, rows), "the stages together"
     if whole is None:
@@ -225,15 +223,15 @@ def program_differs(pipeline: Pipeline, words: np.ndarray) -> Difference | None:
 
 def _made_twice(pipeline: Pipeline, words: np.ndarray, rows: list[Any] | None) -> Mismatch | None:
     """Where the first batch differs if it is traced, compiled and made again."""
-    made = []
+    made, numbers = [], PlannedSteps(pipeline.plan, words, coordinates=pipeline.coordinates).numbers(0)
     for _ in range(2):
 
         @jax.jit
-        def batch(words: Any, arrays: Any, rows: Any) -> Any:  # a new function, so that it is traced anew
-            return dataclasses.replace(pipeline, arrays=arrays).at(words, np.uint32(0), rows=rows)
+        def batch(words: Any, numbers: Any, arrays: Any, rows: Any) -> Any:  # a new one, so that it is traced anew
+            return dataclasses.replace(pipeline, arrays=arrays).planned(words, numbers, rows)
 
         with original_errors():
-            made.append(on_host(jax.block_until_ready(batch(words, pipeline.arrays, rows))))
+            made.append(on_host(jax.block_until_ready(batch(words, numbers, pipeline.arrays, rows))))
     return next(iter(compare_batches(*made)), None)
 
 
@@ -241,5 +239,5 @@ def _first_rows(pipeline: Pipeline, words: np.ndarray) -> list[Any]:
     """The samples of the first batch, leaf by leaf; those that cannot be read are zeros."""
     host = pipeline.read_by(executor=None, on_error="skip item", cache=None).host
     assert host is not None
-    with contextlib.closing(host.open(pipeline.plan, LoaderStats())) as reader:
+    with contextlib.closing(Reader(host, pipeline.plan)) as reader:
         return [np.array(leaf) for leaf in reader.rows(words, 0).rows]

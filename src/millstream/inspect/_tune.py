@@ -17,9 +17,9 @@ import numpy as np
 from millstream.inspect._stages import calculating
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.state import key_words
+from millstream.plan.planned import PlannedSteps
 from millstream.reading.in_graph import InGraph
 from millstream.reading.processes import Processes
-from millstream.reading.read_ahead import PlannedRun
 from millstream.reading.reading import Reading
 from millstream.reading.threads import Threads
 from millstream.text.errors import function_name, require_bool, require_callable, require_positive
@@ -239,7 +239,7 @@ def _time_reading(pipeline: Pipeline, words: np.ndarray, out: list[np.ndarray], 
     """How long reading takes in this thread: by stage, and all of it."""
     host = pipeline.host
     assert host is not None
-    run, size = PlannedRun(pipeline.plan, words, host.rows), host.layout(pipeline.plan).rows
+    run, size = PlannedSteps(pipeline.plan, words, host.rows), host.layout(pipeline.plan).rows
     part, deadline = 1 if host.source.reads_samples else size, time.perf_counter() + seconds
     samples, elapsed, cpu, times = 0, 0.0, 0.0, {}
     for number in itertools.count():
@@ -274,9 +274,11 @@ def _time_delivery(pipeline: Pipeline, words: np.ndarray, arrays: list[np.ndarra
             return jax.device_put(rows)
         return [placement.place(leaf, host.rows) for leaf in rows]
 
+    numbers = PlannedSteps(pipeline.plan, words, coordinates=pipeline.coordinates).numbers(0)
+
     @jax.jit
     def make_batch(rows: list[Any]) -> Any:
-        return pipeline.at(words, np.uint32(0), rows=rows)
+        return pipeline.planned(words, numbers, rows)
 
     with contextlib.nullcontext() if placement is None else jax.set_mesh(placement.mesh):
         stages = [TimedStage("hand-over", "batch", _median(hand_over, seconds / 2))]
@@ -461,7 +463,7 @@ class _Search:
         """Read a batch in this thread."""
         pipeline = self._loader.replace(executor=Threads(1), cache=None).pipeline
         host, plan = pipeline.host, pipeline.plan
-        request = PlannedRun(plan, self._words, host.rows).request(step, host.source.keyed)
+        request = PlannedSteps(plan, self._words, host.rows).request(step, host.source.keyed)
         out = host.source.sample_spec.empty(len(request.indices))
         Reading(host.source, request, out, tolerant=host.tolerant).read(0, len(request.indices))
 

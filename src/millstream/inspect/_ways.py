@@ -19,12 +19,13 @@ from millstream.loader.info import BatchInfo
 from millstream.pipeline.host_calls import original_errors
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.state import key_words
+from millstream.plan.planned import PlannedSteps
 from millstream.reading.contracts import PyTree
 from millstream.reading.in_graph import InGraph
 from millstream.reading.memory import nbytes
 from millstream.reading.processes import Processes
+from millstream.reading.reader import Reader
 from millstream.reading.samples import ObjectSpec
-from millstream.reading.stats import LoaderStats
 from millstream.reading.threads import Threads
 from millstream.sharding import shard_bounds
 from millstream.transforms.device import DevicePutTransform
@@ -146,7 +147,7 @@ def _from_workers(make: Make, key: Any, steps: int) -> Draws:
         except TypeError as error:
             raise NotAllowed(str(error)) from None
     try:
-        pipeline.host.backend(pipeline.plan, LoaderStats()).close()
+        pipeline.host.backend(pipeline.plan).close()
     except Exception as error:
         raise NotAllowed(f"the pipeline cannot be sent to a worker: {type(error).__name__}: {error}") from None
     yield from iterating(make, key, steps)
@@ -203,14 +204,15 @@ def _divided(pipeline: Pipeline, make_batch: Callable[..., Any], count: int, key
     """By reading the rows of each host one after the other, and joining them."""
     plan, words, size = pipeline.plan, np.asarray(key_words("verify", key)), pipeline.plan.axes[0]
     parts = [pipeline.read_by(rows=tuple(range(*shard_bounds(count, host, size)))).host for host in range(count)]
+    planned = PlannedSteps(plan, words, coordinates=pipeline.coordinates)
     with contextlib.ExitStack() as opened:
-        readers = [opened.enter_context(contextlib.closing(part.open(plan, LoaderStats()))) for part in parts if part]
+        readers = [opened.enter_context(contextlib.closing(Reader(part, plan))) for part in parts if part]
         for step in range(steps):
             filled = [reader.rows(words, step) for reader in readers]
             rows = [np.concatenate(leaves) for leaves in zip(*(one.rows for one in filled), strict=True)]
             intact = np.concatenate([part.intact(plan, one) for part, one in zip(parts, filled, strict=True) if part])
             if pipeline.objects is None:
-                yield Drawn(step, *make_batch(words, np.uint32(step), rows, intact))
+                yield Drawn(step, *make_batch(words, planned.numbers(step), rows, intact))
             else:
                 real = np.concatenate([one.request.real for one in filled if one.request is not None])
                 yield Drawn(step, rows[0].tolist(), real.reshape(intact.shape) & intact)
@@ -330,8 +332,8 @@ class Ways:
             return
 
         @jax.jit
-        def make_batch(words: Any, step: Any, rows: list[Any], intact: Any) -> Any:
-            return reading.at(words, step, rows=rows, intact=intact)
+        def make_batch(words: Any, numbers: Any, rows: list[Any], intact: Any) -> Any:
+            return reading.planned(words, numbers, rows, intact)
 
         size = reading.plan.axes[0]
         for count in hosts:
