@@ -119,7 +119,6 @@ def act(obs, weights, key):
 
 
 def test_public_classes_have_an_example():
-    for name in ms.__all__:
-        member = getattr(ms, name)
+    for name, member in [(name, getattr(room, name)) for room in (ms, ms.inspect) for name in room.__all__]:
         if isinstance(member, type) and not issubclass(member, Exception) and name != "LoaderState":
             assert ">>>" in (member.__doc__ or ""), f"{name} has no example"

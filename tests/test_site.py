@@ -56,7 +56,7 @@ def exported(module):
 def public_objects():
     """Every public name with what it names."""
     rooms = {"millstream": ms, "millstream.managed": ms.managed}
-    rooms |= {room.__name__: room for room in (ms.checkpoints, ms.datasets, ms.rl, ms.sharding, report)}
+    rooms |= {room.__name__: room for room in (ms.checkpoints, ms.datasets, ms.inspect, ms.rl, ms.sharding, report)}
     rooms |= {module.__name__: module for module in modules_of(integrations)}
     found = {f"{path}.{name}": getattr(room, name) for path, room in rooms.items() for name in exported(room)}
     return found | {module.__name__: module for module in modules_of(integrations)}

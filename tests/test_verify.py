@@ -409,6 +409,8 @@ def test_wrong_arguments_are_refused():
         loader.verify(executors=[4])  # pyright: ignore[reportArgumentType]
     with refuses(ValueError, "verify needs every number of hosts to be an int of at least 1", "0 (int)"):
         loader.verify(hosts=[0])
+    with refuses(TypeError, "verify needs loader to be a DataLoader", "[4] (list)"):
+        ms.inspect.verify([4])  # pyright: ignore[reportArgumentType]
     with refuses(TypeError, "verify needs a loader that was built"):
         jax.tree.map(lambda leaf: leaf, loader).verify()
 

@@ -5,18 +5,20 @@ import dataclasses
 import html
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from millstream.loader.build import stages
+from millstream.loader.loader import DataLoader
 from millstream.pipeline.pipeline import Pipeline, masking_stages
 from millstream.pipeline.placement import BatchPlacement
 from millstream.pipeline.stages import apply_stage, stage_names
 from millstream.pipeline.state import is_traced
 from millstream.pipeline.streams import BatchedStream, MappedStream, stages_of
+from millstream.pipeline.transform import Transform
 from millstream.plan.ordering import Shuffle
 from millstream.plan.plan import Batching, Plan
 from millstream.reading.contracts import PyTree, Stream
@@ -29,13 +31,10 @@ from millstream.reading.samples import ObjectSpec
 from millstream.reading.slots import slots_for
 from millstream.reading.workers.messages import SlotForm
 from millstream.sources.file_source import is_mapped
+from millstream.text.errors import describe_value
 from millstream.text.tables import WIDTH, name_table, size_text, text_table
 from millstream.transforms.buffer import BufferTransform
 from millstream.transforms.device import DevicePutTransform
-
-if TYPE_CHECKING:
-    from millstream.loader.loader import DataLoader
-    from millstream.pipeline.transform import Transform
 
 _HEADER = ("stage", "where", "shape and dtype", "per batch", "memory", "note")
 _LEAVES = 8  # that a cell lists
@@ -129,7 +128,7 @@ class Explanation:
         return f"<table>{_html_row('th', _HEADER)}{''.join(cells)}</table><table>{''.join(plan)}</table>"
 
 
-def explain(loader: "DataLoader") -> Explanation:
+def explain(loader: DataLoader) -> Explanation:
     """The pipeline as a table: its stages, where they run, what leaves them, the memory they hold, and the plan.
 
     Nothing is read and nothing is compiled; stages are traced.
@@ -141,10 +140,19 @@ def explain(loader: "DataLoader") -> Explanation:
     Args:
         loader: The loader, which stays as it is.
     """
+    require_loader("explain", loader)
     pipeline = loader.pipeline
     placement = pipeline.placement if isinstance(pipeline, Pipeline) else None
     with contextlib.nullcontext() if placement is None else jax.set_mesh(placement.mesh):
         return Explanation(_rows(loader), _plan_in_words(loader))
+
+
+def require_loader(who: str, loader: Any, *, built: bool = False) -> None:
+    """Refuse anything but a `DataLoader`; and, if it has to be built anew, one whose options are not known."""
+    if not isinstance(loader, DataLoader):
+        raise TypeError(f"{who} needs loader to be a DataLoader. Got {describe_value(loader)}.")
+    if built and "executor" not in loader.options:
+        raise TypeError(f"{who} needs a loader that was built, not one that came out of jax.jit or jax.tree.map.")
 
 
 def _cells(row: ExplainedStage) -> tuple[str, ...]:
@@ -174,14 +182,14 @@ def _row(
     return ExplainedStage(stage, where, shapes, dtypes, size, memory, "; ".join(notes or []))
 
 
-def _rows(loader: "DataLoader") -> list[ExplainedStage]:
+def _rows(loader: DataLoader) -> list[ExplainedStage]:
     rows, ahead = _stream_rows(loader.pipeline, 1), _made_ahead(loader)
     if ahead and rows[-1].bytes_per_batch is not None:
         rows[-1] = _holding(rows[-1], ahead * rows[-1].bytes_per_batch, f"{ahead} made ahead")
     return rows
 
 
-def _made_ahead(loader: "DataLoader") -> int:
+def _made_ahead(loader: DataLoader) -> int:
     """How many batches the compiled program makes ahead."""
     pipeline = loader.pipeline
     if not isinstance(pipeline, Pipeline) or pipeline.host is not None or any(one.effects for one in pipeline.stages):
@@ -303,7 +311,7 @@ def _stacked(tree: PyTree, size: int) -> PyTree:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), tree)
 
 
-def _traced(name: str, stage: "Transform", value: PyTree, mask: Any) -> tuple[PyTree, Any]:
+def _traced(name: str, stage: Transform, value: PyTree, mask: Any) -> tuple[PyTree, Any]:
     def apply(value: PyTree, mask: Any) -> tuple[PyTree, Any]:
         key = jax.random.wrap_key_data(jnp.zeros(2, np.uint32), impl="threefry2x32") if stage.keyed else None
         return apply_stage(name, stage, 0, value, mask, key)
@@ -311,13 +319,13 @@ def _traced(name: str, stage: "Transform", value: PyTree, mask: Any) -> tuple[Py
     return jax.eval_shape(apply, value, mask)
 
 
-def _where(usual: str, stage: "Transform") -> str:
+def _where(usual: str, stage: Transform) -> str:
     if isinstance(stage, DevicePutTransform):
         return "on the way out"
     return "host, called by the program" if stage.effects else usual
 
 
-def _notes(stage: "Transform") -> list[str]:
+def _notes(stage: Transform) -> list[str]:
     if isinstance(stage, DevicePutTransform):
         return [f"to {_place_words(stage.placement)}"]
     if isinstance(stage, BufferTransform):
@@ -326,7 +334,7 @@ def _notes(stage: "Transform") -> list[str]:
     return ["random"] if stage.keyed else []
 
 
-def _plan_in_words(loader: "DataLoader") -> dict[str, str]:
+def _plan_in_words(loader: DataLoader) -> dict[str, str]:
     """What an epoch is, who reads and where batches go, by name."""
     pipeline = loader.pipeline
     if isinstance(pipeline, Pipeline):
@@ -424,7 +432,7 @@ def _place_words(place: Any) -> str:
     return _device_words(place.device_set if isinstance(place, jax.sharding.Sharding) else [place])
 
 
-def _hand_over_words(loader: "DataLoader") -> str:
+def _hand_over_words(loader: DataLoader) -> str:
     pipeline = loader.pipeline
     if isinstance(pipeline, Pipeline) and pipeline.objects is not None:
         return "as Python objects"

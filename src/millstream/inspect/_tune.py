@@ -9,12 +9,14 @@ import pathlib
 import statistics
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 
+from millstream.inspect._explain import require_loader
 from millstream.inspect._stages import calculating
+from millstream.loader.loader import DataLoader
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.state import key_words
 from millstream.plan.planned import PlannedSteps
@@ -25,9 +27,6 @@ from millstream.reading.threads import Threads
 from millstream.text.errors import function_name, require_bool, require_callable, require_positive
 from millstream.text.progress_line import ProgressLine
 from millstream.text.tables import WIDTH, name_table, text_table, time_text
-
-if TYPE_CHECKING:
-    from millstream.loader.loader import DataLoader
 
 Executor = InGraph | Threads | Processes | None
 Step = Callable[[Any, Any], Any]
@@ -152,7 +151,7 @@ class Tuning:
 
 
 def tune(
-    loader: "DataLoader",
+    loader: DataLoader,
     key: Any = None,
     *,
     seconds: float = 15.0,
@@ -195,13 +194,12 @@ def tune(
     return Tuning(stages, tried, options, _reason(best.result(), present, tried, stages), others)
 
 
-def _require_tunable(loader: "DataLoader", seconds: Any, step: Any, progress: Any) -> None:
+def _require_tunable(loader: DataLoader, seconds: Any, step: Any, progress: Any) -> None:
+    require_loader("tune", loader, built=True)
     require_bool("tune", "progress", progress)
     require_positive("tune", "seconds", seconds)
     if step is not None:
         require_callable("tune", "step", step)
-    if "executor" not in loader.options:
-        raise TypeError("tune needs a loader that was built, not one that came out of jax.jit or jax.tree.map.")
     pipeline = loader.pipeline
     if not isinstance(pipeline, Pipeline):
         raise TypeError(
@@ -215,7 +213,7 @@ def _require_tunable(loader: "DataLoader", seconds: Any, step: Any, progress: An
         )
 
 
-def _time_stages(loader: "DataLoader", words: np.ndarray, seconds: float) -> tuple[list[TimedStage], float | None]:
+def _time_stages(loader: DataLoader, words: np.ndarray, seconds: float) -> tuple[list[TimedStage], float | None]:
     """How long the stages take, and the seconds per sample if samples are read in this process."""
     pipeline = loader.pipeline
     if pipeline.host is None:
@@ -309,7 +307,7 @@ class _Turn(NamedTuple):
 class _Trial:
     """A loader with some options, kept ready for several turns."""
 
-    def __init__(self, loader: "DataLoader", options: Options, begin: Callable[[int], Any], step: Step | None) -> None:
+    def __init__(self, loader: DataLoader, options: Options, begin: Callable[[int], Any], step: Step | None) -> None:
         self.executor, self.prefetch = options
         # What is in a cache says nothing about reading, and a trial must not write into it.
         self.loader = loader.replace(executor=self.executor, prefetch=self.prefetch, cache=None)
@@ -392,7 +390,7 @@ class _Search:
 
     def __init__(
         self,
-        loader: "DataLoader",
+        loader: DataLoader,
         words: np.ndarray,
         seconds: float,
         step: Step | None,
@@ -529,7 +527,7 @@ class _Search:
         return (time.perf_counter() - self._begun) / self._seconds
 
 
-def _grid(loader: "DataLoader", present: Executor) -> list[Executor]:
+def _grid(loader: DataLoader, present: Executor) -> list[Executor]:
     """The executors to try besides the present one."""
     if loader.pipeline.source.arrays is not None and loader.options["on_error"] == "raise":
         return [InGraph(), _like(present, Threads, 1)]
@@ -627,13 +625,4 @@ def _reason(
             waits = "" if present.idle is None else f", where it waits {present.idle:.0%}"
             gain += f": {best / present.samples_per_second:.2f}x of the present {_name(present.executor)}{waits}"
     sentences.append(f"{gain}.")
-    for kind in (InGraph, Threads, Processes):
-        others = {row: rate for (row, _), rate in rates.items() if isinstance(row, kind) and row != chosen.executor}
-        if others:
-            other = max(others, key=others.__getitem__)
-            sentences.append(f"{_name(other)} gave {others[other] / best:.2f}x of that.")
-    same = {prefetch: rate for (row, prefetch), rate in rates.items() if row == chosen.executor}
-    compared = [f"prefetch={n} gave {rate / best:.2f}x" for n, rate in same.items() if n != chosen.prefetch]
-    if compared:
-        sentences.append(f"Compared with prefetch={chosen.prefetch}, {' and '.join(compared)}.")
     return " ".join(sentences)

@@ -5,16 +5,18 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 from millstream.inspect._compare import Mismatch, compare, compare_batches, on_host
+from millstream.inspect._explain import require_loader
 from millstream.inspect._stages import SampleReadings, calculating, program_differs
 from millstream.inspect._verification import Difference, Verification, VerificationRow
 from millstream.inspect._ways import Drawn, Draws, Executor, NotAllowed, Way, Ways, iterating, usual_executors
 from millstream.loader.info import BatchInfo
+from millstream.loader.loader import DataLoader
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.state import key_words
 from millstream.reading.host_source import as_host_source
@@ -24,9 +26,6 @@ from millstream.reading.threads import Threads
 from millstream.text.errors import describe_value, listed, require_bool, require_int, require_positive
 from millstream.text.progress_line import ProgressLine
 
-if TYPE_CHECKING:
-    from millstream.loader.loader import DataLoader
-
 _STAGES = 0.3  # of the time, for the stages alone
 _SCAN = 0.1  # of the time, for what a compiled loop reads at once
 _STREAM_SCAN = 1024  # batches of a stream that a compiled loop makes at once
@@ -35,7 +34,7 @@ _NAMED = 3  # samples that could not be read and are named
 
 
 def verify(
-    loader: "DataLoader",
+    loader: DataLoader,
     key: Any = None,
     *,
     steps: int | None = None,
@@ -66,10 +65,9 @@ def verify(
         progress: Whether to show progress on stderr, if that is a terminal or a notebook.
         raises: Whether a difference raises `VerificationFailed`, as a test wants it; if not, the table has it.
     """
+    require_loader("verify", loader, built=True)
     for name, value in {"progress": progress, "raises": raises}.items():
         require_bool("verify", name, value)
-    if "executor" not in loader.options:
-        raise TypeError("verify needs a loader that was built, not one that came out of jax.jit or jax.tree.map.")
     _check_arguments(steps, seconds, executors, hosts)
     executors = usual_executors(loader.options["executor"]) if executors is None else executors
     key = jax.random.key(0) if key is None else key
@@ -107,7 +105,7 @@ def _check_arguments(steps: Any, seconds: Any, executors: Any, hosts: Any) -> No
 
 
 def _check_indexed(
-    loader: "DataLoader",
+    loader: DataLoader,
     ways: Ways,
     key: Any,
     words: np.ndarray,

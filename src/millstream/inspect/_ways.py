@@ -7,7 +7,7 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ from millstream.checkpoints import CheckpointStore
 from millstream.files import plain
 from millstream.inspect._compare import raw_key
 from millstream.loader.info import BatchInfo
+from millstream.loader.loader import DataLoader
 from millstream.pipeline.host_calls import original_errors
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.state import key_words
@@ -30,11 +31,8 @@ from millstream.reading.threads import Threads
 from millstream.sharding import shard_bounds
 from millstream.transforms.device import DevicePutTransform
 
-if TYPE_CHECKING:
-    from millstream.loader.loader import DataLoader
-
 Executor = InGraph | Threads | Processes
-Make = Callable[[], "DataLoader"]  # a new loader
+Make = Callable[[], DataLoader]  # a new loader
 Draws = Generator["Drawn", None, None]
 
 _SCANNED_BYTES = 64 * 2**20  # what one compiled loop may return at once
@@ -105,7 +103,7 @@ def iterating(make: Make, key: Any, steps: int) -> Draws:
             yield early.pop(last, Drawn(last))
 
 
-def _stepping(make: Make, next_batch: Callable[["DataLoader", PyTree], Any], key: Any, steps: int) -> Draws:
+def _stepping(make: Make, next_batch: Callable[[DataLoader, PyTree], Any], key: Any, steps: int) -> Draws:
     """By `next_batch`, compiled or not."""
     with contextlib.closing(make()) as loader:
         state = loader.init_state(key)
@@ -115,7 +113,7 @@ def _stepping(make: Make, next_batch: Callable[["DataLoader", PyTree], Any], key
             yield Drawn(step, value, mask)
 
 
-def _next(loader: "DataLoader", state: PyTree) -> Any:
+def _next(loader: DataLoader, state: PyTree) -> Any:
     return loader.next_batch(state)
 
 
@@ -179,7 +177,7 @@ def _resuming(make: Make, stops: tuple[int, ...], key: Any, steps: int) -> Draws
             batches.close()
 
 
-def _resumed(loader: "DataLoader", saved: Any, key: Any, left: int) -> Any:
+def _resumed(loader: DataLoader, saved: Any, key: Any, left: int) -> Any:
     if isinstance(loader.pipeline, Pipeline):
         batches = loader.iterate(loader.init_state(key), steps=0)
         batches.set_state(json.loads(json.dumps(saved)))
@@ -233,7 +231,7 @@ class Ways:
     The reference hands out every batch, in order, and without a cache.
     """
 
-    def __init__(self, loader: "DataLoader", steps: int) -> None:
+    def __init__(self, loader: DataLoader, steps: int) -> None:
         self._steps = steps
         self.notes: list[tuple[str, str]] = []  # the check, and the text
         options, pipeline = loader.options, loader.pipeline
