@@ -421,13 +421,18 @@ ON_FOUR_DEVICES = """
     stages = [ms.HostArraySource({"x": np.arange(22.0).reshape(11, 2)}), ms.BatchTransform(8)]
     print(ms.DataLoader(stages).verify(executors=[]))
     print(ms.DataLoader(stages, sharding=jax.make_mesh((4,), ("data",))).verify(executors=[]))
+    doubled = [*stages, ms.MapTransform(lambda batch, mask: 2 * batch["x"])]
+    tuning = ms.DataLoader(doubled, sharding=jax.make_mesh((4,), ("data",))).tune(seconds=0.5, progress=False)
+    print([stage.stage for stage in tuning.stages], tuning.code)
 """
 
 
-def test_batches_over_several_devices_are_compared_with_those_on_one():
+def test_batches_over_several_devices_are_compared_with_those_on_one_and_tuned():
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-W", "error", "-c", textwrap.dedent(ON_FOUR_DEVICES)]
     run = subprocess.run(command, env={**os.environ, **flags}, capture_output=True, text=True, timeout=300)
     text = " ".join(run.stdout.split())
     assert "scan_epoch, 4 devices: 4 batches, equal bit for bit" in text, run.stdout + run.stderr
     assert "one device: 4 batches, equal bit for bit" in text, run.stdout
+    assert "'hand-over', 'compiled stages'] ms.DataLoader(pipeline, executor=" in text, run.stdout + run.stderr
+    assert text.endswith("sharding=sharding)"), run.stdout
