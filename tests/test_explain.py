@@ -75,7 +75,7 @@ def test_the_memory_of_buffers_is_what_readers_take(executor):
     loader = ms.DataLoader([ms.DiskSampleSource(300, lambda index: np.zeros(50, np.float32)), ms.BatchTransform(64)])
     loader = loader.replace(executor=executor, prefetch=3)
     row = loader.explain().rows[-1]
-    backend = loader.pipeline.host.backend(loader.pipeline.plan, LoaderStats())
+    backend = loader.pipeline.host.backend(loader.pipeline.plan)
     try:
         assert row.memory_bytes == backend.nbytes  # pyright: ignore[reportAttributeAccessIssue]
     finally:

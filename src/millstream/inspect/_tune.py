@@ -353,12 +353,12 @@ class _Trial:
 
     @property
     def rate(self) -> float:
-        """The median of samples per second."""
+        """Samples per second in the best turn: what else the machine does only takes away from it."""
         return self.result().samples_per_second or 0.0
 
     def result(self, note: str = "") -> TriedOptions:
-        """The outcome: that of the turn in the middle."""
-        rate, idle, cores = sorted(self._turns, key=lambda turn: turn.rate)[len(self._turns) // 2]
+        """The outcome: that of the best turn."""
+        rate, idle, cores = max(self._turns, key=lambda turn: turn.rate)
         return TriedOptions(self.executor, self.prefetch, rate, None if self._step is None else idle, cores, note)
 
 
