@@ -13,7 +13,6 @@ import pytest
 from pipelines import PIPELINES
 
 import millstream as ms
-from millstream.reading.stats import LoaderStats
 from millstream.text.tables import name_table, size_text, text_table, time_text
 
 DATA = {"image": np.zeros((300, 8, 8), np.uint8), "label": np.arange(300, dtype=np.int32)}

@@ -448,9 +448,6 @@ class _Search:
         kinds = {type(trial.executor) for trial in self._trials}
         if self._elapsed() > _GRID and type(executor) in kinds:
             return "the time was over"
-        threads = {one.executor.workers: one.rate for one in self._trials if isinstance(one.executor, Threads)}
-        if isinstance(executor, Processes) and 1 in threads and max(threads.values()) > executor.workers * threads[1]:
-            return "threads read more than that many processes can"
         if self._per_sample is None:
             return None
         workers = 1 if isinstance(executor, Processes) else _workers(executor, self._readers)
