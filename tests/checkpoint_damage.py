@@ -129,7 +129,7 @@ def forge(chance, folder, path):
 
 
 def forge_history(chance, folder, path):
-    path = folder / "files" / "history"
+    path = chance.choice(sorted((folder / "files").iterdir()))
     flip(chance, folder, path)
     reseal(folder)
 

@@ -64,8 +64,8 @@ class Faults:
             sys.addaudithook(self._audit)
 
     def _audit(self, event, arguments):
-        if self.place == "save" and event in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"):
-            if any(mark in str(arguments[0]) for mark in ("/.tmp-", "/.trash-", "/.old-")):
+        if self.place == "save" and event in ("open", "os.mkdir", "os.link", "os.rename", "os.remove", "os.rmdir"):
+            if any(mark in str(arguments[:2]) for mark in ("/.tmp-", "/.trash-", "/.old-")):
                 self.come_by("save")
 
 

@@ -5,9 +5,10 @@ import dataclasses
 import errno
 import os
 import pathlib
+import shutil
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from millstream.checkpoints import _arrays, _peers, folders, manifest
 from millstream.checkpoints._errors import storage_failed
 from millstream.checkpoints._retention import Retention
 from millstream.checkpoints._run_lock import RunLock
+from millstream.checkpoints.sharing import SharedFile
 
 ARRAYS = "state"
 
@@ -31,6 +33,7 @@ class Saving:
         step: The step.
         arrays: Arrays by the numbers of their leaves.
         texts: Contents of all other files by their names; over several processes, what this one writes.
+        shared: Files that earlier checkpoints have under the same names, and this one shares with them.
         metrics: What the manifest says of them.
         keep: Which checkpoints are kept afterwards.
         lock: Of the directory, which must outlive this.
@@ -42,6 +45,7 @@ class Saving:
     step: int
     arrays: Mapping[int, Any]
     texts: Mapping[str, bytes]
+    shared: Mapping[str, SharedFile]
     metrics: Mapping[str, float | None]
     keep: Retention
     lock: RunLock | None
@@ -51,6 +55,7 @@ class Saving:
     def start(self) -> None:
         """Begin, and return when the arrays are copied."""
         self._number, self._copied = _peers.next_save(), threading.Event()
+        self._linked: dict[str, tuple[int, str]] = {}
         self._thread = threading.Thread(target=self._run, name=f"checkpoint {self.step}")
         self._thread.start()
         _under_way.add(self)
@@ -115,7 +120,19 @@ class Saving:
             (folder / name).parent.mkdir(exist_ok=True)
             with open(folder / name, "xb") as file:
                 file.write(content)
+        for name, file in self.shared.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            self._share(folder, name, file)
         self._mark(jax.process_index()).touch()
+
+    def _share(self, folder: pathlib.Path, name: str, file: SharedFile) -> None:
+        """Give a file of an earlier checkpoint a second name; where there are no hard links, copy it."""
+        source = self.directory / folders.step_name(file.step) / name
+        try:
+            os.link(source, folder / name, follow_symlinks=False)
+            self._linked[name] = (file.size, file.sha256)
+        except OSError:
+            shutil.copyfile(source, folder / name, follow_symlinks=False)
 
     def _mark(self, process: int) -> pathlib.Path:
         """A file that says that a process has written its part."""
@@ -130,12 +147,12 @@ class Saving:
             raise RuntimeError(f"Process {missing[0]} could not write its part of a checkpoint. Its error says why.")
         for number in range(jax.process_count()):
             self._mark(number).unlink()
-        contents = manifest.take_stock(folder, self.step, self.metrics)
+        contents = manifest.take_stock(folder, self.step, self.metrics, self._linked)
         with open(folder / manifest.NAME, "xb") as file:
             file.write(contents.encoded())
             file.flush()
             os.fsync(file.fileno())
-        folders.publish(self.directory, self.step, _require_whole)
+        folders.publish(self.directory, self.step, lambda final: _require_whole(final, self._linked))
 
     def _tidy(self) -> None:
         """Delete what is not kept. Where that cannot be done, the checkpoint is saved all the same."""
@@ -166,8 +183,8 @@ def whole_checkpoints(directory: pathlib.Path) -> dict[int, Mapping[str, float |
     return found
 
 
-def _require_whole(folder: pathlib.Path) -> None:
-    wrong = manifest.damage(folder, thorough=True)
+def _require_whole(folder: pathlib.Path, known: Collection[str]) -> None:
+    wrong = manifest.damage(folder, thorough=True, known=known)
     if wrong:
         raise OSError(errno.EIO, "What was read back is not what was written:\n  " + "\n  ".join(wrong) + "\n")
 

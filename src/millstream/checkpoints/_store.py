@@ -19,6 +19,7 @@ from millstream.checkpoints._errors import DamagedCheckpoint, NoCheckpoint, Stor
 from millstream.checkpoints._retention import Retention
 from millstream.checkpoints._run_lock import RunLock
 from millstream.checkpoints._saving import ARRAYS, Saving, whole_checkpoints
+from millstream.checkpoints.sharing import SharedFile
 from millstream.files.safe_path import plain_reader, require_trust
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value, require_mapping, require_path, whole_number
@@ -88,7 +89,7 @@ class CheckpointStore:
         step: int,
         tree: PyTree,
         document: Any = None,
-        files: Mapping[str, bytes] | None = None,
+        files: Mapping[str, bytes | SharedFile] | None = None,
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
         """Save a checkpoint: return when all is copied, and write it in the background.
@@ -100,14 +101,16 @@ class CheckpointStore:
             tree: Arrays of JAX, on any devices, or of NumPy, typed PRNG keys, Python numbers and text, in any pytree.
                 Its buffers may be changed or donated as soon as this returns.
             document: Plain values and small arrays, in dicts, lists and tuples.
-            files: Further files, as bytes by their names. Over several processes, each writes those that it gives,
-                under names that differ.
+            files: Further files, as bytes by their names, or as files that `has_files` has found in an earlier
+                checkpoint. Over several processes, each writes those that it gives, under names that differ.
             metrics: Numbers by their names, for `keep` and `best`.
         """
         self._require_open("save")
         step = whole_number(f"{_WHO}.save", "step", step, least=0)
         leaves = _leaves.leaves_of(f"{_WHO}.save", tree)
-        texts = {f"{_FILES}/{name}": content for name, content in _checked_files(files).items()}
+        given = {f"{_FILES}/{name}": content for name, content in _checked_files(files).items()}
+        texts = {name: content for name, content in given.items() if isinstance(content, bytes)}
+        shared = {name: content for name, content in given.items() if isinstance(content, SharedFile)}
         if _peers.is_first():
             texts[_RUN] = _document.encode(f"{_WHO}.save", document)
             texts[_TREE] = _leaves.encode([leaf for leaf, _ in leaves.values()])
@@ -116,8 +119,19 @@ class CheckpointStore:
         arrays = {
             number: _arrays.to_store(value) for number, (leaf, value) in enumerate(leaves.values()) if leaf.is_stored
         }
-        self._saving = Saving(self.directory, step, arrays, texts, checked, self.keep, self._lock)
+        self._saving = Saving(self.directory, step, arrays, texts, shared, checked, self.keep, self._lock)
         self._saving.start()
+
+    def has_files(self, step: int, files: Mapping[str, tuple[int, str]]) -> bool:
+        """Whether there is a whole checkpoint of this step with these files: by name, size and SHA-256, unread."""
+        with storage_errors(f"{_WHO} cannot read {self.directory}"):
+            contents, wrong = manifest.inspect(self._folder(step), thorough=False)
+        return (
+            not wrong
+            and contents is not None
+            and files.items()
+            <= {name.removeprefix(f"{_FILES}/"): facts for name, facts in contents.files.items()}.items()
+        )
 
     def check(self) -> None:
         """Raise the error of a save that has failed in the background, once. Cheap enough for every step of a loop."""
@@ -370,10 +384,10 @@ def _read_file(path: pathlib.Path) -> bytes:
         return file.read()
 
 
-def _checked_files(files: Mapping[str, bytes] | None) -> dict[str, bytes]:
+def _checked_files(files: Mapping[str, bytes | SharedFile] | None) -> dict[str, bytes | SharedFile]:
     checked = {}
     for name, content in ({} if files is None else files).items():
-        if not isinstance(name, str) or not _FILE_NAME.fullmatch(name) or not isinstance(content, bytes):
+        if not isinstance(name, str) or not _FILE_NAME.fullmatch(name) or not isinstance(content, bytes | SharedFile):
             raise ValueError(
                 f"{_WHO}.save needs files as bytes under names of letters, digits, '.', '_' and '-'. "
                 f"Got {name!r}: {describe_value(content)}."

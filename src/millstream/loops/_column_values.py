@@ -72,12 +72,12 @@ class ColumnValues:
         """Whether no value is an array with axes."""
         return self._objects is None or not any(isinstance(value, np.ndarray) for value in self._objects)
 
-    def runs(self, position: int) -> list[Run]:
-        """The values from a position on, as few arrays and lists: what `extend` takes to have them again."""
+    def runs(self, position: int, stop: int | None = None) -> list[Run]:
+        """The values between two positions, as few arrays and lists: what `extend` takes to have them again."""
         if self._objects is None:
-            return [] if self._numbers is None else [self._numbers[position : self._count].copy()]
+            return [] if self._numbers is None else [self._numbers[: self._count][position:stop].copy()]
         runs: list[tuple[Any, list[Any]]] = []
-        for value in self._objects[position:]:
+        for value in self._objects[position:stop]:
             is_array = isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject
             kind = (value.dtype, value.shape) if is_array else None
             if not runs or runs[-1][0] != kind:

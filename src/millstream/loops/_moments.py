@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from millstream.loops._clock import Passed
+from millstream.loops._history_state import packed, unpacked
 from millstream.loops.elapsed import Elapsed
 
 _ARRAYS = ("steps", "samples", "weights", "epochs", "times")
@@ -108,24 +109,23 @@ class Moments:
             "date": dates,
         }
 
-    def to_state(self, start: int) -> dict[str, Any]:
-        """The rows from `start` on, exactly, as arrays."""
+    def to_state(self, start: int, stop: int) -> dict[str, Any]:
+        """The rows from `start` to before `stop`, exactly, as arrays."""
         self._settle()
-        state: dict[str, Any] = {name: np.array(getattr(self, f"_{name}")[start:]) for name in _ARRAYS}
-        first = bisect.bisect(self._starts, (start, math.inf)) - 1
+        state: dict[str, Any] = {name: np.array(getattr(self, f"_{name}")[start:stop]) for name in _ARRAYS}
+        state["steps"] = packed(state["steps"])
+        first, last = (bisect.bisect(self._starts, (row, math.inf)) for row in (start, stop - 1))
         # Of the dates before `start` the last one still counts.
-        return {**state, "starts": [[max(row, start), date] for row, date in self._starts[max(first, 0) :]]}
+        return {**state, "starts": [[max(row, start), date] for row, date in self._starts[max(first - 1, 0) : last]]}
 
-    def append_state(self, state: dict[str, Any], count: int) -> None:
-        """More rows: the first `count` of those that `to_state` gave."""
+    def append_state(self, state: dict[str, Any]) -> None:
+        """More rows, as `to_state` gave them."""
         self._settle()
-        short = [name for name in _ARRAYS if len(state[name]) < count]
-        if short:
-            raise ValueError(f"History.from_state: there are fewer than {count} {short[0]}.")
+        count = len(state["times"])
         self.length += count
         for row, date_start in state["starts"]:
-            if row < self.length and date_start != self._date_start:
+            if date_start != self._date_start:
                 self._begin(row, date_start)
         for name in _ARRAYS:
             mine: array.array[Any] = getattr(self, f"_{name}")
-            mine.frombytes(np.asarray(state[name], mine.typecode)[:count].tobytes())
+            mine.frombytes(unpacked(state[name], count, name).astype(mine.typecode).tobytes())

@@ -52,11 +52,10 @@ class Column:
         """How many values belong to rows before this one."""
         return bisect.bisect_left(self.rows, row)
 
-    def row_numbers(self, position: int = 0) -> np.ndarray:
-        """The rows of the values from a position on, as an array of its own."""
-        if self._sparse is None:
-            return np.arange(self._start + position, self._stop)
-        return np.array(self._sparse[position:])
+    def row_numbers(self, position: int = 0, stop: int | None = None) -> np.ndarray:
+        """The rows of the values from one position to before another, as an array of its own."""
+        rows = self.rows[position:stop]
+        return np.arange(rows.start, rows.stop) if isinstance(rows, range) else np.array(rows, np.int64)
 
     def append(self, row: int, value: Any) -> None:
         """The value of a new row, or a newer one of the newest row."""
@@ -162,10 +161,10 @@ class Column:
         self.read()
         return self._values.floats(position)
 
-    def runs(self, position: int = 0) -> list[Run]:
-        """The values from a position on, exactly, as arrays of equals and lists of other objects."""
+    def runs(self, position: int = 0, stop: int | None = None) -> list[Run]:
+        """The values from one position to before another, exactly, as arrays of equals and lists of other objects."""
         self.read()
-        return self._values.runs(position)
+        return self._values.runs(position, stop)
 
     @property
     def single(self) -> bool:

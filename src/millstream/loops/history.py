@@ -12,7 +12,7 @@ import numpy as np
 from millstream.loops import _plot, history_table
 from millstream.loops._clock import Passed
 from millstream.loops._column_values import unfold
-from millstream.loops._history_state import column_state, columns_before
+from millstream.loops._history_state import column_state, columns_of
 from millstream.loops._moments import Moments
 from millstream.loops.column import Column, require_readable
 from millstream.loops.elapsed import Elapsed
@@ -375,8 +375,8 @@ class History(Sequence[Logs]):
             history.commit(elapsed, logs)
         return history
 
-    def to_state(self, start: int = 0, *, outputs: bool = True) -> dict[str, Any]:
-        """All of it, or the rows from `start` on, as plain values and NumPy arrays: exact, for checkpoints.
+    def to_state(self, start: int = 0, stop: int | None = None, *, outputs: bool = True) -> dict[str, Any]:
+        """All rows, or those from `start` to before `stop`, as plain values and NumPy arrays: exact, for checkpoints.
 
         Example:
             >>> history = ms.history()
@@ -385,20 +385,17 @@ class History(Sequence[Logs]):
             [0.5]
 
         Args:
-            start: The first row. The newest row may still get more values of its step, so a part that is to go on
-                behind an earlier one starts with that one's last row.
-            outputs: Whether to keep entries that are arrays with axes, too.
+            start: The first row.
+            stop: The row after the last; None for all there are. The newest row may still get more values of its step.
+            outputs: Whether to keep values that are arrays with axes, too.
 
         Returns:
-            Dicts and lists of arrays of plain dtypes, numbers, text and None.
+            Dicts, lists and tuples of arrays of plain dtypes, numbers, text and None.
         """
-        start = min(max(start, 0), len(self))
-        columns = [
-            column_state(path, column, start)
-            for path, column in self._columns.items()
-            if len(column) > column.position(start) and (outputs or column.single)
-        ]
-        return {"start": start, "moments": self._moments.to_state(start), "columns": columns}
+        start, stop, _ = slice(start, stop).indices(len(self))
+        columns = [column_state(path, column, start, stop, arrays=outputs) for path, column in self._columns.items()]
+        moments = self._moments.to_state(start, stop)
+        return {"start": start, "moments": moments, "columns": [column for column in columns if column is not None]}
 
     @classmethod
     def from_state(cls, *states: dict[str, Any]) -> "History":
@@ -413,28 +410,20 @@ class History(Sequence[Logs]):
             [0.5, 0.4]
 
         Args:
-            states: What `to_state` gave; several parts in order, where what a later part holds takes the place of
-                what earlier ones have from its first row on.
+            states: What `to_state` gave; several parts in order, each from the row on at which the one before ends.
         """
         history = cls()
-        for i, state in enumerate(states):
-            stop = min((later["start"] for later in states[i + 1 :]), default=None)
-            history._append_state(state, stop)
+        for state in states:
+            history._append_state(state)
         return history
 
-    def _append_state(self, state: dict[str, Any], stop: int | None) -> None:
-        """Take in the rows of a state that lie before `stop`."""
-        start, count = state["start"], len(state["moments"]["steps"])
-        if stop is not None:
-            count = min(stop - start, count)
-            if count <= 0:
-                return
-        if start > len(self):
-            raise ValueError(
-                f"History.from_state needs parts without gaps. Rows {len(self)} to {start - 1} are missing."
-            )
-        self._moments.append_state(state["moments"], count)
-        for path, rows, runs in columns_before(state["columns"], start + count):
+    def _append_state(self, state: dict[str, Any]) -> None:
+        """Take in the rows of a state, which follow those there are."""
+        start = state["start"]
+        if start != len(self):
+            raise ValueError(f"History.from_state needs row {len(self)} next. Got a part that starts with row {start}.")
+        self._moments.append_state(state["moments"])
+        for path, rows, runs in columns_of(state["columns"], start, len(self)):
             column = self._columns.get(path)
             if column is None:
                 plain = all(run.ndim == 1 for run in runs if isinstance(run, np.ndarray))

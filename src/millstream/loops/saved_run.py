@@ -8,16 +8,15 @@ from typing import Any
 import jax
 
 from millstream.checkpoints import Checkpoint, CheckpointStore, DamagedCheckpoint, NoCheckpoint
-from millstream.files import plain
 from millstream.loops._position import Position, loader_state_at, require_position, saved_loader_state
 from millstream.loops._remembered import Remembered, put_together, storable, tree_like, unstorable
 from millstream.loops.callback import Callback
 from millstream.loops.elapsed import FIELDS, Elapsed
 from millstream.loops.history import History
+from millstream.loops.history_parts import decode_history, encode_history
 from millstream.reading.contracts import PyTree
 
-_FORMAT = 1
-_HISTORY = "history"
+_FORMAT = 2
 
 # The step at which a run of this process was last saved in a directory, or taken up from it: where it goes on there.
 reached: dict[str, int] = {}
@@ -84,9 +83,10 @@ def save_run(
         "unfinished": unfinished,
         "stopped": stopped,
     }
-    files = {_HISTORY: plain.encode(history.to_state(outputs=False), "a checkpoint")}
     tree = {"state": kept, "data": data, "callbacks": remembered.tree}
-    store.save(elapsed.steps, tree, document, files if jax.process_index() == 0 else {}, metrics)
+    store.wait()  # what it shares with an earlier checkpoint is there then
+    files = encode_history(history, store, elapsed.steps) if jax.process_index() == 0 else {}
+    store.save(elapsed.steps, tree, document, files, metrics)
     reached[str(store.directory)] = elapsed.steps
 
 
@@ -167,7 +167,10 @@ def _decoded(checkpoint: Checkpoint) -> _Run:
     try:
         document = checkpoint.document
         if document["format"] != _FORMAT:
-            raise ValueError(f"it has format {document['format']!r}, and this version reads format {_FORMAT}")
+            raise ValueError(
+                f"it has format {document['format']!r}, and this version reads format {_FORMAT}: "
+                "load it with the version that saved it, or start anew in a different directory"
+            )
         elapsed = Elapsed(**document["elapsed"])
         if elapsed.steps != checkpoint.step or not _are_numbers(elapsed):
             raise ValueError(f"the run is not at step {checkpoint.step}")
@@ -178,7 +181,7 @@ def _decoded(checkpoint: Checkpoint) -> _Run:
             raise ValueError(f"unfinished is {unfinished!r}")
         if not isinstance(stopped, str | None):
             raise ValueError(f"stopped is {stopped!r}")
-        history = History.from_state(plain.decode(checkpoint.files[_HISTORY]))
+        history = decode_history(checkpoint.files)
         return _Run(elapsed, history, document["position"], document["callbacks"], unfinished, stopped)
     except Exception as error:  # it may be forged, or of a version to come
         words = f"{type(error).__name__}: {error}"[:200]

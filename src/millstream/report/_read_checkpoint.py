@@ -6,12 +6,11 @@ import pathlib
 from millstream.checkpoints import DamagedCheckpoint
 from millstream.checkpoints.folders import step_name, steps_in
 from millstream.checkpoints.manifest import making_sense_of, read_manifest
-from millstream.files import plain
 from millstream.files.safe_path import plain_reader
-from millstream.loops.history import History
+from millstream.loops.history_parts import decode_history, is_history
 from millstream.report._run_data import RunData
 
-_HISTORY = "files/history"
+_FILES = "files/"
 
 
 def read_checkpoint(folder: pathlib.Path) -> RunData:
@@ -19,8 +18,8 @@ def read_checkpoint(folder: pathlib.Path) -> RunData:
     wrong = []
     for step in reversed(steps_in(folder)):
         try:
-            with making_sense_of(_HISTORY):
-                history = History.from_state(plain.decode(_history(folder / step_name(step))))
+            with making_sense_of("its history"):
+                history = decode_history(_history(folder / step_name(step)))
         except DamagedCheckpoint as error:
             wrong.append(f"\n  {step_name(step)}: {error}")
             continue
@@ -30,13 +29,16 @@ def read_checkpoint(folder: pathlib.Path) -> RunData:
     )
 
 
-def _history(checkpoint: pathlib.Path) -> bytes:
-    """The file with the history, compared with its hash."""
-    manifest = read_manifest(checkpoint)
-    if _HISTORY not in manifest.files:
+def _history(checkpoint: pathlib.Path) -> dict[str, bytes]:
+    """The files with the history, compared with their hashes."""
+    found = {}
+    for path, (_, digest) in read_manifest(checkpoint).files.items():
+        name = path.removeprefix(_FILES)
+        if path.startswith(_FILES) and is_history(name):
+            with plain_reader(checkpoint / path) as file:
+                found[name] = file.read()
+            if hashlib.sha256(found[name]).hexdigest() != digest:
+                raise DamagedCheckpoint(f"{path} differs from its SHA-256 in the manifest")
+    if not found:
         raise DamagedCheckpoint("it has no history, so ms.checkpoint has not written it")
-    with plain_reader(checkpoint / _HISTORY) as file:
-        data = file.read()
-    if hashlib.sha256(data).hexdigest() != manifest.files[_HISTORY][1]:
-        raise DamagedCheckpoint(f"{_HISTORY} differs from its SHA-256 in the manifest")
-    return data
+    return found
