@@ -52,7 +52,7 @@ def bursts(monkeypatch):
         try:
             return run(self, *args)
         finally:
-            lengths.append(len(self.logs))
+            lengths.extend([len(self.logs)] if args[2] is not None else [])
 
     monkeypatch.setattr(_burst.Burst, "run", counted)
     return lengths

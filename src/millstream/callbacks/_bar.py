@@ -9,14 +9,13 @@ from typing import Any, NamedTuple, Protocol
 import jax
 
 from millstream.callbacks._bar_values import BarValues, number_text
-from millstream.callbacks._inner_loops import is_inside
 from millstream.callbacks.bar_progress import BarProgress
 from millstream.loops.callback import Observer
 from millstream.loops.column import IN_FLIGHT
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.history import History
 from millstream.loops.logs import describe_logged
-from millstream.loops.loop_state import LoopState
+from millstream.loops.loop_state import LoopState, is_inside
 from millstream.loops.period import Period, as_period
 from millstream.text.errors import require_names
 

@@ -31,10 +31,9 @@ _NOWHERE = object()  # a key that nothing has
 
 
 class Burst:
-    """Calls a compiled step several times and keeps what must be known of each.
+    """Draws batches, calls a compiled step with each, and keeps what must be known of them.
 
     Args:
-        task: Whose callback is the step; see `only_step`.
         interrupts: What may end it behind any step.
         in_flight: Keeps the host from running far ahead.
         checks: Called behind every step: has something in the background failed?
@@ -51,14 +50,8 @@ class Burst:
     """
 
     def __init__(
-        self,
-        task: Task,
-        interrupts: Interrupts,
-        in_flight: InFlight,
-        checks: list[Callable[[], None]],
-        patience: float,
+        self, interrupts: Interrupts, in_flight: InFlight, checks: list[Callable[[], None]], patience: float
     ) -> None:
-        self.task = task
         self._interrupts = interrupts
         self._in_flight = in_flight
         self._checks = checks
@@ -71,20 +64,31 @@ class Burst:
         self.waited = 0.0
         self.rewound: PyTree = None
 
-    def run(self, loop_state: LoopState, batches: Batches | LoaderBatches, most: float) -> None:
-        """Some steps. What is kept of them is right whatever is raised, and wherever."""
-        self.times, self.logs = times, kept = list[float](), list[Any]()
+    def run(self, loop_state: LoopState, batches: Batches | LoaderBatches, task: Task | None, most: float) -> None:
+        """Some steps. What is kept of them is right whatever is raised, and wherever.
+
+        Args:
+            loop_state: Whose state the steps change.
+            batches: Where batches come from.
+            task: Whose callback is the step; see `only_step`. None: draw the batch of one step, and leave it at that.
+            most: At most so many steps.
+        """
+        times: list[float] = []
+        kept: list[Any] = []
         sizes: list[Any] = []
+        self.times, self.logs = times, kept
         interrupts, checks, perf_counter = self._interrupts, self._checks, time.perf_counter
-        step: Any = self.task.callback
+        step: Any = None if task is None else task.callback
         draw, size_of, where, may_break = batches.draw, batches.size_of, batches.where, batches.may_break
         state, batch, older = loop_state.state, loop_state.batch, self._in_flight.older
         array: Any = array_of(loop_state.logs, state)
-        loop_state.state, form, has_logs, path = None, None, False, ()  # a state that is held twice is in memory twice
-        counts_later = size_of is batch_size and _is_small(batch)
+        form, has_logs, path = None, False, ()
+        if task is not None:
+            loop_state.state = None  # a state that is held twice is in memory twice
+        counts_later = task is not None and size_of is batch_size and _is_small(batch)
         drawn, waited, until = 0, 0.0, perf_counter() + self._patience
         try:
-            for _ in range(int(min(most, _MOST_STEPS))):
+            for _ in range(int(min(most, _MOST_STEPS)) if task is not None else 1):
                 asked, before = perf_counter(), None if where is None else where()
                 interrupts.waiting = may_break
                 try:
@@ -111,6 +115,8 @@ class Burst:
                     if older is not None and (has_logs or not older.is_deleted()) and not older.is_ready():
                         older.block_until_ready()
                     older = array
+                if task is None:
+                    return
                 output: Any = step(state, batch)
                 if type(output) is not form:  # asked for once, since a compiled step says the same things every time
                     form = type(output)
@@ -122,7 +128,7 @@ class Burst:
                         array = array[name]
                     state = state if new is None else new
                 except (LookupError, TypeError, ValueError):
-                    form, (logs, state) = None, self._absorbed(loop_state, state, output)
+                    form, (logs, state) = None, self._absorbed(loop_state, state, output, task.name)
                     array = array_of(logs, state)
                 kept.append(logs)
                 for check in checks:
@@ -130,15 +136,17 @@ class Burst:
                 if interrupts.asked or now > until:
                     break
         finally:
-            loop_state.state, loop_state.batch, self._in_flight.older = state, batch, older
+            if task is not None:
+                loop_state.state = state
+            loop_state.batch, self._in_flight.older = batch, older
             self.drawn, self.waited = drawn, waited
             self.samples = [*map(size_of, sizes)] if counts_later else sizes
 
-    def _absorbed(self, loop_state: LoopState, state: Any, output: Any) -> tuple[Logs, Any]:
+    def _absorbed(self, loop_state: LoopState, state: Any, output: Any, name: str) -> tuple[Logs, Any]:
         """Logs and state after a step that returned something else than most."""
         loop_state.state, loop_state.logs = state, Logs()
         if output is not None:
-            absorb(loop_state, output, self.task.name)
+            absorb(loop_state, output, name)
         return loop_state.logs, loop_state.state
 
 

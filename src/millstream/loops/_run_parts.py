@@ -1,5 +1,6 @@
 """What a run consists of, checked before anything happens."""
 
+import dataclasses
 import os
 from collections.abc import Callable
 from typing import Any
@@ -9,17 +10,16 @@ from millstream.loops._clock import Clock
 from millstream.loops._dataset import Batches, Loader, LoaderBatches, as_dataset, open_batches
 from millstream.loops._in_flight import InFlight
 from millstream.loops._position import save_position
-from millstream.loops._stop import as_epoch, as_stop
-from millstream.loops._tasks import Task, parts
+from millstream.loops._tasks import Task, as_pairs, bind_all, bind_some, parts
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.history import History
 from millstream.loops.loop_state import LoopState
-from millstream.loops.period import Period
+from millstream.loops.period import Period, as_epoch, as_stop
 from millstream.loops.preemption import PreemptionPoint
 from millstream.loops.saved_run import SavedRun, load_run, restore_callbacks
 from millstream.reading.contracts import PyTree
 from millstream.reading.interrupts import Interrupts
-from millstream.text.errors import describe_value, require_bool, require_path
+from millstream.text.errors import describe_value, require_bool, require_int, require_path, require_text
 
 
 def caller_of(name: str) -> str:
@@ -27,135 +27,160 @@ def caller_of(name: str) -> str:
     return f"{name}_loop" if name in ("train", "test", "predict") else name
 
 
-class RunParts:
-    """The parts of a run, checked before anything happens; see `loop` for what they are."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class LoopOptions:
+    """What a loop is told besides its state, data and tasks; see `loop` for what the options are."""
 
-    def __init__(
-        self,
-        state: Any,
-        dataset: Any,
-        tasks: list[Task],
-        *,
-        stop: Any,
-        on_start: list[Task],
-        on_end: list[Task],
-        history: History | None,
-        elapsed: Elapsed | None,
-        key: Any,
-        data_state: PyTree,
-        resume: str | os.PathLike[str] | bool | None,
-        epoch_duration: Any,
-        catch_keyboard_interrupt: bool,
-        batch_size_fn: Callable[[Any], int] | None,
-        metadata: Any,
-        policy: Policy,
-        name: str,
-    ) -> None:
-        who = self._who = caller_of(name)
+    stop: Any = None
+    on_start: Any = None
+    on_end: Any = None
+    history: History | None = None
+    elapsed: Elapsed | None = None
+    key: Any = None
+    data_state: PyTree = None
+    resume: str | os.PathLike[str] | bool | None = None
+    epoch_duration: Any = None
+    fuse: int | None = None
+    catch_keyboard_interrupt: bool = True
+    batch_size_fn: Callable[[Any], int] | None = None
+    metadata: Any = None
+    policy: Policy = None
+    name: str = "loop"
+
+
+class RunParts:
+    """The parts of a run, checked before anything happens.
+
+    Attributes:
+        tasks: What is done at a step, in order.
+        observers: What looks at complete rows, savers last: what they save is a step that is complete.
+        savers: Callbacks that save the run.
+        saved: The run that this one resumes.
+        last: The last step, if the stop is one.
+        batches: Where batches come from, once that is open.
+        rewound: The data state before a batch that came in the moment of an interrupt.
+        calling: The task that is being called.
+        in_step: Whether the run is in the middle of a step.
+    """
+
+    def __init__(self, state: Any, dataset: Any, tasks: Any, options: LoopOptions) -> None:
+        require_text("loop", "name", options.name)
+        who = self.who = caller_of(options.name)
+        bound = bind_all(who, as_pairs(who, tasks))
+        self.on_start, self.on_end = bind_some(who, options.on_start), bind_some(who, options.on_end)
+        if options.fuse is not None:
+            require_int(who, "fuse", options.fuse, least=1)
+        history, elapsed, data_state = options.history, options.elapsed, options.data_state
         if not isinstance(history, History | None) or not isinstance(elapsed, Elapsed | None):
             found = f"{describe_value(history)} and {describe_value(elapsed)}"
             raise TypeError(f"{who} needs history and elapsed as an earlier loop returned them. Got {found}.")
-        require_bool(who, "catch_keyboard_interrupt", catch_keyboard_interrupt)
-        if batch_size_fn is not None and not callable(batch_size_fn):
-            raise TypeError(f"{who} needs batch_size_fn to be a function. Got {describe_value(batch_size_fn)}.")
+        require_bool(who, "catch_keyboard_interrupt", options.catch_keyboard_interrupt)
+        size_fn = options.batch_size_fn
+        if size_fn is not None and not callable(size_fn):
+            raise TypeError(f"{who} needs batch_size_fn to be a function. Got {describe_value(size_fn)}.")
         dataset = as_dataset(who, dataset)
-        self._dataset: Any = dataset
-        self._acting = acting(who, policy, dataset)
-        self._tasks = [task for task in tasks if not task.observes]
-        # Savers come last: what they save is a step that is complete.
-        self._observers = sorted((task for task in tasks if task.observes), key=lambda task: task.saves)
-        self._on_start, self._on_end = on_start, on_end
-        callbacks = parts([*on_start, *self._tasks, *self._observers, *on_end])
-        self._savers: list[Any] = [callback for callback in callbacks if getattr(callback, "saves", False)]
-        self._stop = None if stop is None else as_stop(who, stop)
-        point = self._stop if isinstance(self._stop, Period) else None
-        self._stops = self._stop if point is None else point.reached
-        self._last = None if point is None else point.units.get("steps")
-        if self._stop is None and isinstance(dataset, Loader):
+        self.dataset: Any = dataset
+        self.acting = acting(who, options.policy, dataset)
+        self.tasks = [task for task in bound if not task.observes]
+        self.observers = sorted((task for task in bound if task.observes), key=lambda task: task.saves)
+        callbacks = parts([*self.on_start, *self.tasks, *self.observers, *self.on_end])
+        self.savers: list[Any] = [callback for callback in callbacks if getattr(callback, "saves", False)]
+        self.stop = None if options.stop is None else as_stop(who, options.stop)
+        point = self.stop if isinstance(self.stop, Period) else None
+        self.stops = self.stop if point is None else point.reached
+        self.last = None if point is None else point.units.get("steps")
+        if self.stop is None and isinstance(dataset, Loader):
             raise ValueError(
                 f"{who} over a DataLoader goes on for ever, unless told when to stop: stop=ms.at(epochs=3), "
                 "stop=1000, or stop=ms.never(), if a callback will stop it."
             )
-        self._saved: SavedRun | None = None
+        self.saved: SavedRun | None = None
+        resume = options.resume
         if resume is not None and resume is not False:
             if elapsed is not None or history is not None or data_state is not None:
                 raise ValueError(f"{who} takes elapsed, history and data_state from what it resumes. Leave them out.")
-            self._saved = self._find(resume, state, key)
-        if self._saved is not None:
-            state, elapsed, history = self._saved.state, self._saved.elapsed, self._saved.history
-            data_state = self._saved.data_state
-            restore_callbacks(callbacks, self._saved)
+            self.saved = self._find(resume, state, options.key)
+        if self.saved is not None:
+            state, elapsed, history = self.saved.state, self.saved.elapsed, self.saved.history
+            data_state = self.saved.data_state
+            restore_callbacks(callbacks, self.saved)
+        epoch_duration = options.epoch_duration
         if epoch_duration is None and isinstance(dataset, Loader):
             epoch_duration = dataset.steps_per_epoch
-        self._clock = Clock(elapsed, None if epoch_duration is None else as_epoch(who, epoch_duration))
+        self.clock = Clock(elapsed, None if epoch_duration is None else as_epoch(who, epoch_duration))
         if history is not None:
             history.begin_run(None if elapsed is None else elapsed.steps)
-        self._opening = {"key": key, "data_state": data_state, "batch_size_fn": batch_size_fn}
-        self._catches = catch_keyboard_interrupt
-        self._interrupts = Interrupts()
-        self._preemption: PreemptionPoint | None = None
-        self._in_flight = InFlight()
-        self._batches: Any = None
-        self._rewound: PyTree = None  # the data state before a batch that came in the moment of an interrupt
-        self._calling: Task | None = None
-        self._in_step = False
+        self.key, self.data_state, self._batch_size_fn = options.key, data_state, size_fn
+        self.catches = options.catch_keyboard_interrupt
+        self.interrupts = Interrupts()
+        self.preemption: PreemptionPoint | None = None
+        self.in_flight = InFlight()
+        self.batches: Any = None
+        self.rewound: PyTree = None  # the data state before a batch that came in the moment of an interrupt
+        self.calling: Task | None = None
+        self.in_step = False
         self.loop_state = LoopState(
-            state, History() if history is None else history, self._clock.now, metadata=metadata, name=name
+            state,
+            History() if history is None else history,
+            self.clock.now,
+            metadata=options.metadata,
+            name=options.name,
         )
         self.loop_state.callbacks = callbacks
-        self.loop_state.dataset, self.loop_state.tasks = dataset, [*self._tasks, *self._observers]
-        self.loop_state.stops = self._stop
+        self.loop_state.dataset, self.loop_state.tasks = dataset, [*self.tasks, *self.observers]
+        self.loop_state.stops = self.stop
         self.loop_state.ends_at = point
-        self.loop_state.data_position = self._data_state
+        self.loop_state.data_position = self._data_state_now
         self.loop_state.position = self._position
-        if self._saved is not None:
-            self._go_on_from(self._saved)
+        if self.saved is not None:
+            self._go_on_from(self.saved)
 
     def _find(self, resume: str | os.PathLike[str] | bool, state: Any, key: Any) -> SavedRun | None:
         """What is to be gone on with, if anything has been saved."""
         if not isinstance(resume, bool | str | os.PathLike):
             raise TypeError(
-                f"{self._who} needs resume as a directory, or True for that of its ms.checkpoint. "
+                f"{self.who} needs resume as a directory, or True for that of its ms.checkpoint. "
                 f"Got {describe_value(resume)}."
             )
-        if isinstance(resume, bool) and not self._savers:
-            raise ValueError(f"{self._who} with resume=True needs an ms.checkpoint whose directory it can look in.")
+        if isinstance(resume, bool) and not self.savers:
+            raise ValueError(f"{self.who} with resume=True needs an ms.checkpoint whose directory it can look in.")
         is_path = not isinstance(resume, bool)
-        directory = require_path(self._who, "resume to be a path", resume) if is_path else self._savers[0].directory
-        for saver in self._savers:
+        directory = require_path(self.who, "resume to be a path", resume) if is_path else self.savers[0].directory
+        for saver in self.savers:
             saver.tidy(directory)
-        loader = self._dataset if isinstance(self._dataset, Loader) else None
-        return load_run(self._who, directory, state, loader, key, None)
+        loader = self.dataset if isinstance(self.dataset, Loader) else None
+        return load_run(self.who, directory, state, loader, key, None)
 
     def _go_on_from(self, saved: SavedRun) -> None:
         """Be where the saved run was: perhaps in the middle of a step, perhaps at its end."""
         loop_state = self.loop_state
-        loop_state.elapsed, loop_state.unfinished = self._clock.now.replace(final=saved.elapsed.final), saved.unfinished
+        loop_state.elapsed, loop_state.unfinished = self.clock.now.replace(final=saved.elapsed.final), saved.unfinished
         if saved.stopped is not None:
             loop_state.stop(saved.stopped)
 
-    def _data_state(self) -> PyTree:
-        if self._batches is None:
-            return self._opening["data_state"]
-        return self._batches.state if self._rewound is None else self._rewound
+    def _data_state_now(self) -> PyTree:
+        if self.batches is None:
+            return self.data_state
+        return self.batches.state if self.rewound is None else self.rewound
 
     def _position(self) -> tuple[dict[str, Any], PyTree]:
-        if self._batches is None and self._saved is not None:
-            position = self._saved.position
-            return position, self._saved.data_state if position["kind"] == "stream" else None
-        loader, iterator = (self._dataset if isinstance(self._dataset, Loader) else None), None
-        if isinstance(self._batches, Batches):  # whatever state such an iterator shows, a loop cannot make one at it
-            iterator = self._batches.iterator
-        return save_position(None if iterator is not None else self._data_state(), iterator, loader)
+        if self.batches is None and self.saved is not None:
+            position = self.saved.position
+            return position, self.saved.data_state if position["kind"] == "stream" else None
+        loader, iterator = (self.dataset if isinstance(self.dataset, Loader) else None), None
+        if isinstance(self.batches, Batches):  # whatever state such an iterator shows, a loop cannot make one at it
+            iterator = self.batches.iterator
+        return save_position(None if iterator is not None else self._data_state_now(), iterator, loader)
 
-    def _open(self, start: Elapsed | None = None, data_state: PyTree = None) -> Batches | LoaderBatches:
-        stop = self._stop if isinstance(self._stop, Period) else None
-        opening = self._opening if data_state is None else {**self._opening, "data_state": data_state}
+    def open(self, start: Elapsed | None = None, data_state: PyTree = None) -> Batches | LoaderBatches:
+        """The batches from where the run is, or from where it was earlier."""
         return open_batches(
-            self._who,
-            self._dataset,
-            start=self._clock.now if start is None else start,
-            stop=stop,
-            position=None if self._saved is None else self._saved.position,
-            **opening,
+            self.who,
+            self.dataset,
+            start=self.clock.now if start is None else start,
+            stop=self.stop if isinstance(self.stop, Period) else None,
+            position=None if self.saved is None else self.saved.position,
+            key=self.key,
+            data_state=self.data_state if data_state is None else data_state,
+            batch_size_fn=self._batch_size_fn,
         )

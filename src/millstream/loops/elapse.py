@@ -5,9 +5,8 @@ from typing import Any
 
 from millstream.loops._clock import Clock
 from millstream.loops._dataset import Loader, as_dataset, open_batches
-from millstream.loops._stop import as_epoch, as_stop
 from millstream.loops.elapsed import Elapsed
-from millstream.loops.period import Period
+from millstream.loops.period import Period, as_epoch, as_stop
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value
 

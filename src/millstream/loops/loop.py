@@ -5,15 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 from millstream.loops._acting import Policy
-from millstream.loops._fused_run import FusedRun
 from millstream.loops._run import Run
-from millstream.loops._run_parts import caller_of
-from millstream.loops._tasks import as_pairs, bind_all, bind_some
+from millstream.loops._run_parts import LoopOptions
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.history import History
 from millstream.loops.loop_state import LoopOutput
 from millstream.reading.contracts import PyTree
-from millstream.text.errors import require_text
 
 
 def loop(
@@ -81,26 +78,25 @@ def loop(
     Returns:
         (state, history, elapsed); see `LoopOutput` for the rest.
     """
-    require_text("loop", "name", name)
-    who = caller_of(name)
-    options: dict[str, Any] = {} if fuse is None else {"fuse": fuse}
-    return (Run if fuse is None else FusedRun)(
+    return Run(
         state,
         dataset,
-        bind_all(who, as_pairs(who, tasks)),
-        stop=stop,
-        on_start=bind_some(who, on_start),
-        on_end=bind_some(who, on_end),
-        history=history,
-        elapsed=elapsed,
-        key=key,
-        data_state=data_state,
-        resume=resume,
-        epoch_duration=epoch_duration,
-        catch_keyboard_interrupt=catch_keyboard_interrupt,
-        batch_size_fn=batch_size_fn,
-        metadata=metadata,
-        policy=policy,
-        name=name,
-        **options,
+        tasks,
+        LoopOptions(
+            stop=stop,
+            on_start=on_start,
+            on_end=on_end,
+            history=history,
+            elapsed=elapsed,
+            key=key,
+            data_state=data_state,
+            resume=resume,
+            epoch_duration=epoch_duration,
+            fuse=fuse,
+            catch_keyboard_interrupt=catch_keyboard_interrupt,
+            batch_size_fn=batch_size_fn,
+            metadata=metadata,
+            policy=policy,
+            name=name,
+        ),
     ).run()

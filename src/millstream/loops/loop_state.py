@@ -142,3 +142,11 @@ class LoopState:
         """End the loop after this step."""
         self.stop_iteration = True
         self.reason = reason
+
+
+def is_inside(loop_state: LoopState, outer: LoopState | None) -> bool:
+    """Whether a loop runs inside of another one; of none, if that is None."""
+    parent = loop_state.parent
+    while parent is not None and parent is not outer:
+        parent = parent.parent
+    return parent is not None

@@ -1,14 +1,16 @@
 """Loops over a whole dataset: testing and predicting."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 from millstream.loops import named
 from millstream.loops._acting import Policy
 from millstream.loops._dataset import Loader, as_dataset
+from millstream.loops._run import Run
+from millstream.loops._run_parts import LoopOptions
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.history import History
-from millstream.loops.loop import loop
 from millstream.loops.loop_state import LoopOutput
 from millstream.loops.named import NamedTasks
 from millstream.loops.period import Period
@@ -60,10 +62,7 @@ def test_loop(
     """
     dataset = as_dataset("test_loop", dataset)
     tasks = NamedTasks("test_loop", named.TEST, state, tasks, callbacks, watched=(named.on_test_batch_end,))
-    return run_test(
-        state,
-        dataset,
-        tasks,
+    options = LoopOptions(
         stop=stop,
         history=history,
         elapsed=elapsed,
@@ -74,25 +73,25 @@ def test_loop(
         metadata=metadata,
         policy=policy,
     )
+    return run_test(state, dataset, tasks, options)
 
 
-def run_test(state: Any, dataset: Any, tasks: NamedTasks, *, stop: Any = None, **options: Any) -> LoopOutput:
+def run_test(state: Any, dataset: Any, tasks: NamedTasks, options: LoopOptions) -> LoopOutput:
     """A test loop with these tasks."""
-    return loop(
-        state,
-        dataset,
-        [
-            (always(), tasks[named.on_test_batch_begin]),
-            (always(), tasks[named.on_test_step]),
-            (always(), tasks[named.on_test_batch_end]),
-            *tasks.others,
-        ],
-        on_start=[*tasks[named.on_test_begin], *tasks[named.on_reset_step]],
-        on_end=tasks[named.on_test_end],
-        stop=whole(dataset) if stop is None else stop,
-        name="test",
-        **options,
+    on_start = [*tasks[named.on_test_begin], *tasks[named.on_reset_step]]
+    each = [tasks[named.on_test_batch_begin], tasks[named.on_test_step], tasks[named.on_test_batch_end]]
+    return _run_once(
+        state, dataset, tasks, each, options, name="test", on_start=on_start, on_end=tasks[named.on_test_end]
     )
+
+
+def _run_once(
+    state: Any, dataset: Any, tasks: NamedTasks, each: list[Any], options: LoopOptions, **more: Any
+) -> LoopOutput:
+    """A loop over a whole dataset, unless its options say when to stop, with these callbacks at each step."""
+    stop = whole(dataset) if options.stop is None else options.stop
+    pairs = [*((always(), callbacks) for callbacks in each), *tasks.others]
+    return Run(state, dataset, pairs, dataclasses.replace(options, stop=stop, **more)).run()
 
 
 def predict_loop(
@@ -142,18 +141,8 @@ def predict_loop(
     """
     dataset = as_dataset("predict_loop", dataset)
     tasks = NamedTasks("predict_loop", named.PREDICT, state, tasks, callbacks, watched=(named.on_predict_batch_end,))
-    return loop(
-        state,
-        dataset,
-        [
-            (always(), tasks[named.on_predict_batch_begin]),
-            (always(), tasks[named.on_predict_step]),
-            (always(), tasks[named.on_predict_batch_end]),
-            *tasks.others,
-        ],
-        on_start=tasks[named.on_predict_begin],
-        on_end=tasks[named.on_predict_end],
-        stop=whole(dataset) if stop is None else stop,
+    options = LoopOptions(
+        stop=stop,
         history=history,
         elapsed=elapsed,
         key=key,
@@ -162,8 +151,10 @@ def predict_loop(
         batch_size_fn=batch_size_fn,
         metadata=metadata,
         policy=policy,
-        name="predict",
     )
+    each = [tasks[named.on_predict_batch_begin], tasks[named.on_predict_step], tasks[named.on_predict_batch_end]]
+    start, end = tasks[named.on_predict_begin], tasks[named.on_predict_end]
+    return _run_once(state, dataset, tasks, each, options, name="predict", on_start=start, on_end=end)
 
 
 def whole(dataset: Any) -> Any:

@@ -1,5 +1,6 @@
 """The training loop: steps, epochs, and a test loop at the end of each."""
 
+import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterator
@@ -8,14 +9,14 @@ from typing import Any
 from millstream.loops import named
 from millstream.loops._acting import Policy, acting, has_policy
 from millstream.loops._dataset import Loader, as_dataset
-from millstream.loops._stop import as_stop
+from millstream.loops._run import Run
+from millstream.loops._run_parts import LoopOptions
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.history import History
 from millstream.loops.inner_loop import inner_loop
-from millstream.loops.loop import loop
 from millstream.loops.loop_state import LoopOutput
 from millstream.loops.named import NamedTasks
-from millstream.loops.period import Period
+from millstream.loops.period import Period, as_stop
 from millstream.loops.schedules import EpochBegins, EpochEnds, always
 from millstream.loops.test_loop import run_test, whole
 from millstream.reading.contracts import PyTree
@@ -120,8 +121,9 @@ def train_loop(
         watched=(named.on_epoch_end, named.on_train_batch_end),
         leave_out=bool(fast_dev_run),
     )
-    options = {"key": key, "batch_size_fn": batch_size_fn, "metadata": metadata}
-    options["catch_keyboard_interrupt"] = catch_keyboard_interrupt
+    common = LoopOptions(
+        key=key, batch_size_fn=batch_size_fn, metadata=metadata, catch_keyboard_interrupt=catch_keyboard_interrupt
+    )
     _require_sense(given, test_dataset, epoch_duration)
     _require_policy(policy, dataset, test_dataset)
     evaluation, trial = [], []
@@ -130,7 +132,7 @@ def train_loop(
         if limit_batches is not None:
             duration = _shorter("test_duration", test_duration, limit_batches)
         test = functools.partial(
-            _test, dataset=test_dataset, tasks=given.named_only(), duration=duration, policy=policy, options=options
+            _test, dataset=test_dataset, tasks=given.named_only(), duration=duration, policy=policy, options=common
         )
         evaluation = [inner_loop(test_name, test, **({} if inner_loop_kwargs is None else inner_loop_kwargs))]
         if sanity_batches:
@@ -139,10 +141,8 @@ def train_loop(
                 test(state, duration=sanity_batches)
 
             trial = [try_out]  # in the run, so that Ctrl-C ends both, and a resumed state is the one that is tried
-    return loop(
-        state,
-        dataset,
-        list(_training(given, evaluation)),
+    options = dataclasses.replace(
+        common,
         on_start=[*trial, *given[named.on_train_begin]],
         on_end=given[named.on_train_end],
         stop=stop,
@@ -154,8 +154,8 @@ def train_loop(
         fuse=fuse,
         policy=policy if has_policy(dataset) else None,
         name="train",
-        **options,
     )
+    return Run(state, dataset, list(_training(given, evaluation)), options).run()
 
 
 def _training(tasks: NamedTasks, evaluation: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
@@ -170,11 +170,12 @@ def _training(tasks: NamedTasks, evaluation: list[Any]) -> Iterator[tuple[Any, l
 
 
 def _test(
-    state: Any, *, dataset: Any, tasks: NamedTasks, duration: Any, policy: Policy, options: dict[str, Any]
+    state: Any, *, dataset: Any, tasks: NamedTasks, duration: Any, policy: Policy, options: LoopOptions
 ) -> LoopOutput:
     dataset = as_dataset("train_loop", dataset)
     stop = whole(dataset) if duration is None else duration
-    return run_test(state, dataset, tasks, stop=stop, policy=policy if has_policy(dataset) else None, **options)
+    policy = policy if has_policy(dataset) else None
+    return run_test(state, dataset, tasks, dataclasses.replace(options, stop=stop, policy=policy))
 
 
 def _require_sense(tasks: NamedTasks, test_dataset: Any, epoch_duration: Any) -> None:

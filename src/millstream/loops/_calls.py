@@ -1,0 +1,165 @@
+"""Calling the tasks of a run: what they return, commit to the history, show to observers, or leave undone."""
+
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from millstream.loops._returned import absorb
+from millstream.loops._run_parts import RunParts
+from millstream.loops._tasks import Task
+from millstream.loops.column import RealRows
+from millstream.loops.elapsed import Elapsed
+from millstream.loops.logs import Logs
+
+
+class TaskCalls:
+    """Calls the tasks of a run that are due."""
+
+    def __init__(self, parts: RunParts) -> None:
+        self._parts = parts
+
+    def call(self, tasks: list[Task], *, ending: bool = False, in_step: bool = False, drawn: bool = True) -> bool:
+        """Call some tasks that are due; whether an interrupt kept one of them from being done.
+
+        Args:
+            tasks: The tasks.
+            ending: Whether they are due because the run ends.
+            in_step: Whether the others are left out when one of them stops the run.
+            drawn: Whether the batch of the step has been drawn: if not, the step will be done again as a whole.
+        """
+        loop_state = self._parts.loop_state
+        for task in tasks:
+            self._parts.calling, loop_state.cut_short = task, False
+            output = task.call(loop_state)
+            if loop_state.cut_short:
+                loop_state.reason = self._interruption()
+                if drawn:
+                    self._leave_unfinished(task, ending=ending)
+                return True
+            if output is not None:
+                absorb(loop_state, output, task.name)
+            if in_step and loop_state.stop_iteration:
+                break
+        self._parts.calling = None
+        return False
+
+    def commit(self) -> None:
+        """Keep what the step has logged, of outputs only real rows."""
+        loop_state, logs = self._parts.loop_state, self._parts.loop_state.logs
+        if logs.get("outputs") and self._parts.batches is not None:
+            logs = _with_real_rows(logs, self._parts.batches.mask)
+        if logs:
+            loop_state.history.commit(loop_state.elapsed, logs)
+
+    def observe(self, rows: int) -> None:
+        """Show observers that are due the newest rows: so many, or only the last one if they are not always due."""
+        loop_state, stop, begun = self._parts.loop_state, len(self._parts.loop_state.history), time.perf_counter()
+        for task in self._parts.observers:
+            if task.schedule is None or task.schedule(loop_state.elapsed):
+                self._parts.calling = task
+                task.callback.observe(loop_state, stop - (rows if task.schedule is None else min(rows, 1)), stop)
+        self._parts.calling = None
+        loop_state.waits.callbacks += time.perf_counter() - begun
+
+    def final_tasks(self) -> bool:
+        """What is due at the last step because it turned out to be the last; whether an interrupt ended it."""
+        loop_state, elapsed = self._parts.loop_state, self._parts.loop_state.elapsed
+        if elapsed.final or elapsed.steps == 0 or (self._parts.batches is None and self._parts.saved is None):
+            return False
+        loop_state.elapsed = elapsed.replace(final=True)
+        self._parts.in_step = True  # a run is saved as one that has ended only if all of this is done
+        return self._finish_step(
+            self._due_at_end(self._parts.tasks), self._due_at_end(self._parts.observers), ending=True
+        )
+
+    def _due_at_end(self, tasks: list[Task]) -> list[Task]:
+        """The tasks that are due at this step only because it is the last."""
+        final = self._parts.loop_state.elapsed.replace(final=True)
+        return [
+            task
+            for task in tasks
+            if task.schedule is not None and task.schedule(final) and not task.schedule(final.replace(final=False))
+        ]
+
+    def _finish_step(self, tasks: list[Task], observers: list[Task], *, ending: bool) -> bool:
+        """Do what is left of a step; whether an interrupt ended it."""
+        loop_state = self._parts.loop_state
+        loop_state.logs = Logs()
+        if self.call(tasks, ending=ending, in_step=not ending):
+            return True
+        loop_state.unfinished = None
+        self.commit()
+        for task in observers:
+            self._parts.calling = task
+            task.call(loop_state)
+        self._parts.calling = None
+        return False
+
+    def _leave_unfinished(self, task: Task, *, ending: bool) -> None:
+        """Keep what the step has logged so far, and remember where to go on with it."""
+        loop_state = self._parts.loop_state
+        self.commit()
+        loop_state.unfinished = (self._parts.tasks.index(task), ending) if task in self._parts.tasks else None
+
+    def finish_saved_step(self, first: int, ending: bool) -> bool:
+        """Do what an interrupt had left undone of the step that was saved; whether one has come again."""
+        parts = self._parts
+        if ending:
+            left, observers = self._due_at_end(parts.tasks[first:]), self._due_at_end(parts.observers)
+        else:
+            elapsed = parts.loop_state.elapsed
+            left, observers = due(parts.tasks[first:], elapsed), due(parts.observers, elapsed)
+        return self._finish_step(left, observers, ending=ending)
+
+    def data_ended(self) -> bool:
+        """The data have ended; whether an interrupt has done that."""
+        self._parts.loop_state.reason = "the data ended"
+        return self._interrupted()
+
+    def ended(self, elapsed: Elapsed) -> bool | None:
+        """Whether an interrupt has ended the steps; None if nothing has."""
+        loop_state = self._parts.loop_state
+        for saver in self._parts.savers:
+            saver.check()
+        if loop_state.stop_iteration:
+            loop_state.reason = loop_state.reason or "a callback stopped it"
+            return False
+        if self._parts.stops is not None and self._parts.stops(elapsed):
+            loop_state.reason = "it came to its stop"
+            return False
+        if self._parts.preemption is not None and self._parts.preemption.reached():
+            self._parts.interrupts.terminate()
+        return True if self._interrupted() else None
+
+    def _interrupted(self) -> bool:
+        """Whether an interrupt has come, which is then the reason."""
+        if not self._parts.interrupts.check():
+            return False
+        self._parts.loop_state.reason = self._interruption()
+        return True
+
+    def _interruption(self) -> str:
+        """What has interrupted the run, in a word."""
+        return "terminated" if self._parts.interrupts.terminated else "interrupted"
+
+
+def due(tasks: list[Task], elapsed: Elapsed) -> list[Task]:
+    """The tasks that are due at a step."""
+    return [task for task in tasks if task.schedule is None or task.schedule(elapsed)]
+
+
+def _with_real_rows(logs: Logs, mask: np.ndarray | None) -> Logs:
+    """Logs whose outputs have only the rows that a mask counts, as far as they have one for each of its rows."""
+    if mask is None:
+        return logs
+    kept = Logs(logs)
+    kept["outputs"] = {name: _real_rows(value, mask) for name, value in logs["outputs"].items()}
+    return kept
+
+
+def _real_rows(value: Any, mask: np.ndarray) -> Any:
+    if getattr(value, "shape", ())[: mask.ndim] != mask.shape:
+        return value
+    return RealRows(value, mask) if isinstance(value, jax.Array) else value[mask]
