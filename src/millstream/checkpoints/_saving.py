@@ -131,7 +131,7 @@ class Saving:
         try:
             os.link(source, folder / name, follow_symlinks=False)
             self._linked[name] = (file.size, file.sha256)
-        except OSError:
+        except (OSError, NotImplementedError):
             shutil.copyfile(source, folder / name, follow_symlinks=False)
 
     def _mark(self, process: int) -> pathlib.Path:

@@ -120,18 +120,18 @@ class TaskCalls:
 
     def ended(self, elapsed: Elapsed) -> bool | None:
         """Whether an interrupt has ended the steps; None if nothing has."""
-        loop_state = self._parts.loop_state
-        for saver in self._parts.savers:
+        parts, loop_state = self._parts, self._parts.loop_state
+        for saver in parts.savers:
             saver.check()
         if loop_state.stop_iteration:
             loop_state.reason = loop_state.reason or "a callback stopped it"
             return False
-        if self._parts.stops is not None and self._parts.stops(elapsed):
+        if parts.stops is not None and parts.stops(elapsed):
             loop_state.reason = "it came to its stop"
             return False
-        if self._parts.preemption is not None and self._parts.preemption.reached():
-            self._parts.interrupts.terminate()
-        return True if self._interrupted() else None
+        if parts.preemption is not None and parts.preemption.reached():
+            parts.interrupts.terminate()
+        return True if parts.interrupts.asked and self._interrupted() else None
 
     def _interrupted(self) -> bool:
         """Whether an interrupt has come, which is then the reason."""
