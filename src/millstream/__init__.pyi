@@ -3,6 +3,7 @@
 from millstream import checkpoints as checkpoints
 from millstream import datasets as datasets
 from millstream import inspect as inspect
+from millstream import reading as reading
 from millstream import rl as rl
 from millstream import sharding as sharding
 from millstream.callbacks.csv_logger import csv_logger as csv_logger

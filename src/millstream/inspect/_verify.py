@@ -19,10 +19,10 @@ from millstream.loader.info import BatchInfo
 from millstream.loader.loader import DataLoader
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.state import key_words
+from millstream.reading.executor import Executor as OpenExecutor
 from millstream.reading.host_source import as_host_source
 from millstream.reading.in_graph import InGraph
 from millstream.reading.processes import Processes
-from millstream.reading.threads import Threads
 from millstream.text.errors import describe_value, listed, require_bool, require_int, require_positive
 from millstream.text.progress_line import ProgressLine
 
@@ -92,7 +92,7 @@ def _check_arguments(steps: Any, seconds: Any, executors: Any, hosts: Any) -> No
         require_int("verify", "steps", steps, least=1)
     require_positive("verify", "seconds", seconds, finite=False)
     given = [] if executors is None else listed(executors)
-    if given is None or not all(isinstance(executor, InGraph | Threads | Processes) for executor in given):
+    if given is None or not all(isinstance(executor, InGraph | OpenExecutor) for executor in given):
         raise TypeError(
             "verify needs executors to be a list of Threads(4), Processes(4) and the like. "
             f"Got {describe_value(executors)}."

@@ -21,6 +21,7 @@ from millstream.pipeline.host_calls import original_errors
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.state import key_words
 from millstream.plan.planned import PlannedSteps
+from millstream.reading import executor as reading
 from millstream.reading.contracts import PyTree
 from millstream.reading.in_graph import InGraph
 from millstream.reading.memory import nbytes
@@ -31,7 +32,7 @@ from millstream.reading.threads import Threads
 from millstream.sharding import shard_bounds
 from millstream.transforms.device import DevicePutTransform
 
-Executor = InGraph | Threads | Processes
+Executor = reading.Executor | InGraph
 Make = Callable[[], DataLoader]  # a new loader
 Draws = Generator["Drawn", None, None]
 

@@ -15,7 +15,7 @@ from millstream.reading.contracts import PyTree
 from millstream.reading.held_batches import remember
 from millstream.reading.host_side import HostSide
 from millstream.reading.host_source import HostSource
-from millstream.reading.reading import Filled
+from millstream.reading.reading import ReadBatch
 from millstream.reading.samples import SampleSpec
 
 # XLA copies what only passes through a program. Above this size placing an array on its own is faster than that.
@@ -70,7 +70,7 @@ class Finish:
             self._run = run = words.tobytes(), steps
         return run[1]
 
-    def __call__(self, key: Any, numbers: np.ndarray | None, filled: Filled) -> tuple[PyTree, Any]:
+    def __call__(self, key: Any, numbers: np.ndarray | None, filled: ReadBatch) -> tuple[PyTree, Any]:
         """The batch that was read, and its mask.
 
         Args:
@@ -95,7 +95,7 @@ class Finish:
         remember(request.step, leaves[:-1])  # the last one is the mask
         return jax.tree.unflatten(self._structure, leaves)
 
-    def _untouched(self, rows: list[Any], filled: Filled) -> list[Any]:
+    def _untouched(self, rows: list[Any], filled: ReadBatch) -> list[Any]:
         """The leaves of a batch that has no compiled stages."""
         large = [isinstance(leaf, jax.Array) or leaf.nbytes >= _LARGE for leaf in rows]
         small = iter(
@@ -105,7 +105,7 @@ class Finish:
         full = filled.samples == self._layout.rows and not filled.report.failed
         return [*leaves, self._full_mask if full else self._on_device(self.mask(filled))]
 
-    def _made(self, key: Any, numbers: np.ndarray | None, rows: list[Any], filled: Filled) -> list[Any]:
+    def _made(self, key: Any, numbers: np.ndarray | None, rows: list[Any], filled: ReadBatch) -> list[Any]:
         """The leaves of a batch that goes through compiled stages."""
         passing, given = self._large, rows
         if passing:
@@ -121,13 +121,13 @@ class Finish:
             for number in range(self._structure.num_leaves)
         ]
 
-    def mask(self, filled: Filled) -> np.ndarray:
+    def mask(self, filled: ReadBatch) -> np.ndarray:
         """Which of the rows that this process has are samples, and could be read."""
         assert filled.request is not None
         real = filled.request.real.reshape(self._layout.axes)
         return real & self._host.intact(self._pipeline.plan, filled)
 
-    def _object_batch(self, filled: Filled) -> tuple[Any, np.ndarray]:
+    def _object_batch(self, filled: ReadBatch) -> tuple[Any, np.ndarray]:
         objects = filled.rows[0]
         value = objects.reshape(-1)[0] if self._host.source.whole_batches else objects.tolist()
         return value, self.mask(filled)

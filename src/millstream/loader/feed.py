@@ -18,7 +18,7 @@ from millstream.pipeline.state import LoaderState, check_origin, check_position
 from millstream.plan.planned import PlannedSteps
 from millstream.reading.contracts import PyTree
 from millstream.reading.reader import ReadAhead, reader_of
-from millstream.reading.reading import Filled, Report
+from millstream.reading.reading import ReadBatch, Report
 from millstream.reading.stats import LoaderStats
 
 # How many samples a batch has, if these are its first rows; if not, its mask, read when somebody asks.
@@ -319,7 +319,7 @@ class HostCursor:
         assert filled.request is not None
         return (value, mask, describe_batch(feed.pipeline, filled.request, filled.report)), self._after(step), real
 
-    def _real(self, step: int, filled: Filled, mask: Any) -> Real:
+    def _real(self, step: int, filled: ReadBatch, mask: Any) -> Real:
         """Which rows count, as `Drawn` has it."""
         if self._feed.reads_mask:
             return readable(mask)

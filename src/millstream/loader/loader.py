@@ -33,14 +33,13 @@ from millstream.plan.ordering import as_shuffle
 from millstream.plan.plan import STEP_LIMIT
 from millstream.reading.caches import BatchCache
 from millstream.reading.contracts import PyTree
+from millstream.reading.executor import Executor
 from millstream.reading.fingerprint import fingerprint
 from millstream.reading.in_graph import InGraph
 from millstream.reading.interrupts import Interrupts
-from millstream.reading.processes import Processes
 from millstream.reading.reading import OnError
 from millstream.reading.role import is_worker
 from millstream.reading.stats import LoaderStats
-from millstream.reading.threads import Threads
 from millstream.sharding import as_batch_sharding
 from millstream.text.errors import describe_value, function_name, require_bool, require_choice, require_int
 from millstream.transforms.device import DevicePutTransform
@@ -87,13 +86,13 @@ class DataLoader:
         self,
         pipeline: Any,
         *,
-        executor: InGraph | Threads | Processes | None = None,
+        executor: Executor | InGraph | None = None,
         prefetch: int = 2,
         on_error: OnError = "raise",
         cache: BatchCache | None = None,
         sharding: Any = None,
     ) -> None:
-        if not isinstance(executor, InGraph | Threads | Processes | None):
+        if isinstance(executor, type) or not isinstance(executor, InGraph | Executor | None):
             raise TypeError(
                 f"DataLoader needs an executor: InGraph(), Threads(4) or Processes(4). Got {describe_value(executor)}."
             )
@@ -308,7 +307,7 @@ class DataLoader:
         *,
         steps: int | None = None,
         seconds: float = 60.0,
-        executors: Sequence[InGraph | Threads | Processes] | None = None,
+        executors: Sequence[Executor | InGraph] | None = None,
         hosts: Sequence[int] = (1, 2, 4),
         progress: bool = True,
         raises: bool = True,

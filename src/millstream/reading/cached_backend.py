@@ -15,7 +15,7 @@ from millstream.plan.planned import Request
 from millstream.reading.batch_cache import Entry, Mode, OpenCache, open_cache
 from millstream.reading.cache_contents import CacheContents
 from millstream.reading.executor import Backend
-from millstream.reading.reading import Filled, Report
+from millstream.reading.reading import ReadBatch, Report
 from millstream.reading.samples import ObjectSpec, SampleSpec
 from millstream.reading.slots import Layout
 
@@ -98,11 +98,11 @@ class CachedBackend:
 
     prepare = start
 
-    def collect(self, job: _Job) -> Filled:
+    def collect(self, job: _Job) -> ReadBatch:
         """The batch; one that was read is stored in the background."""
         if job.entry is not None:
             extras = {row: extra for row, extra in enumerate(job.entry.additional or []) if extra is not None}
-            return Filled(job.entry.leaves, Report(extras=extras), 0.0, int(job.request.real.sum()), cached=True)
+            return ReadBatch(job.entry.leaves, Report(extras=extras), 0.0, int(job.request.real.sum()), cached=True)
         filled = self._reader.collect(job.inner)
         if not filled.report.failed:  # what failed today may be there tomorrow
             self._store(job.request, filled)
@@ -152,7 +152,7 @@ class CachedBackend:
         epoch, number = request.place
         return (0 if self._recurs else epoch), number
 
-    def _store(self, request: Request, filled: Filled) -> None:
+    def _store(self, request: Request, filled: ReadBatch) -> None:
         cache, extras = self._cache(request), filled.report.extras
         if cache.mode != "read-write":
             return

@@ -4,7 +4,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from millstream.plan.planned import Request
 from millstream.reading.host_source import HostSource
-from millstream.reading.reading import Filled
+from millstream.reading.reading import ReadBatch
 from millstream.reading.slots import Layout
 
 
@@ -32,7 +32,7 @@ class Backend(Protocol):
         """Have a batch read in the background."""
         ...
 
-    def collect(self, job: Any) -> Filled:
+    def collect(self, job: Any) -> ReadBatch:
         """Wait for a batch, and raise what reading it raised."""
         ...
 

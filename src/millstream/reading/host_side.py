@@ -8,7 +8,7 @@ from millstream.plan.plan import Plan
 from millstream.reading.cached_backend import CachedBackend, CacheOf
 from millstream.reading.executor import Backend, Executor
 from millstream.reading.host_source import HostSource
-from millstream.reading.reading import Filled, OnError
+from millstream.reading.reading import OnError, ReadBatch
 from millstream.reading.slots import Layout
 from millstream.reading.thread_backend import ThreadBackend
 
@@ -72,7 +72,7 @@ class HostSide:
         lazy = not (source.reads_samples or source.whole_batches or source.calls_users)
         return ThreadBackend(source, layout, source.readers, ahead, tolerant=self.tolerant, lazy=lazy)
 
-    def intact(self, plan: Plan, filled: Filled) -> np.ndarray:
+    def intact(self, plan: Plan, filled: ReadBatch) -> np.ndarray:
         """Which rows of a batch could be read, with the axes of the plan."""
         layout = self.layout(plan)
         intact = np.ones(layout.rows, bool)

@@ -11,7 +11,7 @@ from millstream.plan.plan import Plan
 from millstream.plan.planned import Coordinates, PlannedSteps
 from millstream.reading.executor import Backend
 from millstream.reading.host_side import HostSide
-from millstream.reading.reading import Filled
+from millstream.reading.reading import ReadBatch
 from millstream.reading.stats import LoaderStats
 
 _SLOW_SECONDS = 0.0003  # a batch that is read faster than this is read at once: handing it to a thread takes longer
@@ -59,7 +59,7 @@ class ReadAhead:
         self._forget = weakref.finalize(self, _forget, backend, self._pending, on_close)
         self._forget.atexit = False
 
-    def rows(self, step: int) -> Filled:
+    def rows(self, step: int) -> ReadBatch:
         """The batch of a step; rows that pad are zeros."""
         backend, pending, stop = self._backend, self._pending, min(step + self._ahead + 1, self._stop)
         with self._lock:
@@ -78,7 +78,7 @@ class ReadAhead:
                     self._start(step + 1, stop)
         return filled
 
-    def any_rows(self, steps: list[int]) -> tuple[int, Filled]:
+    def any_rows(self, steps: list[int]) -> tuple[int, ReadBatch]:
         """Whichever of these steps, in rising order, is read first, of those that are begun."""
         with self._lock:
             begun = steps[: self._ahead + 1]
@@ -108,7 +108,7 @@ class ReadAhead:
             if number not in pending:
                 pending[number] = self._backend.start(self.steps.request(number, self._keyed))
 
-    def _count(self, request: Any, filled: Filled) -> Filled:
+    def _count(self, request: Any, filled: ReadBatch) -> ReadBatch:
         filled.request = request
         stats, report = self._stats, filled.report
         for leaf in filled.rows:
@@ -166,7 +166,7 @@ class Reader:
         leave = _Leave(self, backend)
         return ReadAhead(self.host, steps, backend, self.host.ahead(self.plan), stats, stop, leave)
 
-    def rows(self, words: np.ndarray, step: int) -> Filled:
+    def rows(self, words: np.ndarray, step: int) -> ReadBatch:
         """The batch of any step of any run."""
         name = words.tobytes()
         with self._lock:

@@ -36,7 +36,7 @@ class Report:
 
 
 @dataclasses.dataclass
-class Filled:
+class ReadBatch:
     """A batch that has been read.
 
     Attributes:

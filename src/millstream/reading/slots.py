@@ -12,7 +12,7 @@ import math
 import mmap
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -53,8 +53,12 @@ class Layout:
         return any(dtype.hasobject for dtype in self.dtypes)
 
     def empty(self) -> list[np.ndarray]:
-        """Arrays of their own for Python objects, with one axis of samples in front."""
-        return [np.empty((self.rows, *shape), object) for shape in self.shapes]
+        """New arrays for a batch, with one axis of samples in front."""
+        return [np.empty((self.rows, *shape), dtype) for shape, dtype in zip(self.shapes, self.dtypes, strict=True)]
+
+    def with_axes(self, leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Such arrays with the axes of a batch in front."""
+        return [leaf.reshape((*self.axes, *leaf.shape[1:])) for leaf in leaves]
 
     @property
     def places(self) -> list[tuple[int, int]]:
@@ -153,7 +157,7 @@ class Slots:
 
     def hand_out(self, slot: Slot) -> list[np.ndarray]:
         """The arrays of a slot, which is free again when the last of them, and of JAX's arrays over them, is gone."""
-        leaves = [leaf.reshape((*self.layout.axes, *leaf.shape[1:])) for leaf in slot.leaves[: self._shown]]
+        leaves = self.layout.with_axes(slot.leaves[: self._shown])
         if not self._has_another():
             leaves = [leaf.copy() for leaf in leaves]
             self.give_back(slot)

@@ -15,7 +15,7 @@ import numpy as np
 from millstream.plan.planned import Request
 from millstream.reading.faults import WorkerStalled
 from millstream.reading.host_source import HostSource
-from millstream.reading.reading import Filled, Reading, Report
+from millstream.reading.reading import ReadBatch, Reading, Report
 from millstream.reading.settings import settings
 from millstream.reading.slots import Layout, Slot, Slots, slots_for
 from millstream.text.errors import ends_silently, noted
@@ -122,7 +122,7 @@ class ThreadBackend:
             put((job, first, min(first + self._part, size)))
         return job
 
-    def collect(self, job: Job) -> Filled:
+    def collect(self, job: Job) -> ReadBatch:
         """The batch, once it is read; it raises what reading raised."""
         try:
             if job.left:
@@ -137,11 +137,11 @@ class ThreadBackend:
             self.drop(job)
             raise
         if job.slot is None:
-            rows = [leaf.reshape((*self._layout.axes, *leaf.shape[1:])) for leaf in job.leaves]
+            rows = self._layout.with_axes(job.leaves)
         else:
             assert self._slots is not None
             rows = self._slots.hand_out(job.slot)
-        return Filled(rows, job.report, job.seconds, int(job.request.real.sum()))
+        return ReadBatch(rows, job.report, job.seconds, int(job.request.real.sum()))
 
     def is_done(self, job: Job) -> bool:
         """Whether a batch can be collected without waiting."""

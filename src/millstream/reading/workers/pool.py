@@ -20,7 +20,7 @@ from millstream.reading.derived_sources import named_parts
 from millstream.reading.faults import WorkerStalled
 from millstream.reading.held_batches import describe_holders
 from millstream.reading.host_source import HostSource
-from millstream.reading.reading import Filled
+from millstream.reading.reading import ReadBatch
 from millstream.reading.settings import settings
 from millstream.reading.slots import Layout, Slots, slots_for
 from millstream.reading.workers.crew import Crew, Job
@@ -143,7 +143,7 @@ class Pool:
 
     prepare = start
 
-    def collect(self, job: Job) -> Filled:
+    def collect(self, job: Job) -> ReadBatch:
         """The batch, once it is read; it raises what reading raised."""
         try:
             with self._undivided():
@@ -165,7 +165,7 @@ class Pool:
             objects[:] = job.objects
             rows = [objects.reshape(self._form.batch.axes)]
         restarts, self._crew.restarts = self._crew.restarts, 0
-        return Filled(rows, job.report, job.seconds, int(job.request.real.sum()), restarts)
+        return ReadBatch(rows, job.report, job.seconds, int(job.request.real.sum()), restarts)
 
     def is_done(self, job: Job) -> bool:
         """Whether a batch can be collected without waiting, as far as is known."""
