@@ -708,6 +708,18 @@ def test_without_descriptors_it_is_said_by_name_and_nothing_leaks(memory, what, 
         assert sorted(os.listdir(memory / "run")) == ["0000000001", "0000000002"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="descriptors are counted in /proc")
+def test_what_is_not_kept_is_deleted_with_as_few_descriptors_as_a_save_needs(memory):
+    with CheckpointStore(memory / "run", keep=Retention(latest=1)) as store:
+        store.save(1, {"w": jnp.ones(3)}, files={"more": b"1"})
+        store.wait()
+        with few_descriptors(1), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            store.save(2, {"w": jnp.ones(3)}, files={"more": b"1"})
+            store.wait()
+            assert sorted(set(os.listdir(memory / "run")) - {".lock"}) == ["0000000002"]
+
+
 def in_a_namespace(script, *arguments):
     """Run a script that may mount, if this system lets it."""
     command = ["unshare", "-rm", sys.executable, "-W", "error", "-c", textwrap.dedent(script), *map(str, arguments)]
@@ -807,7 +819,7 @@ def test_a_checkpoint_that_cannot_be_deleted_is_warned_about_once_and_deleted_la
     ran = in_a_namespace(MOUNTED, tmp_path)
     assert ran.returncode == 0 and ran.stderr == "", ran.stderr
     first, second, left, third, names = ran.stdout.splitlines()
-    assert first.startswith(f"9 9 1 CheckpointStore could not delete {tmp_path}/.trash-2, which is not needed anymore")
+    assert first.startswith(f"9 9 1 CheckpointStore could not delete what is not needed anymore in {tmp_path}/.trash-2")
     assert "Device or resource busy. It takes up room and does no harm. Deleting it is tried again" in first
     assert (second, left) == ("15 15 0", "['.trash-2']")
     assert (third, names) == ("20 20 0", "['0000000020']")

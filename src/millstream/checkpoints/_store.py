@@ -367,12 +367,12 @@ _said: set[pathlib.Path] = set()
 
 
 def _warn_of_leftovers(left: Mapping[pathlib.Path, OSError]) -> None:
-    """Say once of each folder that it could not be deleted."""
+    """Warn once of each folder that could not be deleted."""
     for path, error in left.items():
         if path not in _said:
             _said.add(path)
             warnings.warn(
-                f"{_WHO} could not delete {path}, which is not needed anymore: {error.strerror or error}. It takes up "
+                f"{_WHO} could not delete what is not needed anymore in {path}: {error.strerror or error}. It takes up "
                 "room and does no harm. Deleting it is tried again at every save.",
                 RuntimeWarning,
                 stacklevel=3,

@@ -9,7 +9,6 @@ import itertools
 import os
 import pathlib
 import re
-import shutil
 from collections.abc import Callable
 
 from millstream.files.atomic import sync_folder
@@ -102,7 +101,10 @@ def clear_leftovers(directory: pathlib.Path) -> dict[pathlib.Path, OSError]:
 
 
 def _delete(path: pathlib.Path) -> None:
+    """Delete a file or a folder with one descriptor at a time; `shutil.rmtree` needs one more for each level."""
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
     else:
-        shutil.rmtree(path)
+        for name in os.listdir(path):
+            _delete(path / name)
+        path.rmdir()
