@@ -66,7 +66,7 @@ class FullDisk(Fault):
 class FullMemory(Fault):
     """There is no memory to share with workers that are started, until that was told."""
 
-    warnings = (r"batches are held",)
+    warnings = (r"batches of this stream are held",)
 
     def __enter__(self) -> "Fault":
         if self.disk.folder is not None:

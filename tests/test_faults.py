@@ -33,7 +33,7 @@ ROWS = {
     "kills": 6,
     "exceptions": 15,
     "epochs": 60,
-    "held": 1,
+    "held": 2,
     "many_held": 100,
     "warning_as_error": 1,
     "forked": 1,

@@ -7,6 +7,7 @@ from typing import Any
 
 from millstream.reading.holders import find_holders
 
+_BATCHES = 8  # that are named
 _HOLDERS = 3  # per batch that are named
 _PRUNE = 64  # entries, besides as many as were alive, before dead ones are looked for
 
@@ -25,19 +26,30 @@ def remember(step: int, arrays: Iterable[Any]) -> None:
         _handed_out.append((step, [weakref.ref(array) for array in arrays]))
 
 
-def describe_holders(most: int = 8) -> str:
-    """The batches that are alive, and what holds their arrays, in words."""
-    held = [(step, array) for step, refs in [*_handed_out] if (array := _first_alive(refs)) is not None]
+def describe_holders() -> str:
+    """The batches of all streams that are alive, and what holds their arrays, in words."""
+    held = _alive()
     if not held:
         return "No batch is held."
-    lines = ["1 batch is held:" if len(held) == 1 else f"{len(held)} batches are held:"]
-    shown = held[:most]
+    return "\n".join(["1 batch is held:" if len(held) == 1 else f"{len(held)} batches are held:", *_lines(held)])
+
+
+def describe_newest(count: int) -> str:
+    """What holds the arrays of the batches that were handed out last, of those that are alive."""
+    return "\n".join(["The newest batches that are held:", *_lines(_alive()[-count:])])
+
+
+def _lines(held: list[tuple[int, Any]]) -> list[str]:
+    lines, shown = [], held[:_BATCHES]
     for (step, _), holders in zip(shown, find_holders([array for _, array in shown]), strict=True):
         more = f"; and {len(holders) - _HOLDERS} more" if len(holders) > _HOLDERS else ""
         lines.append(f"  batch {step}: {'; '.join(holders[:_HOLDERS]) or 'JAX, or an array made from it'}{more}")
-    if len(held) > most:
-        lines.append(f"  and {len(held) - most} more")
-    return "\n".join(lines)
+    return lines if len(held) <= _BATCHES else [*lines, f"  and {len(held) - _BATCHES} more"]
+
+
+def _alive() -> list[tuple[int, Any]]:
+    """The step and one array of each batch that is alive."""
+    return [(step, array) for step, refs in [*_handed_out] if (array := _first_alive(refs)) is not None]
 
 
 def _first_alive(refs: list[weakref.ref[Any]]) -> Any:

@@ -18,7 +18,7 @@ from millstream.files.plain import encode
 from millstream.plan.planned import Request
 from millstream.reading.derived_sources import named_parts
 from millstream.reading.faults import WorkerStalled
-from millstream.reading.held_batches import describe_holders
+from millstream.reading.held_batches import describe_newest
 from millstream.reading.host_source import HostSource
 from millstream.reading.reading import ReadBatch
 from millstream.reading.settings import settings
@@ -240,7 +240,7 @@ class Pool:
 
 def _warn_of_held_batches(limit: int, held: int) -> None:
     warnings.warn(
-        f"{held} batches are held and fill the {limit / 1e6:,.0f} MB of shared memory "
-        f"(Processes(memory_limit=...)). From here on batches are copied, which is slower.\n{describe_holders()}",
+        f"{held} batches of this stream are held and fill its {limit / 1e6:,.0f} MB of shared memory "
+        f"(Processes(memory_limit=...)). From here on batches are copied, which is slower.\n{describe_newest(held)}",
         stacklevel=2,
     )
