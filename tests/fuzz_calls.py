@@ -191,7 +191,8 @@ def run(case: Case) -> str:
 
 def _judged(case: Case, wrong: dict[str, Any], error: Exception) -> str:
     """What is wrong with an error; empty if nothing is."""
-    text = "\n".join([str(error), *getattr(error, "__notes__", [])])
+    said = error.args[0] if isinstance(error, KeyError) and error.args else error  # which shows itself as a repr
+    text = "\n".join([str(said), *getattr(error, "__notes__", [])])
     if isinstance(error, ms.datasets.DownloadError):
         right = {name for name, value in case.wrong.items() if value in ("None", "True", "3", "2**40")}
         return "" if set(wrong) <= right | {"cache_dir", "data_dir"} else f"it looks at {wrong} after a download"
@@ -225,7 +226,7 @@ def _names_call(name: str, text: str) -> bool:
     if any(owner in text for owner in owners if owner[0].isupper()):
         return True
     if re.fullmatch("[a-z]+", plain):
-        verbs = "needs|got|has|cannot|can|takes|finds|found|knows|reads|decorates|does|with|over|goes"
+        verbs = "needs|got|has|cannot|can|takes|finds|found|knows|reads|decorates|does|with|over|goes|was"
         return re.search(rf"(?<!\w){plain}(\(|:| ({verbs})\b)", text) is not None
     return plain in text
 

@@ -11,6 +11,7 @@ import pytest
 from pipelines import BATCH, Echo, data, source
 
 import millstream as ms
+from millstream.checkpoints import CheckpointStore
 
 
 def refuses(kind, *words):
@@ -295,7 +296,7 @@ def test_steps_out_of_range(key):
     loader = ms.DataLoader([source(), BATCH])
     with refuses(ValueError, "steps to be an int of at least 0", "-1 (int)"):
         loader.iterate(loader.init_state(key), steps=-1)
-    with refuses(ValueError, "init_state needs a step from 0 to 4,294,967,294, an integer. Got -1."):
+    with refuses(ValueError, "init_state needs step to be an int from 0 to 4,294,967,294. Got -1 (int)."):
         loader.init_state(key, step=-1)
     with refuses(ValueError, "iterate can reach step 4,294,967,295, not 4,294,967,298"):
         loader.iterate(loader.init_state(key, step=2**32 - 2), steps=4)
@@ -324,10 +325,10 @@ def test_only_integers_are_steps(name, key):
     assert int(jax.jit(lambda step: loader.init_state(key, step).step)(3)) == 3
     state = loader.init_state(key)
     for step in NO_STEPS:
-        with refuses(ValueError, "init_state needs a step from 0 to ", ", an integer. Got "):
+        with refuses(ValueError, "init_state needs step to be an int from 0 to ", ". Got "):
             loader.init_state(key, step=step)
         if not isinstance(step, int) or step < 0:
-            with refuses(ValueError, "iterate needs a step from 0 to ", ", an integer. Got "):
+            with refuses(ValueError, "iterate needs step to be an int from 0 to ", ". Got "):
                 loader.iterate(dataclasses.replace(state, step=step))
     with refuses(TypeError, "iterate needs a key such as jax.random.key(0)", "shape (3,), float32"):
         loader.iterate(dataclasses.replace(state, key=np.zeros(3, np.float32)))
@@ -335,7 +336,7 @@ def test_only_integers_are_steps(name, key):
 
 def test_a_traced_step_that_is_not_an_integer(key):
     loader = ms.DataLoader([source(), BATCH])
-    with refuses(ValueError, "init_state needs a step from 0 to", "an integer"):
+    with refuses(ValueError, "init_state needs step to be an int from 0 to"):
         jax.jit(lambda step: loader.init_state(key, step).step)(1.5)
 
 
@@ -344,9 +345,9 @@ def test_steps_of_streams(key):
         ms.TrainStream(ms.DataLoader([source(), BATCH])),
         ms.DataLoader([source(), lambda inner: Echo(inner)]),
     )
-    with refuses(ValueError, "iterate needs a step from 0 to 4,294,967,295, an integer. Got -1"):
+    with refuses(ValueError, "iterate needs step to be an int from 0 to 4,294,967,295. Got -1"):
         train.iterate(dataclasses.replace(train.init_state(key), step=jnp.int32(-1)))
-    with refuses(ValueError, "init_state needs a step from 0 to"):
+    with refuses(ValueError, "init_state needs step to be an int from 0 to"):
         stream.init_state(key, step=False)
 
 
@@ -354,13 +355,13 @@ def test_a_position_that_get_state_has_not_given(key):
     loader = ms.DataLoader([source(), BATCH])
     batches = loader.iterate(loader.init_state(key))
     saved = batches.get_state()
-    for wrong in ({}, None, [], {**saved, "origin": 3}, {**saved, "key": None}):
+    for wrong in ({}, None, [], np.zeros(0), {**saved, "origin": 3}, {**saved, "key": None}):
         with refuses(
             TypeError, "set_state needs what get_state has given: a dict with key, step, left and origin. Got "
         ):
             batches.set_state(wrong)  # pyright: ignore[reportArgumentType]
     for step in (-1, 1.5, "3", True, 2**32):
-        with refuses(ValueError, "set_state needs a step from 0 to 4,294,967,295, an integer"):
+        with refuses(ValueError, "set_state needs step to be an int from 0 to 4,294,967,295."):
             batches.set_state({**saved, "step": step})
     with refuses(ValueError, "set_state needs left to be an int of at least 0. Got -1"):
         batches.set_state({**saved, "left": -1})
@@ -384,7 +385,7 @@ def test_steps_that_can_be_counted_no_further_are_empty_in_programs_and_refused_
         with refuses(ValueError, "iterate can reach step 4,294,967,295, not 4,294,967,296"):
             loader.iterate(state, steps=1)
         if name == "read on the host":
-            with refuses(ValueError, "next_batch needs a step from 0 to 4,294,967,294, an integer. Got 4,294,967,295."):
+            with refuses(ValueError, "next_batch needs step to be an int from 0 to 4,294,967,294. Got 4294967295"):
                 loader.next_batch(state)
 
 
@@ -472,6 +473,45 @@ def test_a_path_that_is_none(wrong, kind, words):
         ms.restore(wrong, 0)
     with refuses(kind, "MNISTDataset needs cache_dir to be a path", words):
         ms.datasets.MNISTDataset(cache_dir=wrong)
+
+
+def test_what_restore_cannot_use(tmp_path):
+    callback = ms.checkpoint(tmp_path / "run")
+    callback(ms.Elapsed(steps=1), 0)
+    callback.close()
+    with refuses(TypeError, "restore needs loader to be a DataLoader or the like. Got 's3://' (str)."):
+        ms.restore(tmp_path / "run", 0, "s3://")
+    with refuses(ValueError, "restore needs step to be an int of at least 0. Got -1 (int)."):
+        ms.restore(tmp_path / "run", 0, step=-1)
+    with refuses(FileNotFoundError, f"restore: {tmp_path / 'run'} has no checkpoint of step 7. It has: [1]."):
+        ms.restore(tmp_path / "run", 0, step=7)
+
+
+def test_what_a_checkpoint_store_cannot_use(tmp_path):
+    with refuses(TypeError, "CheckpointStore needs read_only to be a bool. Got 3 (int)."):
+        CheckpointStore(tmp_path, read_only=3)  # pyright: ignore[reportArgumentType]
+    with CheckpointStore(tmp_path) as store:
+        with refuses(TypeError, "CheckpointStore.save needs files to be a dict of bytes by their names. Got 3 (int)."):
+            store.save(1, 0, files=3)  # pyright: ignore[reportArgumentType]
+
+
+def test_what_steps_cannot_carry(key):
+    loader = ms.DataLoader([source(), BATCH])
+    with refuses(TypeError, "scan_epoch, run_steps) need leaves that are arrays of numbers", "carry[0]: array(['a']"):
+        loader.scan_epoch(loader.init_state(key), [np.array(["a"])], lambda carry, batch, mask: (carry, None))
+
+
+def test_flags_of_tune_and_verify_and_labels_and_policies():
+    loader = ms.DataLoader([source(), BATCH])
+    for call in (loader.tune, loader.verify):
+        with refuses(TypeError, f"{call.__name__} needs progress to be a bool. Got 3 (int)."):
+            call(progress=3)  # pyright: ignore[reportArgumentType]
+    with refuses(TypeError, "RandomMapTransform needs label to be a str. Got 3 (int)."):
+        ms.RandomMapTransform(lambda value, mask, key: value, label=3)  # pyright: ignore[reportArgumentType]
+    with refuses(TypeError, "loop needs policy to be a function of the state", "array("):
+        ms.loop(0, range(3), {}, policy=np.zeros(2))  # pyright: ignore[reportArgumentType]
+    with refuses(TypeError, "Raised in batch_size_fn."):
+        ms.loop(0, [np.ones(2)], {}, batch_size_fn=int)
 
 
 def test_what_is_no_sharding():

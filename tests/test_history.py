@@ -356,6 +356,35 @@ def test_what_is_not_a_path_is_refused(path):
             made.plot(path)  # pyright: ignore[reportArgumentType]
 
 
+def test_files_of_a_history_that_cannot_be_are_refused(tmp_path):
+    made = committed([1.0])
+    for call, word in ((made.to_csv, "to_csv"), (made.to_jsonl, "to_jsonl"), (made.plot, "plot")):
+        with pytest.raises(IsADirectoryError, match=rf"History\.{word} needs the path of a file\. .* is a folder\."):
+            call(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"History\.from_jsonl needs a file that is there\. .*none does not"):
+        History.from_jsonl(tmp_path / "none")
+    with pytest.raises(ValueError, match=r"History\.from_jsonl reads from this machine alone.*s3://x") as caught:
+        History.from_jsonl("s3://x?SECRET")
+    assert "SECRET" not in str(caught.value)
+
+
+def test_a_title_or_a_scale_of_a_plot_that_is_none_is_refused():
+    with pytest.raises(TypeError, match=r"History\.plot needs title to be a str\. Got 3"):
+        committed([1.0]).plot(title=3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"History\.plot needs log to be a bool\. Got 3"):
+        committed([1.0]).plot(log=3)  # pyright: ignore[reportArgumentType]
+
+
+def test_names_of_logs_are_text():
+    for add in (lambda: logs().add_entry(3, "x", 1), lambda: logs().add_metrics({3: 1})):  # pyright: ignore[reportArgumentType]
+        with pytest.raises(TypeError, match=r"Logs needs names that are text\. Got .*3 \(int\)"):
+            add()
+    with pytest.raises(KeyError, match=r"Logs have no entry array"):
+        logs().add_metric("x", 1).entry_path(np.zeros(0))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"Logs\.add_losses needs add_metrics to be a bool\. Got 3"):
+        logs().add_losses({"x": 1}, add_metrics=3)  # pyright: ignore[reportArgumentType]
+
+
 def test_rows_can_be_indexed_sliced_and_iterated():
     made = committed([1.0, 2.0, 3.0, 4.0])
     assert made[0].metrics.loss == 1.0 and made[-1].metrics.loss == 4.0 and made[1].elapsed.steps == 2

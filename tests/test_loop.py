@@ -1006,7 +1006,9 @@ def test_what_fused_steps_cannot_carry_or_log_is_named(loader, key):
 
     with pytest.raises(TypeError, match=r"fuse=.*can log and give out arrays and numbers.*\n.*word.*'a' \(str\)"):
         ms.loop({"name": "a", "x": jnp.ones(1)}, loader, {ms.every(1): step}, stop=3, key=key, fuse=2)
-    with pytest.raises(TypeError, match=r"fuse=.*arrays, or else hashable.*\n  carry.state\['x'\]: \{1\} \(set\)"):
+    with pytest.raises(
+        TypeError, match=r"fuse=.*arrays of numbers, or else hashable.*\n  carry.state\['x'\]: \{1\} \(set\)"
+    ):
         ms.loop({"x": {1}}, loader, {ms.every(1): step}, stop=3, key=key, fuse=2)
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
     sharded = loader.replace(sharding=mesh)

@@ -392,6 +392,8 @@ def test_new_episode_of_a_wrong_shape_or_kind_is_refused(key):
         set_loader_policy_state(corridor().init_state(key), TEMPLATE, new_episode="now")
     with refuses(ValueError, "needs new_episode to be one bool. Got shape (), int32: 1 (int)"):
         set_loader_policy_state(corridor().init_state(key), TEMPLATE, new_episode=1)
+    with refuses(ValueError, "needs new_episode to be one bool. Got 1099511627776 (int)"):
+        set_loader_policy_state(corridor().init_state(key), TEMPLATE, new_episode=2**40)
 
 
 def step_of_params(obs, params, key):

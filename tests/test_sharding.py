@@ -172,6 +172,11 @@ def test_mesh_configs_that_make_no_sense_are_refused(arguments, words):
         MeshConfig(*arguments)
 
 
+def test_axes_that_are_not_named_are_refused():
+    with pytest.raises(TypeError, match=r"batch_axis_names to be the name of an axis, or several\. Got \[0\]"):
+        MeshConfig((1,), ("data",), [0])  # pyright: ignore[reportArgumentType]
+
+
 def test_hybrid_shapes_that_make_no_sense_are_refused():
     with pytest.raises(ValueError, match=r"ici_mesh_shape \(1, 2\) and dcn_mesh_shape \(1,\)"):
         HybridMeshShape((1, 2), (1,))

@@ -5,8 +5,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from millstream.files.atomic import require_place
 from millstream.files.safe_path import open_plain, plain_reader
-from millstream.text.errors import describe_value, require_path
+from millstream.text.errors import describe_value
 
 UNITS = ("steps", "samples", "epochs", "time", "date")  # what every line begins with
 
@@ -22,9 +23,7 @@ class LogFile:
     """
 
     def __init__(self, who: str, path: Any, overwrite: bool, step_of: Callable[[bytes], int]) -> None:
-        self.path = require_path(who, "the path of a file", path).resolve()
-        if self.path.is_dir():
-            raise IsADirectoryError(f"{who} needs the path of a file. {self.path} is a folder.")
+        self.path = require_place(who, path).resolve()
         self._who = who
         self._overwrite = overwrite
         self._step_of = step_of

@@ -22,7 +22,7 @@ from millstream.checkpoints._saving import ARRAYS, Saving, whole_checkpoints
 from millstream.checkpoints.sharing import SharedFile
 from millstream.files.safe_path import plain_reader, require_trust
 from millstream.reading.contracts import PyTree
-from millstream.text.errors import describe_value, require_mapping, require_path, whole_number
+from millstream.text.errors import describe_value, require_bool, require_mapping, require_path, whole_number
 
 _WHO = "CheckpointStore"
 _RUN, _TREE, _FILES = "run.json", "tree.json", "files"
@@ -66,6 +66,7 @@ class CheckpointStore:
         self.read_only = read_only
         if not isinstance(self.keep, Retention):
             raise TypeError(f"{_WHO} needs keep to be a Retention. Got {describe_value(keep)}.")
+        require_bool(_WHO, "read_only", read_only)
         self._saving: Saving | None = None
         self._lock: RunLock | None = None
         self._is_open = not read_only
@@ -385,8 +386,9 @@ def _read_file(path: pathlib.Path) -> bytes:
 
 
 def _checked_files(files: Mapping[str, bytes | SharedFile] | None) -> dict[str, bytes | SharedFile]:
-    checked = {}
-    for name, content in ({} if files is None else files).items():
+    checked, files = {}, {} if files is None else files
+    require_mapping(f"{_WHO}.save", "files", files, "a dict of bytes by their names")
+    for name, content in files.items():
         if not isinstance(name, str) or not _FILE_NAME.fullmatch(name) or not isinstance(content, bytes | SharedFile):
             raise ValueError(
                 f"{_WHO}.save needs files as bytes under names of letters, digits, '.', '_' and '-'. "

@@ -7,6 +7,16 @@ import uuid
 from collections.abc import Iterator
 from typing import IO
 
+from millstream.text.errors import require_path
+
+
+def require_place(who: str, path: str | os.PathLike[str]) -> pathlib.Path:
+    """The path of a file to write; a folder is refused."""
+    found = require_path(who, "the path of a file", path)
+    if found.is_dir():
+        raise IsADirectoryError(f"{who} needs the path of a file. {found} is a folder.")
+    return found
+
 
 def temporary_path(final: pathlib.Path, *, alone: bool) -> pathlib.Path:
     """Where a file is made before it gets its name.

@@ -17,7 +17,7 @@ from millstream.reading.contracts import PyTree
 from millstream.reading.interrupts import Interrupts
 from millstream.reading.one_thread import OneThread
 from millstream.reading.stats import LoaderStats
-from millstream.text.errors import describe_value, require_int
+from millstream.text.errors import describe_value, require_int, require_mapping
 
 
 class BatchIterator(Iterator[Any]):
@@ -258,6 +258,7 @@ class _Clock:
 def _position(saved: Any) -> tuple[LoaderState, int]:
     """The state and the number of batches left that `get_state` has written down."""
     try:
+        require_mapping("set_state", "saved", saved)
         key, left = [int(word) for word in saved["key"]], saved["left"]
         origin = tuple((what, words) for what, words in saved["origin"])
         step = np.asarray(checked_step("set_state", saved["step"], STEP_LIMIT), np.uint32)

@@ -63,7 +63,8 @@ def acting(who: str, policy: Policy, dataset: Any) -> Acting | None:
         policy: A function, "fixed", or None if it was not given.
         dataset: A loader or an iterable.
     """
-    if policy is not None and policy != "fixed" and not callable(policy):
+    is_fixed = isinstance(policy, str) and policy == "fixed"
+    if policy is not None and not is_fixed and not callable(policy):
         raise TypeError(f'{who} needs policy to be a function of the state, or "fixed". Got {describe_value(policy)}.')
     if policy is None and has_policy(dataset):
         raise ValueError(

@@ -11,7 +11,7 @@ from millstream.loops._position import seek
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.period import Period
 from millstream.reading.contracts import PyTree
-from millstream.text.errors import describe_value, function_name
+from millstream.text.errors import describe_value, function_name, raised_in
 
 _MANY = 2**16  # batches asked for at once, if an epoch has no more and nobody knows how many it will be
 _HOPELESS = 100  # batches in a row that cannot be read, if an epoch has no more
@@ -214,7 +214,8 @@ def _checked(batch_size_fn: Callable[[Any], int]) -> Callable[[Any], int]:
     """A user's function that must give a number of rows."""
 
     def size_of(batch: Any) -> int:
-        size = batch_size_fn(batch)
+        with raised_in("batch_size_fn"):
+            size = batch_size_fn(batch)
         try:
             count = operator.index(size)
         except TypeError:

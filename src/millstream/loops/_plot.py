@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from millstream.files.atomic import require_place
 from millstream.loops.curves import Curve, is_loss, panels
 from millstream.loops.history_table import whole_file
-from millstream.text.errors import needs, require_names, require_number, require_path
+from millstream.text.errors import needs, require_bool, require_names, require_number, require_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,6 +39,10 @@ def draw(
         require_number("History.plot", "smooth", smooth)
     if smooth is not None and not 0 <= smooth <= 1:
         raise ValueError(f"History.plot needs smooth as a share of the steps between 0 and 1. Got {smooth!r}.")
+    if title is not None:
+        require_text("History.plot", "title", title)
+    if log is not None:
+        require_bool("History.plot", "log", log)
     with needs("History.plot", "matplotlib", "plot"):
         from millstream.loops._picture import Picture
     curves = panels(history, None if names is None else list(names), smooth)
@@ -61,9 +66,8 @@ def draw(
 
 def save(figure: "Figure", path: str | os.PathLike[str], dpi: int) -> pathlib.Path:
     """Write a figure to a file, which gets its name when it is whole."""
-    require_path("History.plot", "the path of a file", path)
     picture = io.BytesIO()
-    figure.savefig(picture, dpi=dpi, format=pathlib.Path(path).suffix[1:] or "png")
+    figure.savefig(picture, dpi=dpi, format=require_place("History.plot", path).suffix[1:] or "png")
     with whole_file("History.plot", path) as (final, file):
         file.write(picture.getvalue())
     return final

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from millstream.checkpoints import CheckpointStore, Retention
+from millstream.loops._dataset import Loader
 from millstream.loops._position import save_position
 from millstream.loops.callback import Observer
 from millstream.loops.elapsed import Elapsed
@@ -15,7 +16,7 @@ from millstream.loops.loop_state import LoopState
 from millstream.loops.period import Period, as_period
 from millstream.loops.saved_run import SavedRun, load_run, reached, save_run
 from millstream.reading.contracts import PyTree
-from millstream.text.errors import require_bool, require_choice, require_int, require_path
+from millstream.text.errors import describe_value, require_bool, require_choice, require_int, require_path, whole_number
 
 
 class CheckpointCallback(Observer):
@@ -282,6 +283,9 @@ def restore(
         step: The step of a checkpoint; None takes the newest that is whole.
     """
     require_path("restore", "directory to be a path", directory)
+    if loader is not None and not isinstance(loader, Loader):
+        raise TypeError(f"restore needs loader to be a DataLoader or the like. Got {describe_value(loader)}.")
+    step = None if step is None else whole_number("restore", "step", step, least=0)
     saved = load_run("restore", directory, state, loader, key, step)
     if saved is None:
         raise FileNotFoundError(f"restore found no checkpoint in {os.path.abspath(os.path.expanduser(directory))}.")

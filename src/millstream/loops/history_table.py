@@ -9,7 +9,8 @@ import pathlib
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any
 
-from millstream.files.atomic import written
+from millstream.files.atomic import require_place, written
+from millstream.files.data_files import local_path, require_file
 from millstream.loops.column import Column
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.logs import Logs, Name, find_entry
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from millstream.loops.history import History
 
+_READER = "History.from_jsonl"
 _ROWS_AT_ONCE = 4096
 _FIELDS = ("steps", "samples", "samples_before", "epochs", "time", "date_start")
 
@@ -46,7 +48,7 @@ def to_pandas(history: "History") -> "pandas.DataFrame":
 @contextlib.contextmanager
 def whole_file(who: str, path: str | os.PathLike[str]) -> Iterator[tuple[pathlib.Path, IO[bytes]]]:
     """A file to write, which gets its name when it is whole; its folder is made if there is none."""
-    final = require_path(who, "the path of a file", path)
+    final = require_place(who, path)
     final.parent.mkdir(parents=True, exist_ok=True)
     with written(final, alone=False) as file:
         yield final, file
@@ -76,9 +78,9 @@ def to_jsonl(history: "History", path: str | os.PathLike[str]) -> pathlib.Path:
 
 def read_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[Elapsed, Logs]]:
     """What each line of a file holds; see `History.from_jsonl`."""
-    require_path("History.from_jsonl", "the path of a file", path)
-    samples = 0
-    with pathlib.Path(path).open(encoding="utf-8") as file:
+    require_path(_READER, "the path of a file", path)
+    found, samples = require_file(_READER, local_path(_READER, path)), 0
+    with found.open(encoding="utf-8") as file:
         for number, text in enumerate(file, start=1):
             try:
                 line = json.loads(text)
@@ -89,7 +91,7 @@ def read_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[Elapsed, Logs]]:
                 if not text.endswith("\n"):
                     return  # whoever wrote it was stopped in the middle of it
                 raise ValueError(
-                    f"History.from_jsonl needs lines of JSON, each an object with steps and what was logged. "
+                    f"{_READER} needs lines of JSON, each an object with steps and what was logged. "
                     f"Line {number} of {path} is {describe_value(text.rstrip())}."
                 ) from None
             known = {name: units.pop(name) for name in _FIELDS if name in units}

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import jax
 
-from millstream.text.errors import describe_value
+from millstream.text.errors import describe_value, require_bool
 
 Name = tuple[str, str]  # collection and entry
 EVALUATIONS = ("_test", "_valid", "_validation", "_val", "_eval")  # how names of test results end
@@ -62,11 +62,8 @@ class Logs(dict[str, dict[str, Any]]):
 
     def add_entry(self, collection: str, name: str, value: Any) -> Self:
         """One value in a collection of your own."""
-        try:
-            self.setdefault(collection, {})[name] = value
-        except TypeError:
-            found = f"{describe_value(collection)} and {describe_value(name)}"
-            raise TypeError(f"Logs needs names that are text. Got {found}.") from None
+        _require_names(collection, name)
+        self.setdefault(collection, {})[name] = value
         return self
 
     def add_entries(self, collection: str, entries: Mapping[str, Any] | None = None, /, **more: Any) -> Self:
@@ -77,16 +74,19 @@ class Logs(dict[str, dict[str, Any]]):
                 f"Logs needs several {collection} as a dict from names to values, such as {{'loss': 0.5}}, or as "
                 f"keywords. Got {describe_value(entries)}."
             )
+        _require_names(collection, *entries)
         self.setdefault(collection, {}).update(entries, **more)
         return self
 
     def add_loss(self, name: str, value: Any, *, add_metric: bool = False) -> Self:
         """A loss, which a managed train step minimises; also as a metric, if that is wanted."""
+        require_bool("Logs.add_loss", "add_metric", add_metric)
         self.add_entry("losses", name, value)
         return self.add_metric(name, value) if add_metric else self
 
     def add_losses(self, losses: Mapping[str, Any] | None = None, /, *, add_metrics: bool = False, **more: Any) -> Self:
         """Several losses: a mapping, keywords, or both."""
+        require_bool("Logs.add_losses", "add_metrics", add_metrics)
         self.add_entries("losses", losses, **more)
         return self.add_metrics(losses, **more) if add_metrics else self
 
@@ -175,8 +175,15 @@ def as_logs(who: str, value: Any) -> Logs:
     return made
 
 
+def _require_names(*names: Any) -> None:
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f"Logs needs names that are text. Got {' and '.join(map(describe_value, names))}.")
+
+
 def find_entry(name: str, paths: list[Name]) -> Name | None:
     """The entry that "name" or "collection.name" means; None if there is none."""
+    if not isinstance(name, str):
+        return None
     exact = [path for path in paths if ".".join(path) == name]
     found = exact or [path for path in paths if path[1] == name]
     # A loss that is also logged as a metric is one value under two names.

@@ -115,7 +115,8 @@ def load_run(
         except NoCheckpoint:
             if step is None:
                 return None
-            raise
+            steps = store.steps()
+            raise NoCheckpoint(f"{who}: {store.directory} has no checkpoint of step {step}. It has: {steps}.") from None
         except ValueError as error:
             error.add_note(
                 f"{who} goes on only with a state like the one that was saved. What was saved can be had by its paths, "

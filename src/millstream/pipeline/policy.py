@@ -98,7 +98,7 @@ def as_arrays(who: str, policy_state: PyTree) -> PyTree:
 def _as_flags(who: str, new_episode: Any, shape: tuple[int, ...]) -> jax.Array:
     try:
         flags = jnp.asarray(new_episode)
-    except (TypeError, ValueError):
+    except Exception:
         flags = None
     if flags is None or flags.dtype != bool or flags.shape not in ((), shape):
         each = f", or one for each environment, shape {shape}" if shape else ""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from millstream.text.errors import describe_leaf, describe_value, table
+from millstream.text.errors import describe_leaf, describe_value, table, whole_number
 
 Origin = tuple[tuple[str, str], ...]
 
@@ -53,23 +53,10 @@ def key_words(who: str, key: Any) -> jax.Array:
 
 
 def checked_step(who: str, step: Any, most: int) -> Any:
-    """A step as an int, or as it is if it is traced, which nobody can look at; refuses all but integers up to `most`.
-
-    Args:
-        who: What was called, for errors.
-        step: An int, an integer of NumPy, or an array of one integer.
-        most: The last step that can be counted.
-    """
-    if isinstance(step, np.generic | np.ndarray | jax.Array):
-        is_integer = step.ndim == 0 and jnp.issubdtype(step.dtype, np.integer)
-    else:
-        is_integer = isinstance(step, int) and not isinstance(step, bool)
-    if is_integer and isinstance(step, Tracer):
+    """A step as an int, or as it is if it is a traced integer, whose value is not known yet."""
+    if isinstance(step, Tracer) and step.ndim == 0 and jnp.issubdtype(step.dtype, np.integer):
         return step
-    if not is_integer or not 0 <= int(step) <= most:
-        found = f"{int(step):,}" if is_integer else describe_value(step)
-        raise ValueError(f"{who} needs a step from 0 to {most:,}, an integer. Got {found}.")
-    return int(step)
+    return whole_number(who, "step", step, least=0, most=most)
 
 
 def check_position(who: str, state: LoaderState, limit: int) -> int:

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from millstream.reading.contracts import PyTree
+from millstream.reading.dtypes import holds_numbers
 from millstream.text.errors import describe_value, table
 
 _NUMBERS = (bool, int, float, complex)
@@ -105,19 +106,20 @@ def split(tree: PyTree, arrays: Any = jax.Array | np.ndarray) -> tuple[StaticPar
 def split_carry(tree: PyTree) -> tuple[StaticPart, list[Any]]:
     """What steps carry as its static part and its arrays; refused by name if a leaf is neither."""
     try:
-        return split(tree, jax.Array | np.ndarray | np.generic)
+        static, arrays = split(tree, jax.Array | np.ndarray | np.generic)
+        if all(map(_is_carried, arrays)):
+            return static, arrays
     except TypeError:
-        wrong = [
-            (f"carry{jax.tree_util.keystr(path)}", describe_value(leaf))
-            for path, leaf in jax.tree.leaves_with_path(tree)
-            if not isinstance(leaf, jax.Array | np.ndarray | np.generic) and not _is_hashable(leaf)
-        ]
-        if not wrong:
-            raise
-        raise TypeError(
-            "Several steps as one program (fuse=, scan_epoch, run_steps) need leaves that are arrays, or else hashable."
-            f" Got:\n{table(wrong[:_MOST_LINES])}"
-        ) from None
+        pass
+    wrong = [
+        (f"carry{jax.tree_util.keystr(path)}", describe_value(leaf))
+        for path, leaf in jax.tree.leaves_with_path(tree)
+        if not _is_carried(leaf)
+    ]
+    raise TypeError(
+        "Several steps as one program (fuse=, scan_epoch, run_steps) need leaves that are arrays of numbers, or else "
+        f"hashable. Got:\n{table(wrong[:_MOST_LINES])}"
+    )
 
 
 def settled(carry: PyTree, part_after: Callable[[StaticPart, list[Any]], StaticPart]) -> tuple[StaticPart, list[Any]]:
@@ -172,7 +174,12 @@ def _described(kept: Any) -> str:
     return "an array" if kept is _ARRAY else describe_value(kept)
 
 
-def _is_hashable(leaf: Any) -> bool:
+def _is_carried(leaf: Any) -> bool:
+    """Whether steps can carry a leaf: an array of numbers, or something hashable."""
+    if isinstance(leaf, jax.Array):
+        return True
+    if isinstance(leaf, np.ndarray | np.generic):
+        return holds_numbers(leaf.dtype)
     try:
         hash(leaf)
     except TypeError:

@@ -121,19 +121,19 @@ def over_axes(mesh: Mesh, axes: tuple[str, ...]) -> NamedSharding:
 
 def checked_axes(who: str, axes: Any, known: Sequence[str]) -> tuple[str, ...]:
     """The names of some axes of a mesh as a tuple; all must be known."""
-    if not isinstance(axes, Sequence):
+    names = [axes] if isinstance(axes, str) else axes
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
         raise TypeError(
             f"{who} needs batch_axis_names to be the name of an axis, or several. Got {describe_value(axes)}."
         )
-    names = (axes,) if isinstance(axes, str) else tuple(axes)
     for name in names:
-        if not isinstance(name, str) or name not in known:
+        if name not in known:
             raise ValueError(
                 f"{who} knows no axis {name!r} to divide a batch over. The mesh has: {', '.join(map(repr, known))}."
             )
     if len(set(names)) < len(names):
-        raise ValueError(f"{who} can divide a batch over an axis once. Got {names}.")
-    return names
+        raise ValueError(f"{who} can divide a batch over an axis once. Got {tuple(names)}.")
+    return tuple(names)
 
 
 def _checked_names(names: Any) -> tuple[str, ...]:

@@ -40,21 +40,27 @@ def function_name(fn: Any) -> str:
 
 
 def require_int(who: str, name: str, value: Any, *, least: int) -> None:
-    """Refuse anything but an int (no bool) of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{who} needs {name} to be an int of at least {least}. Got {describe_value(value)}.")
+    """Refuse anything but an int of Python's own: a setting is kept as it is given."""
+    if not isinstance(value, int):
+        raise _not_whole(who, name, value, least, None)
+    whole_number(who, name, value, least=least)
 
 
-def whole_number(who: str, name: str, value: Any, *, least: int) -> int:
+def whole_number(who: str, name: str, value: Any, *, least: int, most: int | None = None) -> int:
     """A whole number of any kind, of Python, NumPy or JAX, as an int; anything else, bools included, is refused."""
     is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"
     try:
         found = None if is_bool else operator.index(value)
     except (TypeError, ValueError):
         found = None
-    if found is None or found < least:
-        raise ValueError(f"{who} needs {name} to be an int of at least {least}. Got {describe_value(value)}.")
+    if found is None or found < least or (most is not None and found > most):
+        raise _not_whole(who, name, value if found is None else found, least, most)
     return found
+
+
+def _not_whole(who: str, name: str, value: Any, least: int, most: int | None) -> ValueError:
+    bounds = f"of at least {least}" if most is None else f"from {least} to {most:,}"
+    return ValueError(f"{who} needs {name} to be an int {bounds}. Got {describe_value(value)}.")
 
 
 def require_positive(who: str, name: str, value: Any, what: str = "a number", *, finite: bool = True) -> None:

@@ -8,7 +8,7 @@ import jax
 
 from millstream.pipeline.transform import Transform
 from millstream.reading.contracts import PyTree
-from millstream.text.errors import function_name, require_callable
+from millstream.text.errors import function_name, require_callable, require_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +60,8 @@ class RandomMapTransform(Transform):
 
     def __post_init__(self) -> None:
         require_callable("RandomMapTransform", "fn", self.fn)
+        if self.label is not None:
+            require_text("RandomMapTransform", "label", self.label)
 
     @property
     def name(self) -> str:
