@@ -628,3 +628,8 @@ def test_what_states_are_made_from():
         TypeError, match=r"create_flax_state knows no argument loses. It passes on: precision, loss_scale, acc"
     ):
         regression(loses={})
+
+
+def test_a_method_that_is_neither_a_name_nor_a_function_is_refused():
+    with pytest.raises(TypeError, match=r"create_flax_state needs method to be the name of .* Got 3 \(int\)"):
+        create_flax_state(DENSE, ROWS[:1], TX, key=KEY, method=3)  # pyright: ignore[reportArgumentType]

@@ -730,3 +730,10 @@ def test_a_state_that_begins_to_donate_owns_its_arrays():
         assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(first))
     with pytest.raises(ValueError, match="knows no strategy 'pmap'"):
         first.replace(strategy="pmap")
+
+
+def test_params_that_jax_has_no_arrays_for_are_refused():
+    with pytest.raises(
+        TypeError, match=r"needs arrays and numbers in params\. Got:\n  params\['w'\]: shape \(1,\), <U1"
+    ):
+        managed.ManagedState.create({"w": np.array(["a"])}, TX)

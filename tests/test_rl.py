@@ -380,6 +380,12 @@ def test_a_gymnax_environment_without_a_time_limit_of_its_own_ends_where_its_ste
     np.testing.assert_array_equal(batch["next_state"][:, 0], batch["state"][:, 0] + batch["action"])
 
 
+@pytest.mark.parametrize("wrong", [np.array(["a"]), 2**40, object()], ids=["text", "long", "object"])
+def test_a_policy_state_that_jax_has_no_arrays_for_is_refused(wrong, key):
+    with refuses(TypeError, "set_loader_policy_state needs a policy state made of arrays. Got policy_state: "):
+        set_loader_policy_state(corridor().init_state(key), wrong)
+
+
 def test_new_episode_of_a_wrong_shape_or_kind_is_refused(key):
     state = corridor(3).init_state(key)
     with refuses(

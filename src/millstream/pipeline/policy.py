@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from millstream.pipeline.strong_types import strong
+from millstream.pipeline.strong_types import strong_or_none
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_leaf, describe_value, table
 
@@ -85,14 +85,17 @@ def differences(expected: PyTree, found: PyTree) -> list[tuple[str, str]]:
 
 def as_arrays(who: str, policy_state: PyTree) -> PyTree:
     """The policy state with every leaf an array; refuses leaves that are none."""
-    for name, leaf in _leaves(policy_state):
-        is_array = isinstance(leaf, int | float | complex) or (hasattr(leaf, "dtype") and hasattr(leaf, "ndim"))
-        if not is_array or isinstance(leaf, jax.ShapeDtypeStruct):
+
+    def as_array(path: Any, leaf: Any) -> jax.Array:
+        array = strong_or_none(leaf)
+        if array is None:
             raise TypeError(
-                f"{who} needs a policy state made of arrays. Got {name}: {describe_value(leaf)}. "
+                f"{who} needs a policy state made of arrays. Got {_name(path)}: {describe_value(leaf)}. "
                 "Keep functions and settings outside of it, in the policy function itself."
             )
-    return jax.tree.map(strong, policy_state)
+        return array
+
+    return jax.tree.map_with_path(as_array, policy_state)
 
 
 def _as_flags(who: str, new_episode: Any, shape: tuple[int, ...]) -> jax.Array:
@@ -144,4 +147,8 @@ def _is_acting(node: Any) -> bool:
 
 def _leaves(tree: PyTree) -> Iterator[tuple[str, Any]]:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        yield f"policy_state{jax.tree_util.keystr(path)}", leaf
+        yield _name(path), leaf
+
+
+def _name(path: Any) -> str:
+    return f"policy_state{jax.tree_util.keystr(path)}"

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from millstream.pipeline.strong_types import strong
+from millstream.pipeline.strong_types import strong_or_none
 from millstream.reading.contracts import PyTree
 from millstream.reading.dtypes import kept
 from millstream.states._precision import at_least_32_bits
@@ -19,13 +19,13 @@ def as_arrays(who: str, name: str, tree: PyTree, *, copy: bool) -> PyTree:
     """The leaves as JAX arrays."""
 
     def as_array(path: Any, leaf: Any) -> jax.Array:
-        if not hasattr(leaf, "dtype") and not isinstance(leaf, bool | int | float | complex):
+        array = strong_or_none(kept(f"{who}: {name}{jax.tree_util.keystr(path)}", leaf))
+        if array is None:
             found = table([(f"{name}{jax.tree_util.keystr(path)}", describe_leaf(leaf))])
             raise TypeError(
                 f"{who} needs arrays and numbers in {name}. Got:\n{found}\n"
                 'Anything else belongs into a static field: dataclasses.field(metadata={"static": True}).'
             )
-        array = strong(kept(f"{who}: {name}{jax.tree_util.keystr(path)}", leaf))
         return copied(array) if copy else array
 
     return jax.tree.map_with_path(as_array, tree)

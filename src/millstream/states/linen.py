@@ -125,6 +125,9 @@ class LinenNetwork(Network):
         self._method = method
         if isinstance(method, str) and not hasattr(type(module), method):
             raise ValueError(f"create_flax_state: {type(module).__name__} has no method {method!r}.")
+        if not isinstance(method, str | None) and not callable(method):
+            found = describe_value(method)
+            raise TypeError(f"create_flax_state needs method to be the name of a method, or a function. Got {found}.")
         called = getattr(module, method) if isinstance(method, str) else module.__call__ if method is None else method
         self._mode = ModeArguments.of(called)
 
