@@ -349,7 +349,7 @@ def test_a_row_that_is_not_there_is_named():
 def test_what_is_not_a_path_is_refused(path):
     made = committed([1.0])
     for call, word in ((made.to_csv, "to_csv"), (made.to_jsonl, "to_jsonl"), (History.from_jsonl, "from_jsonl")):
-        with pytest.raises(TypeError, match=rf"History\.{word} needs the path of a file\. Got "):
+        with pytest.raises(TypeError, match=rf"History\.{word} needs (the path of a file|a path)\. Got "):
             call(path)  # pyright: ignore[reportArgumentType]
     if path is not None:
         with pytest.raises(TypeError, match=r"History\.plot needs the path of a file\. Got "):
@@ -377,7 +377,7 @@ def test_a_title_or_a_scale_of_a_plot_that_is_none_is_refused():
 
 def test_names_of_logs_are_text():
     for add in (lambda: logs().add_entry(3, "x", 1), lambda: logs().add_metrics({3: 1})):  # pyright: ignore[reportArgumentType]
-        with pytest.raises(TypeError, match=r"Logs needs names that are text\. Got .*3 \(int\)"):
+        with pytest.raises(TypeError, match=r"Logs needs names that are text\. Got 3 \(int\)"):
             add()
     with pytest.raises(KeyError, match=r"Logs have no entry array"):
         logs().add_metric("x", 1).entry_path(np.zeros(0))  # pyright: ignore[reportArgumentType]

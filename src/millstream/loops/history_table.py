@@ -14,7 +14,7 @@ from millstream.files.data_files import local_path, require_file
 from millstream.loops.column import Column
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.logs import Logs, Name, find_entry
-from millstream.text.errors import describe_value, needs, require_path
+from millstream.text.errors import describe_value, needs
 
 if TYPE_CHECKING:
     import pandas
@@ -78,7 +78,6 @@ def to_jsonl(history: "History", path: str | os.PathLike[str]) -> pathlib.Path:
 
 def read_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[Elapsed, Logs]]:
     """What each line of a file holds; see `History.from_jsonl`."""
-    require_path(_READER, "the path of a file", path)
     found, samples = require_file(_READER, local_path(_READER, path)), 0
     with found.open(encoding="utf-8") as file:
         for number, text in enumerate(file, start=1):

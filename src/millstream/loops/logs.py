@@ -176,8 +176,9 @@ def as_logs(who: str, value: Any) -> Logs:
 
 
 def _require_names(*names: Any) -> None:
-    if not all(isinstance(name, str) for name in names):
-        raise TypeError(f"Logs needs names that are text. Got {' and '.join(map(describe_value, names))}.")
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"Logs needs names that are text. Got {describe_value(name)}.")
 
 
 def find_entry(name: str, paths: list[Name]) -> Name | None:
