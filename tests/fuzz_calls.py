@@ -242,6 +242,7 @@ def _names_argument(wrong: dict[str, Any], text: str) -> bool:
         if isinstance(value, np.ndarray | jax.Array):
             words |= {f"shape {value.shape}", f"shape={value.shape}", "a does not exist"}
             words |= {"empty"} if value.size == 0 else set()
+            words |= {repr(item) for item in value.ravel()[:1]} if isinstance(value, np.ndarray) else set()
         if isinstance(value, list | tuple | range):
             words |= {f"shape ({len(value)},)", *(f"{item!r} ({type(item).__name__})" for item in value[:1])}
         if isinstance(value, dict):

@@ -453,11 +453,17 @@ def test_an_address_without_a_host_shows_no_secrets(address):
     assert "SECRET" not in str(caught.value)
 
 
+class WithoutRepr:
+    def __repr__(self):
+        raise RuntimeError
+
+
 @pytest.mark.parametrize(
     ("wrong", "kind", "words"),
     [
         (3, TypeError, "Got 3 (int)"),
         (b"run", TypeError, "Got b'run' (bytes)"),
+        (WithoutRepr(), TypeError, "Got a value without a repr (WithoutRepr)"),
         ("", ValueError, "Got an empty one; the current folder is '.'"),
         ("a\0b", ValueError, "which has a zero byte in it"),
     ],
@@ -481,6 +487,8 @@ def test_what_restore_cannot_use(tmp_path):
     callback.close()
     with refuses(TypeError, "restore needs loader to be a DataLoader or the like. Got 's3://' (str)."):
         ms.restore(tmp_path / "run", 0, "s3://")
+    with refuses(TypeError, "Got tree['state']: shape (1,), <U1", "restore goes on only with a state like the one"):
+        ms.restore(tmp_path / "run", np.array(["a"]))
     with refuses(ValueError, "restore needs step to be an int of at least 0. Got -1 (int)."):
         ms.restore(tmp_path / "run", 0, step=-1)
     with refuses(FileNotFoundError, f"restore: {tmp_path / 'run'} has no checkpoint of step 7. It has: [1]."):
@@ -506,6 +514,9 @@ def test_flags_of_tune_and_verify_and_labels_and_policies():
     for call in (loader.tune, loader.verify):
         with refuses(TypeError, f"{call.__name__} needs progress to be a bool. Got 3 (int)."):
             call(progress=3)  # pyright: ignore[reportArgumentType]
+    assert loader.verify(steps=1, executors=[], hosts=np.zeros(0, int), progress=False)  # pyright: ignore[reportArgumentType]
+    with refuses(TypeError, "rich_bar needs desc to be a str. Got 3 (int)."):
+        ms.rich_bar(desc=3)  # pyright: ignore[reportArgumentType]
     with refuses(TypeError, "RandomMapTransform needs label to be a str. Got 3 (int)."):
         ms.RandomMapTransform(lambda value, mask, key: value, label=3)  # pyright: ignore[reportArgumentType]
     with refuses(TypeError, "loop needs policy to be a function of the state", "array("):

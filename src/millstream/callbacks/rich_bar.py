@@ -8,7 +8,7 @@ from millstream.callbacks._bar_values import number_text
 from millstream.callbacks.bar_progress import BarProgress, duration_text
 from millstream.loops.elapsed import seconds
 from millstream.text.bar_line import fitted
-from millstream.text.errors import needs, require_bool
+from millstream.text.errors import needs, require_bool, require_text
 
 _WIDEST = 10_000  # cells of a line in a file
 _BAR, _TIMES = 20, len(" 0:00:00 0:00:00 ")  # cells of the bar, and of the times beside it
@@ -45,6 +45,7 @@ def rich_bar(
     with needs("rich_bar", "rich", "progress"):
         import rich.progress  # noqa: F401
     require_bool("rich_bar", "disable", disable)
+    require_text("rich_bar", "desc", desc)
     face = _RichFace(desc, seconds("rich_bar", interval), progress_options)
     return Bar("rich_bar", total, face, stateful_metrics=stateful_metrics, disabled=disable)
 

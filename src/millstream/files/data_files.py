@@ -54,6 +54,7 @@ class LocalFile:
     """
 
     def __init__(self, who: str, path: str | os.PathLike[str], version: str | None = None) -> None:
+        require_path(who, "a path", path)
         self.name, self._who = str(path), who
         try:
             self.path = require_file(who, path).absolute()

@@ -117,7 +117,7 @@ def load_run(
                 return None
             steps = store.steps()
             raise NoCheckpoint(f"{who}: {store.directory} has no checkpoint of step {step}. It has: {steps}.") from None
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             error.add_note(
                 f"{who} goes on only with a state like the one that was saved. What was saved can be had by its paths, "
                 "to be put into another state on purpose: from millstream.checkpoints import CheckpointStore; "
