@@ -1,8 +1,10 @@
 """What every test shares: strict promotion, one key, and a counter of compilations."""
 
 import contextlib
+import hashlib
 import os
 import pathlib
+import platform
 import re
 import socket
 import subprocess
@@ -17,21 +19,52 @@ import jax
 import numpy as np
 import pytest
 from hypothesis import settings
+from jax._src.compilation_cache import decompress_executable
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def _cache_folder() -> pathlib.Path:
+    """Where compiled programs stay, for this version of JAX and this kind of processor."""
+    processor = platform.machine()
+    with contextlib.suppress(FileNotFoundError):
+        processor += "".join(re.findall(r"(?:flags|Features)\s*:.*", pathlib.Path("/proc/cpuinfo").read_text())[:1])
+    kind = hashlib.sha256(processor.encode()).hexdigest()[:8]
+    return pathlib.Path(__file__).parent.parent / "build" / "compiled" / f"jax-{jax.__version__}-{kind}"
+
 
 # Compiling makes first examples slow, and a fixed seed makes a failure repeat.
 settings.register_profile("millstream", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("millstream")
 
-# Files that take longest are begun first: one that came last would keep a single core busy.
-_LONGEST = ("contract", "docs", "examples", "resume", "faults", "soak", "many_hosts", "executors", "preemption")
+# What one process has compiled, no other one of this machine compiles again. JAX writes entries in place: a process
+# that a test kills could leave half of one, so it does not get these variables.
+CACHE = {
+    "JAX_COMPILATION_CACHE_DIR": str(_cache_folder()),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
+jax.config.update("jax_compilation_cache_dir", CACHE["JAX_COMPILATION_CACHE_DIR"])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    places = {f"test_{name}": place for place, name in enumerate(_LONGEST)}
-    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+def pytest_configure(config: pytest.Config) -> None:
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        drop_bad_entries(_cache_folder(), time.time() - 30 * 86_400)
+
+
+def drop_bad_entries(folder: pathlib.Path, oldest: float) -> None:
+    """Delete compiled programs that were cut off while they were written, and old ones."""
+    for entry in folder.glob("*-cache"):
+        try:
+            decompress_executable(entry.read_bytes())
+            good = entry.stat().st_mtime > oldest
+        except Exception:  # each way to compress has its own
+            good = False
+        if not good:
+            entry.unlink(missing_ok=True)
 
 
 _compilations = 0
@@ -56,6 +89,21 @@ def count_compilations() -> Callable[[], contextlib.AbstractContextManager[list[
         count.append(_compilations - before)
 
     return counting
+
+
+@pytest.fixture
+def usual_promotion() -> Iterator[None]:
+    """Documents and examples are written for users, who rarely set strict promotion."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.fixture
+def quick_compilation() -> Iterator[None]:
+    """Programs of documents run once, on little data: compiling them well takes longer than running them badly."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture
@@ -110,7 +158,7 @@ def start_script(script: pathlib.Path, devices: int, *arguments: str) -> "subpro
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     return subprocess.Popen(
         [sys.executable, "-W", "error", str(script), *arguments],
-        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        env=os.environ | CACHE | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
