@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import os
 import pathlib
+import pickle
 import platform
 import re
 import socket
@@ -14,12 +15,15 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 from hypothesis import settings
 from jax._src.compilation_cache import decompress_executable
+
+from millstream.files.lock import locked
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -129,6 +133,21 @@ def assert_nothing_is_left() -> Callable[[], None]:
             time.sleep(0.01)
 
     return wait
+
+
+@pytest.fixture(scope="module")
+def once_per_run(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Makes what takes long once for all workers, whichever of them asks first; it must be possible to pickle it."""
+    base = tmp_path_factory.getbasetemp()
+    path = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"{request.path.stem}.pickle"
+
+    def made_by(make: Callable[[], Any]) -> Any:
+        with locked(path.with_suffix(".lock"), 1200):
+            if not path.exists():
+                path.write_bytes(pickle.dumps(make()))
+        return pickle.loads(path.read_bytes())
+
+    return made_by
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ import traceback
 
 import chaos
 import checkpoint_damage
+import jax
 import resume_script as script
 from jax._src import xla_bridge
 
@@ -91,10 +92,11 @@ def result(folder, code):
 
 def prepared(folder):
     """What an undisturbed run comes to; programs are compiled on the way. Trials that share a folder do it once."""
-    script.use_cache(folder / "cache")
+    script.use_cache(os.environ.get("JAX_COMPILATION_CACHE_DIR", folder / "cache"))
     told = folder / "expected.json"
     with locked(folder / "prepared", 4 * PATIENCE):
         _prepare(folder, told)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e9)  # who is killed must not be writing an entry
     return json.loads(told.read_text())
 
 
@@ -201,7 +203,7 @@ def damaged_checkpoint(outcome, runs, chance, folder, name):
     outcome.runs, outcome.ok = sum(counts.values()), sum(counts.values()) - len(failures)
 
 
-def outcome_of(name, runs, seed, folder=None):
+def outcome_of(name, runs, seed, folder=None, **variables):
     """The outcome of some trials, in a process of their own.
 
     Args:
@@ -209,10 +211,11 @@ def outcome_of(name, runs, seed, folder=None):
         runs: How often.
         seed: Of all chance.
         folder: One that several trials share; None: one that is deleted afterwards.
+        variables: Of its environment, besides those of this process.
     """
     print(f"{name}: seed {seed}")
     command = [sys.executable, __file__, name, str(runs), str(seed), *([] if folder is None else [folder])]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    environment = os.environ | variables | {"JAX_PLATFORMS": "cpu"}
     run = subprocess.run(command, env=environment, capture_output=True, text=True)
     if run.returncode:
         return chaos.Outcome(name, runs, failures=[run.stderr[-8000:]])

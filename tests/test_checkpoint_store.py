@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import folder_in_memory, free_address
+from conftest import CACHE, folder_in_memory, free_address
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
@@ -842,12 +842,15 @@ def test_a_run_that_does_not_close_its_store_ends_with_its_last_save_done_or_sai
 
 
 @pytest.fixture(scope="module")
-def together(tmp_path_factory):
+def together(tmp_path_factory, once_per_run):
     """What two processes with four devices each have told, and the directory they shared."""
-    folder = tmp_path_factory.mktemp("together")
+    return once_per_run(lambda: run_together(tmp_path_factory.mktemp("together")))
+
+
+def run_together(folder):
     address = free_address()
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    environment = os.environ | CACHE | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     started = [
         subprocess.Popen(
             [sys.executable, "-W", "error", SCRIPT, "together", folder / "run", address, "2", str(number)],

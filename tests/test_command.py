@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from conftest import CACHE
 
 import millstream as ms
 
@@ -15,7 +16,7 @@ COMMAND = [sys.executable, "-m", "millstream"]
 
 
 def run(*arguments):
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=120)
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=120, env=os.environ | CACHE)
 
 
 def test_the_demo_trains_and_resumes(tmp_path):

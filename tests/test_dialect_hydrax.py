@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas
 import pytest
-from conftest import code_blocks
+from conftest import CACHE, code_blocks
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -122,14 +122,25 @@ def readme_script(bars):
 
 
 @pytest.fixture(scope="module")
-def readme_runs(memory):
-    """What both scripts of the README ran, and what they showed; as the text has it, their name is "main"."""
+def readme_runs(memory, once_per_run):
+    """What both scripts of the README ran, and what they showed."""
+    return once_per_run(lambda: run_readme(memory))
+
+
+def run_readme(memory):
+    """Run both scripts in one process; as the text has it, their name is "main"."""
     code = "import sys\nfor path in sys.argv[1:]:\n    names = {'__name__': 'main'}\n"
     code += "    exec(compile(open(path).read(), path, 'exec'), names)\n    print(names['ran'])"
     paths = [memory / "plain.py", memory / "bars.py"]
     for path in paths:
         path.write_text(readme_script(bars=path.stem == "bars"))
-    ran = subprocess.run([sys.executable, "-c", code, *map(str, paths)], capture_output=True, text=True, timeout=100)
+    ran = subprocess.run(
+        [sys.executable, "-c", code, *map(str, paths)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=os.environ | CACHE,
+    )
     assert ran.returncode == 0, ran.stderr
     return [ast.literal_eval(line) for line in ran.stdout.splitlines()], ran.stderr
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import resume_script as script
-from conftest import free_address
+from conftest import CACHE, free_address
 
 import millstream as ms
 from millstream.checkpoints import CheckpointStore
@@ -341,7 +341,7 @@ def test_fused_steps_are_saved_and_go_on(folder, loader):
 def test_a_program_that_is_terminated_ends_with_143_and_without_a_word(expected, folder, loader):
     words = ["place=evaluation", "count=2", f"number={int(signal.SIGTERM)}"]
     command = [sys.executable, "-W", "error", SCRIPT, folder, *words]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    environment = os.environ | CACHE | {"JAX_PLATFORMS": "cpu"}
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     assert (run.returncode, run.stdout, run.stderr) == (143, "", "")
     _, found = script.run(folder, batches=loader)
@@ -353,7 +353,7 @@ def run_together(count, *words):
     address = free_address()
     flags = [os.environ.get("XLA_FLAGS", ""), f"--xla_force_host_platform_device_count={2 // count}"]
     flags = " ".join([*flags, "--xla_backend_optimization_level=0"])  # what takes time here is compiling
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    environment = os.environ | CACHE | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-W", "error", SCRIPT, *words]
     pipe = subprocess.PIPE
     started = [

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from browser import CHROMIUM, DRIVER, MISSING, browser
+from conftest import CACHE
 
 import millstream as ms
 from millstream.callbacks.record import record
@@ -622,6 +623,7 @@ def test_the_demo_ends_with_a_report(tmp_path):
         capture_output=True,
         text=True,
         timeout=400,
+        env=os.environ | CACHE,
     )
     assert (done.returncode, done.stderr) == (0, "")
     told = re.search(r"report +(\S+), to be opened in a browser", done.stdout)

@@ -5,6 +5,8 @@ import subprocess
 import sys
 import textwrap
 
+from conftest import CACHE
+
 SCRIPT = """
     import contextlib, dataclasses
     import jax, numpy as np, jax.numpy as jnp
@@ -84,5 +86,5 @@ SCRIPT = """
 def test_a_loader_over_eight_devices_gives_the_batches_of_a_loader_on_one():
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", textwrap.dedent(SCRIPT)]
-    run = subprocess.run(command, env={**os.environ, **flags}, capture_output=True, text=True, timeout=300)
+    run = subprocess.run(command, env={**os.environ, **CACHE, **flags}, capture_output=True, text=True, timeout=300)
     assert run.stdout.strip().endswith("fine"), run.stderr[-3000:]

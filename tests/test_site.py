@@ -23,10 +23,13 @@ DESCRIBED = re.compile(r'<h\d id="(millstream\.[\w.]+)" class="doc doc-heading">
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
+def site(tmp_path_factory, once_per_run):
     """The files of the site by path: pages with their text, others with none."""
     pytest.importorskip("mkdocstrings", reason="a tool of development, which not every environment has")
-    folder = tmp_path_factory.mktemp("site")
+    return once_per_run(lambda: build_site(tmp_path_factory.mktemp("site")))
+
+
+def build_site(folder):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True)
