@@ -1,6 +1,7 @@
 """What every test shares: strict promotion, one key, and a counter of compilations."""
 
 import contextlib
+import gc
 import hashlib
 import os
 import pathlib
@@ -57,6 +58,10 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 def pytest_configure(config: pytest.Config) -> None:
     if "PYTEST_XDIST_WORKER" not in os.environ:
         drop_bad_entries(_cache_folder(), time.time() - 30 * 86_400)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    gc.freeze()  # modules stay, so who looks for garbage or for referrers need not look at them
 
 
 def drop_bad_entries(folder: pathlib.Path, oldest: float) -> None:
