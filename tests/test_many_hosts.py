@@ -101,8 +101,11 @@ def groups(tmp_path_factory, once_per_run):
         "1": (1, 5, 6, -1, "batches"),
         "4": (4, 6, EPOCH, -1, "batches", "refusals"),
     }
-    make = lambda: {name: run_group(tmp_path_factory.mktemp("group"), *given) for name, given in parts.items()}  # noqa: E731
-    return once_per_run(make)
+
+    def run_all():
+        return {name: run_group(tmp_path_factory.mktemp("group"), *given) for name, given in parts.items()}
+
+    return once_per_run(run_all)
 
 
 def case(groups, group, name):
