@@ -289,12 +289,12 @@ class Ways:
             if isinstance(executor, InGraph):
                 assert pipeline.source is not None
                 self._add("no executor" if pipeline.source.arrays is None else "InGraph()", make)
-            elif isinstance(executor, Threads):
-                name = f"Threads({executor.workers})"
-                self.ways.append(Way(name, functools.partial(iterating, make), _IN_THREADS))
-            else:
+            elif isinstance(executor, Processes):
                 name = f"Processes({executor.workers})"
                 self.ways.append(Way(name, functools.partial(_from_workers, make), IN_A_WORKER))
+            else:
+                name = f"Threads({executor.workers})" if isinstance(executor, Threads) else repr(executor)
+                self.ways.append(Way(name, functools.partial(iterating, make), _IN_THREADS))
         placed = any(isinstance(one, DevicePutTransform) and one.placement is not None for one in pipeline.stages)
         if self._placement is not None:
             self._add("one device", functools.partial(loader.replace, sharding=None))
