@@ -731,3 +731,51 @@ def test_a_slow_batch_is_warned_about_once(monkeypatch):
         readers.collect(job)
     readers.close()
     assert len(warned) == 1
+
+
+@pytest.mark.parametrize("executor", [None, ms.Threads(2)], ids=["in memory", "threads"])
+def test_a_batch_whose_stage_raised_is_drawn_again(executor, key):
+    calls = []
+
+    def once_wrong(batch, mask):
+        calls.append(1)
+        if len(calls) == 2:
+            raise OSError("the disk is away")
+        return batch
+
+    source = ms.ArraySampleSource({"x": np.arange(12, dtype=np.int32)}, ordering="sequential")
+    loader = ms.DataLoader(
+        [source, ms.BatchTransform(4), ms.HostCallbackTransform(once_wrong)], executor=executor, prefetch=0
+    )
+    batches = loader.iterate(loader.init_state(key))
+    assert next(batches)[0]["x"].tolist() == [0, 1, 2, 3]
+    with pytest.raises(OSError, match="the disk is away"):
+        next(batches)
+    assert int(batches.state.step) == 1
+    assert [batch["x"].tolist() for batch, _ in batches] == [[4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+def test_all_doors_of_a_loader_share_its_workers(key):
+    loader = ms.DataLoader([ms.DiskSampleSource(12, np.int32), ms.BatchTransform(4)], executor=ms.Processes(2))
+    state, found = loader.init_state(key), []
+
+    def workers():
+        return tuple(loader._feed.reader._backend.processes)  # pyright: ignore[reportAttributeAccessIssue]
+
+    with loader:
+        assert len(list(loader.iterate(state))) == 3
+        found.append(workers())
+        loader.next_batch(state)
+        found.append(workers())
+        loader.scan_epoch(state, 0, _add_up)
+        found.append(workers())
+        with loader.iterate(state) as one, loader.iterate(state) as other:
+            assert next(one)[0].tolist() == next(other)[0].tolist()
+            found.append(workers())
+        assert len(set(found)) == 1 and len(found[0]) == 2
+        assert loader.stats().batches == 3 + 1 + 3 + 2
+    assert loader._feed.reader._backend.closed  # pyright: ignore
+
+
+def _add_up(total, batch, mask):
+    return total + batch.sum(), None
