@@ -110,7 +110,7 @@ def test_examples_of_docstrings_are_shown_as_code(site):
 def test_names_in_docstrings_and_types_lead_to_their_descriptions(site):
     loader = descriptions(site)["millstream.DataLoader"]
     assert '<a href="executors.html#millstream.BatchCache"><code>BatchCache</code></a>' in loader  # in a text
-    assert re.search(r'<a [^>]*href="executors.html#millstream.Processes"[^>]*>Processes</a>', loader)  # in a type
+    assert re.search(r'<a [^>]*href="executors.html#millstream.InGraph"[^>]*>InGraph</a>', loader)  # in a type
     assert '<a href="api/loading.html#millstream.DataLoader.iterate">' in site["runtimes.html"]
 
 

@@ -273,13 +273,15 @@ class DataLoader:
                 took no time?
         """
         self._check_state("iterate", state)
+        indexed = isinstance(self._source, Pipeline)
+        first = check_position("iterate", state, self._source.plan.step_limit) if indexed else 0
         if steps is None:
-            steps = self.steps_per_epoch - int(getattr(state, "step", 0)) % self.steps_per_epoch
+            steps = self.steps_per_epoch - first % self.steps_per_epoch
         require_int("iterate", "steps", steps, least=0)
         require_bool("iterate", "with_info", with_info)
         if replay is not None:
             require_int("iterate", "replay", replay, least=1)
-        if isinstance(self._source, Pipeline):
+        if indexed:
             check_run("iterate", self._source, state, steps)
         feed, self._interrupts = self._feed, self._interrupts.following()
         cursor = feed.cursor(state, steps if replay is None else min(steps, replay), with_info)
