@@ -138,8 +138,9 @@ def _find(state: Any, within: str | None) -> tuple[Any, ...]:
         return chosen[0]
     if not paths:
         raise ValueError(
-            f"{_WHO} finds no learning rate in the state. Build the optimizer with optax.inject_hyperparams(optax.adam)"
-            "(learning_rate=...), which keeps it there, or give the schedule: ms.log_learning_rate(schedule)."
+            f"{_WHO} without a source finds no learning rate in the state. Build the optimizer with "
+            "optax.inject_hyperparams(optax.adam)(learning_rate=...), which keeps it there, or give the schedule: "
+            "ms.log_learning_rate(schedule)."
         )
     places = "".join(f"\n  {jax.tree_util.keystr(path)}" for path in paths)
     rule = "several learning rates" if within is None else f"{len(chosen)} learning rates within {within!r}"
