@@ -777,5 +777,19 @@ def test_all_doors_of_a_loader_share_its_workers(key):
     assert loader._feed.reader._backend.closed  # pyright: ignore
 
 
+@pytest.mark.parametrize("executor", [None, ms.Threads(2)], ids=["in memory", "threads"])
+def test_batches_of_all_doors_are_counted_by_the_loader_that_made_them(executor, key):
+    stages = [ms.ArraySampleSource(np.arange(12, dtype=np.int32)), ms.BatchTransform(4)]
+    loaders = [ms.DataLoader(stages, executor=executor) for _ in range(2)]  # they share a reader
+    state = loaders[0].init_state(key)
+    for loader, doors in zip(loaders, (1, 2), strict=True):
+        for _ in range(doors):
+            assert len(list(loader.iterate(state))) == 3
+            loader.next_batch(state)
+            loader.scan_epoch(state, 0, _add_up)
+            loader.run_steps(state, 0, _add_up, 2, width=3)
+    assert [loader.stats().batches for loader in loaders] == [9, 18]
+
+
 def _add_up(total, batch, mask):
     return total + batch.sum(), None

@@ -22,6 +22,9 @@ PAGES = {
     "benchmarks/RESULTS.md": "benchmarks/results.md",
     "examples": "examples.md",
 }
+# A line of a page for all public names of a room that the page does not have.
+OTHERS = re.compile(r"^::: others of (millstream\.\w+)$", re.MULTILINE)
+PUBLIC = re.compile(r"^from (millstream\.[\w.]+) import (\w+) as \2$", re.MULTILINE)
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)(#[^)]*)?\)")
 
 
@@ -41,7 +44,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Have links to files lead to their pages."""
+    """Have links to files lead to their pages, and name what the table of contents has besides."""
+    markdown = OTHERS.sub(lambda line: _others(line[1], markdown), markdown)
 
     def moved(link: re.Match[str]) -> str:
         uri = _uri_of(_linked(page.file, link))
@@ -51,6 +55,12 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         return f"]({posixpath.relpath(uri, start)}{link[2] or ''})"
 
     return LINK.sub(moved, markdown)
+
+
+def _others(room: str, markdown: str) -> str:
+    table = (ROOT / "src" / "millstream" / "__init__.pyi").read_text()
+    names = [name for home, name in PUBLIC.findall(table) if home.startswith(f"{room}.")]
+    return "\n\n".join(f"::: millstream.{name}" for name in names if f"::: millstream.{name}\n" not in markdown)
 
 
 def _linked(page: File, link: re.Match[str]) -> pathlib.Path:

@@ -69,6 +69,10 @@ class Feed(Protocol):
         """Leave threads and worker processes running until `close`."""
         ...
 
+    def begin_programs(self, steps: int) -> None:
+        """A compiled program is about to draw so many batches."""
+        ...
+
     def end_programs(self) -> None:
         """End what compiled programs have begun to read, unless it is kept."""
         ...
@@ -80,6 +84,12 @@ class Feed(Protocol):
 
 class _Unread:
     """A feed that has nothing to end."""
+
+    stats: LoaderStats
+
+    def begin_programs(self, steps: int) -> None:
+        """Count the batches that a program makes."""
+        self.stats.batches += steps
 
     def keep(self) -> None:
         """There is nothing to leave running."""
@@ -110,6 +120,10 @@ class StreamFeed(_Unread):
 
     def next(self, state: PyTree) -> tuple[PyTree, PyTree, Any]:
         """The value of a state, the state after it, and the mask."""
+        self.stats.batches += 1
+        return self._made(state)
+
+    def _made(self, state: PyTree) -> tuple[PyTree, PyTree, Any]:
         value, state, mask = self._program.run(next_batch, self._program.static, self._program.arrays, state)
         value, mask = as_placed((value, mask), self._device)
         return value, state, mask
@@ -122,7 +136,7 @@ class StreamFeed(_Unread):
 
     def draw(self, state: PyTree) -> Drawn:
         """The value of a state, and the state after it."""
-        value, state, mask = self.next(state)
+        value, state, mask = self._made(state)
         return (value, mask), state, readable(mask) if self._masked else mask.size
 
     def move(self, state: PyTree, steps: int) -> "StreamFeed":
@@ -267,6 +281,10 @@ class HostFeed:
     def keep(self) -> None:
         """Leave threads and worker processes running until `close`."""
         self.reader.keep()
+
+    def begin_programs(self, steps: int) -> None:
+        """Count the batches that a program has read as this loader's."""
+        self.reader.stats = self.stats
 
     def end_programs(self) -> None:
         """End what compiled programs have begun to read, unless it is kept."""

@@ -379,6 +379,7 @@ class DataLoader:
         self._warn_of_fresh_functions(body_fn)
         if isinstance(self._source, Pipeline):
             check_run("scan_epoch", self._source, state, 0)
+        self._feed.begin_programs(self.steps_per_epoch)
         try:
             return self._scan_carry(compiled_scan, state, carry, body_fn, unroll)
         finally:
@@ -446,6 +447,7 @@ class DataLoader:
             raise ValueError(f"{who} needs a count from 0 to its width, {width}. Got {count}.")
         self._require_auto_mesh(who)
         static, carried = self._settled(state, carry, body_fn, before_fn)
+        self._feed.begin_programs(count)
         given = state, static, carried, np.int32(count), body_fn, before_fn, width
         run = self._run(compiled_steps, self._program.static, self._program.arrays, *given)
         return run[0], static.join(run[1]), run[2]

@@ -35,6 +35,7 @@ class ReadAhead:
 
     Attributes:
         steps: The run.
+        stats: Where to count.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class ReadAhead:
         self._backend = backend
         self._keyed = host.source.keyed
         self._ahead = ahead
-        self._stats = stats
+        self.stats = stats
         self._stop = stop
         self._slow = not backend.lazy
         self._lock = threading.Lock()
@@ -69,7 +70,7 @@ class ReadAhead:
             if job is None:
                 job = backend.prepare(self.steps.request(step, self._keyed))
             for waiting in pending.values():
-                self._stats.ready += backend.is_done(waiting)
+                self.stats.ready += backend.is_done(waiting)
         filled = self._count(job.request, backend.collect(job))
         if backend.lazy:
             with self._lock:
@@ -110,7 +111,7 @@ class ReadAhead:
 
     def _count(self, request: Any, filled: ReadBatch) -> ReadBatch:
         filled.request = request
-        stats, report = self._stats, filled.report
+        stats, report = self.stats, filled.report
         for leaf in filled.rows:
             stats.nbytes += leaf.nbytes
         stats.samples += filled.samples - len(report.failed)
@@ -175,7 +176,7 @@ class Reader:
                 steps = PlannedSteps(self.plan, words, self.host.rows)
                 ahead, limit = self.host.ahead(self.plan), self.plan.step_limit
                 run = ReadAhead(self.host, steps, self._open(), ahead, self.stats, limit)
-            self._runs[name] = run
+            self._runs[name], run.stats = run, self.stats
             oldest = self._runs.pop(next(iter(self._runs))) if len(self._runs) > _RUNS else None
             self.stats.batches += 1
         if oldest is not None:
