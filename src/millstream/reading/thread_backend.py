@@ -20,6 +20,8 @@ from millstream.reading.settings import settings
 from millstream.reading.slots import Layout, Slot, Slots, slots_for
 from millstream.text.errors import ends_silently, noted
 
+_TICK = 0.25  # seconds: a signal that comes just before a wait is seen only after it
+
 
 @dataclasses.dataclass(eq=False)
 class Job:
@@ -158,7 +160,7 @@ class ThreadBackend:
                         return job
                 left = patience - (time.monotonic() - begun)
                 if left > 0:
-                    self._work.changed.wait(left)
+                    self._work.changed.wait(min(left, _TICK))
                     continue
             if patience < limit:
                 warnings.warn(f"{name} has been at a batch for {patience:.0f} s. {_whereabouts(jobs[0])}", stacklevel=4)
