@@ -1,4 +1,4 @@
-"""The table of contents: every public name and its home. `__init__.py` reads it, so there is no second list."""
+"""The table of contents: every public name and its home. `__init__.py` reads it, so this is the only list."""
 
 from millstream import checkpoints as checkpoints
 from millstream import datasets as datasets

@@ -10,7 +10,6 @@ import numpy as np
 from millstream.loader._program import Program, finishing
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.static_part import split
-from millstream.plan.planned import PlannedSteps
 from millstream.reading.contracts import PyTree
 from millstream.reading.held_batches import remember
 from millstream.reading.host_side import HostSide
@@ -51,7 +50,6 @@ class Finish:
         self._is_keyed = pipeline.is_keyed
         self._layout = host.layout(pipeline.plan)
         self._plain = all(stage.batches or stage.passive for stage in pipeline.stages)
-        self._run: tuple[bytes, PlannedSteps] | None = None
         if not isinstance(host.source.sample_spec, SampleSpec):
             return
         described = HostSide(_Described(host.source.sample_spec), on_error=host.on_error)
@@ -61,14 +59,6 @@ class Finish:
             self._large = {out: row for out, row in self._passing.items() if self._layout.places[row][1] >= _LARGE}
             self._finished = program.runner(finishing(static, tuple(self._large)))
             self._full_mask = self._on_device(np.ones(self._layout.axes, bool))
-
-    def plan(self, words: np.ndarray) -> PlannedSteps:
-        """The steps of the run that is stepped through."""
-        run = self._run
-        if run is None or run[0] != words.tobytes():
-            steps = PlannedSteps(self._pipeline.plan, words, coordinates=self._pipeline.coordinates)
-            self._run = run = words.tobytes(), steps
-        return run[1]
 
     def __call__(self, key: Any, numbers: np.ndarray | None, filled: ReadBatch) -> tuple[PyTree, Any]:
         """The batch that was read, and its mask.

@@ -13,9 +13,9 @@ from millstream.loader._program import Program, gathering, next_batch
 from millstream.loader.hosts import require_agreement
 from millstream.loader.info import describe_batch
 from millstream.pipeline.pipeline import Pipeline
-from millstream.pipeline.placement import BatchPlacement, readable
+from millstream.pipeline.placement import readable
 from millstream.pipeline.state import LoaderState, check_origin, check_position
-from millstream.plan.planned import PlannedSteps
+from millstream.plan.planned import PlannedSteps, RunInUse
 from millstream.reading.contracts import PyTree
 from millstream.reading.reader import ReadAhead, reader_of
 from millstream.reading.reading import ReadBatch, Report
@@ -38,7 +38,7 @@ class Cursor(Protocol):
         ...
 
     def move(self, state: PyTree, steps: int) -> "Cursor":
-        """A cursor that draws so many batches from a different state on."""
+        """A cursor that draws `steps` batches from a different state."""
         ...
 
     def pause(self) -> None:
@@ -70,7 +70,7 @@ class Feed(Protocol):
         ...
 
     def begin_programs(self, steps: int) -> None:
-        """A compiled program is about to draw so many batches."""
+        """A compiled program is about to draw `steps` batches."""
         ...
 
     def end_programs(self) -> None:
@@ -168,21 +168,14 @@ class GraphFeed(_Unread):
         self._device = device
         self._placement = pipeline.placement
         self._is_keyed = pipeline.is_keyed
-        self._run: tuple[bytes, PlannedSteps] | None = None  # of `next`
+        self._in_use = RunInUse(pipeline.plan, pipeline.coordinates)  # of `next`
 
     def next(self, state: LoaderState) -> tuple[PyTree, LoaderState, Any]:
         """The batch of a state, the state after it, and the mask."""
         words, step = np.asarray(state.key), int(state.step)
-        run = self._run
-        if run is None or run[0] != words.tobytes():
-            self._run = run = words.tobytes(), self.plan(words)
-        value, mask = self.make(words, state.key, run[1].numbers(step))
+        value, mask = self.make(words, state.key, self._in_use.steps(words).numbers(step))
         self.stats.batches += 1
-        return value, LoaderState(state.key, np.asarray(step + 1, np.uint32), state.origin), mask  # pyright: ignore
-
-    def plan(self, words: np.ndarray) -> PlannedSteps:
-        """The steps of a run."""
-        return PlannedSteps(self.pipeline.plan, words, coordinates=self.pipeline.coordinates)
+        return value, state_at(state, step + 1), mask
 
     def make(self, words: np.ndarray, key: Any, numbers: np.ndarray | None) -> tuple[PyTree, Any]:
         """The batch with these coordinates, and its mask.
@@ -219,14 +212,14 @@ class GraphCursor:
     def __init__(self, feed: GraphFeed, state: LoaderState, with_info: bool) -> None:
         self._feed = feed
         self._words = np.asarray(state.key)
-        self._steps = feed.plan(self._words)
+        self._steps = PlannedSteps(feed.pipeline.plan, self._words, coordinates=feed.pipeline.coordinates)
         self._with_info = with_info
 
     def draw(self, state: LoaderState) -> Drawn:
         """The batch of a state, and the state after it."""
         feed, words, step = self._feed, self._words, int(state.step)
         value, mask = feed.make(words, state.key, self._steps.numbers(step))
-        after = LoaderState(state.key, np.asarray(step + 1, np.uint32), state.origin)  # pyright: ignore
+        after = state_at(state, step + 1)
         real = readable(mask) if feed.masked else feed.pipeline.plan.real_samples(words, step)
         if not self._with_info:
             return (value, mask), after, real
@@ -263,16 +256,17 @@ class HostFeed:
         self.reader = reader_of(pipeline.host, pipeline.plan)
         self.reader.stats = self.stats
         self.finish = Finish(pipeline, program, device)
+        self._in_use = RunInUse(pipeline.plan, pipeline.coordinates)  # of `next`
         # Other processes may skip samples of which this one knows nothing; the mask, which all of them have, says it.
-        shared = isinstance(pipeline.placement, BatchPlacement) and not pipeline.placement.is_local
+        shared = pipeline.placement is not None and not pipeline.placement.is_local
         self.reads_mask = masked or (shared and self.host.tolerant)
 
     def next(self, state: LoaderState) -> tuple[PyTree, LoaderState, Any]:
         """The batch of a state, the state after it, and the mask."""
         words, step = np.asarray(state.key), int(state.step)
         self.reader.stats = self.stats
-        value, mask = self.finish(words, self.finish.plan(words).numbers(step), self.reader.rows(words, step))
-        return value, LoaderState(state.key, np.asarray(step + 1, np.uint32), state.origin), mask  # pyright: ignore
+        value, mask = self.finish(words, self._in_use.steps(words).numbers(step), self.reader.rows(words, step))
+        return value, state_at(state, step + 1), mask
 
     def cursor(self, state: LoaderState, steps: int, with_info: bool) -> "HostCursor":
         """Draws batches from a state on."""
@@ -360,7 +354,7 @@ class HostCursor:
             self._left = self._left[1:]
         if self._overtaken:
             return None
-        return LoaderState(self._state.key, np.asarray(self._left.start, np.uint32), self._state.origin)  # pyright: ignore
+        return state_at(self._state, self._left.start)
 
     def move(self, state: LoaderState, steps: int) -> "HostCursor":
         """A cursor at a different state."""
@@ -372,6 +366,11 @@ class HostCursor:
         if self._ahead is not None:
             self._ahead.close()
             self._ahead = None
+
+
+def state_at(state: LoaderState, step: int) -> LoaderState:
+    """The state of the same run before batch number `step`; nothing waits for a device to count it."""
+    return LoaderState(state.key, np.asarray(step, np.uint32), state.origin)  # pyright: ignore[reportArgumentType]
 
 
 def check_run(who: str, pipeline: Pipeline, state: Any, steps: int) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from millstream.loader._part import JoinedCursor, JoinedIterator, Part, require_indexed, step_limit
 from millstream.loader._turns import InSequence, Turns
-from millstream.loader.feed import Drawn
+from millstream.loader.feed import Drawn, state_at
 from millstream.loader.iterator import BatchIterator
 from millstream.loader.loader import DataLoader
 from millstream.pipeline.state import LoaderState, Origin, check_origin, check_position, checked_step, key_words
@@ -159,7 +159,7 @@ class MixedLoader:
             epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
             place = {"step": step, "epoch": epoch, "step_in_epoch": step_in_epoch}
             value = batch, mask, dataclasses.replace(info, **place, group=part.name)
-        return value, dataclasses.replace(state, step=np.asarray(step + 1, np.uint32)), part.real
+        return value, state_at(state, step + 1), part.real
 
     def _parts(self, words: np.ndarray, first: int, steps: int, with_info: bool) -> list[Part]:
         parts = []

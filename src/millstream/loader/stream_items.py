@@ -5,11 +5,10 @@ import sys
 from collections.abc import Iterator
 
 import jax
-import numpy as np
 
 from millstream.loader._part import JoinedCursor, JoinedIterator, Part
 from millstream.loader._schedule import Schedule, Slot
-from millstream.loader.feed import Drawn
+from millstream.loader.feed import Drawn, state_at
 from millstream.loader.info import BatchInfo
 from millstream.pipeline.state import LoaderState
 from millstream.reading.contracts import PyTree
@@ -94,4 +93,4 @@ class _Draw:
         value = part.next()
         self._slot = next(self._slots)  # only now: what raised is asked for again
         item = None if value is None else StreamItem(slot.training, slot.batch, *value)
-        return item, dataclasses.replace(state, step=np.asarray(slot.step_after, np.uint32)), part.real
+        return item, state_at(state, slot.step_after), part.real

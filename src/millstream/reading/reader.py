@@ -150,7 +150,7 @@ class Reader:
         self.host = host
         self.plan = plan
         self.stats = LoaderStats()
-        self._lock = threading.RLock()  # a finalizer may come inside of it
+        self._lock = threading.RLock()  # a finalizer may run while it is held
         self._backend: Backend | None = None
         self._users = 0
         self._kept = False
