@@ -13,7 +13,7 @@ import numpy as np
 import soak_trouble
 from soak_cases import Case, Part
 
-from millstream.loader._turns import Turns
+from millstream.loader.mixed import Turns
 from millstream.plan import order
 from millstream.plan.keys import fold, name_words, named_key
 

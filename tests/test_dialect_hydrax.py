@@ -42,7 +42,7 @@ from millstream.dialects.hydrax import (
 )
 from millstream.dialects.hydrax.pandas import RowData
 from millstream.dialects.hydrax.tqdm import tbatches
-from millstream.loader._turns import InSequence
+from millstream.loader.mixed import InSequence
 
 SEED = pathlib.Path(__file__).parent / "seeds" / "004_hydrax.md"
 ARRAYS = {"x": ((2,), np.uint8, jnp.float32), "label": ((), np.int32, jnp.int32)}

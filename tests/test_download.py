@@ -22,9 +22,16 @@ from formats import idx_bytes
 from test_bad_input import refuses
 
 import millstream as ms
-from millstream.datasets import _part
-from millstream.datasets._download import DownloadError, DownloadSettings, RemoteFile, fetch
-from millstream.datasets._urls import RefusedURL, require_redirect, require_url
+from millstream.datasets import _download
+from millstream.datasets._download import (
+    DownloadError,
+    DownloadSettings,
+    RefusedURL,
+    RemoteFile,
+    fetch,
+    require_redirect,
+    require_url,
+)
 from millstream.files.lock import locked
 from millstream.files.urls import shown
 
@@ -213,7 +220,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(server, tmp_path, monkeypatch):
     def full(handle, chunk):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(_part.os, "write", full)
+    monkeypatch.setattr(_download.os, "write", full)
     with refuses(
         DownloadError, "Test cannot write", str(tmp_path / "data.bin"), "No space left on device", "give a cache_dir"
     ):

@@ -21,7 +21,7 @@ from test_bad_input import refuses
 import millstream as ms
 from millstream.plan.planned import Request
 from millstream.reading.slots import Layout
-from millstream.reading.thread_backend import ThreadBackend
+from millstream.reading.threads import ThreadBackend
 
 
 def labels(batch, mask):

@@ -14,9 +14,9 @@ import time
 
 import pytest
 
-from millstream.cli import _tagged_output
+from millstream.cli import _launched
 from millstream.cli._launch import make_environment
-from millstream.cli._tagged_output import TaggedOutput
+from millstream.cli._launched import TaggedOutput
 
 COMMAND = [sys.executable, "-m", "millstream", "launch"]
 PATIENCE = 240  # seconds; only what hangs takes that long
@@ -303,7 +303,7 @@ def test_lines_are_shown_as_a_terminal_would_leave_them(pieces, shown):
 
 def test_a_progress_bar_is_shown_now_and_then(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(_tagged_output.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(_launched.time, "monotonic", lambda: now[0])
     out = io.BytesIO()
     output = TaggedOutput(out, b"[0] ")
     for percent in range(0, 100, 10):

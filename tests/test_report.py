@@ -20,12 +20,11 @@ from conftest import CACHE
 import millstream as ms
 from millstream.callbacks.record import record
 from millstream.loops._clock import Passed
-from millstream.report._axis import linear_axis, log_axis, steps_axis
-from millstream.report._bins import binned
+from millstream.report._chart import binned, linear_axis, log_axis, steps_axis
+from millstream.report._charts import time_charts
 from millstream.report._reading import read_run, read_runs
 from millstream.report._run_data import RunData, times_of
 from millstream.report._summary import advice, tiles
-from millstream.report._time_charts import time_charts
 from millstream.report.page import make_page, write_report
 
 

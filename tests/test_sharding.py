@@ -33,9 +33,9 @@ from millstream.sharding import (
     split_by_host,
     with_sharding_constraint,
 )
-from millstream.sharding._device_grid import across_slices, hybrid_grid
 from millstream.sharding._host_split import BatchedHostSplit
 from millstream.sharding._rows import rows_on_grid
+from millstream.sharding.mesh_config import across_slices, hybrid_grid
 
 SCRIPT = pathlib.Path(__file__).parent / "sharding_script.py"
 

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 
 import millstream as ms
 from millstream.loader._schedule import Schedule
-from millstream.loader._turns import Turns
-from millstream.loader.mixed import MixedLoader
+from millstream.loader.mixed import MixedLoader, Turns
 from millstream.loader.train_stream import TrainStream
 from millstream.pipeline.state import LoaderState
 

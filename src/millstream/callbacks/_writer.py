@@ -13,7 +13,7 @@ from millstream.callbacks._background import Background, Sink
 from millstream.callbacks._late_rows import LateRows, entry_name
 from millstream.loops.callback import Observer
 from millstream.loops.loop_state import LoopState, is_inside
-from millstream.loops.schedule import Schedule, as_schedule
+from millstream.loops.schedules import Schedule, as_schedule
 from millstream.loops.schedules import every as every_so_many
 from millstream.text.errors import require_int
 

@@ -3,7 +3,7 @@
 import time
 
 from millstream.loops.elapsed import Elapsed
-from millstream.loops.period import Period
+from millstream.loops.schedules import Period
 
 _DAY = 24 * 3600
 _PLAIN_INTERVAL, _PLAIN_SHARE = 10.0, 0.05  # between lines in a file: seconds, and a share of the time so far

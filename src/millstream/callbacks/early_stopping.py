@@ -13,7 +13,7 @@ from millstream.loops.elapsed import Elapsed
 from millstream.loops.history import History
 from millstream.loops.logs import as_logs, describe_logged
 from millstream.loops.loop_state import LoopState
-from millstream.loops.period import Period, as_period
+from millstream.loops.schedules import Period, as_period
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value, require_bool, require_choice
 

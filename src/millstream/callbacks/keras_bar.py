@@ -4,8 +4,7 @@ import math
 from collections.abc import Collection
 from typing import Any
 
-from millstream.callbacks._bar import Bar, printable
-from millstream.callbacks._bar_values import number_text
+from millstream.callbacks._bar import Bar, number_text, printable
 from millstream.callbacks.bar_progress import BarProgress, duration_text, step_time_text
 from millstream.loops.elapsed import seconds
 from millstream.text.bar_line import BarLine, fitted

@@ -1,22 +1,191 @@
 """A record of a run: what it is, what it logs and what its time goes to, for `millstream report`."""
 
+import collections
 import dataclasses
+import json
 import os
+import platform
 import time
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from millstream.callbacks._background import Row
-from millstream.callbacks._compile_time import compile_seconds
-from millstream.callbacks._run_description import describe_run
+import jax
+import numpy as np
+
+import millstream
+from millstream.callbacks._background import Row, Sink
 from millstream.callbacks._writer import Writer, writes_here
-from millstream.callbacks.record_file import Line, RecordFile
+from millstream.callbacks.log_file import LogFile
+from millstream.callbacks.throughput import compile_seconds
+from millstream.files.safe_path import NotPlainFile
+from millstream.loader.loader import DataLoader
+from millstream.loader.mixed import MixedLoader
+from millstream.loader.train_stream import TrainStream
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.loop_state import LoopState
-from millstream.text.errors import describe_value
+from millstream.loops.overview import Overview, overview
+from millstream.loops.schedules import EpochBegins, EpochEnds
+from millstream.text.errors import describe_value, require_path
 
+_MOST_ROWS = 200  # of a table of arrays; a larger tree is shown by its branches
+RECORD = "record.jsonl"
+_WHO = "record"
 _FINEST, _COARSEST = 0.1, 10.0  # seconds over which the use of time is measured
 _WINDOWS = 200  # as many as that in a run that is not very short or long
+
+
+def _describe_run(loop_state: LoopState, loaders: Mapping[str, Any]) -> dict[str, Any]:
+    """A run as its record begins, at the moment it does.
+
+    Args:
+        loop_state: Of the loop.
+        loaders: Further loaders by their names.
+    """
+    data = {} if loop_state.dataset is None else {loop_state.name: loop_state.dataset}
+    return {
+        "loop": loop_state.name,
+        "date": time.time(),
+        "from_step": loop_state.elapsed.steps,
+        "versions": _versions(),
+        "state": _table(loop_state.state),
+        "loaders": {name: _pipeline(loader) for name, loader in {**data, **loaders}.items()},
+        "tasks": [[_when(task.schedule), task.name] for task in loop_state.tasks],
+        "stop": None if loop_state.stops is None else repr(loop_state.stops),
+    }
+
+
+def _versions() -> dict[str, str]:
+    kinds = [f"{device.platform} ({device.device_kind})" for device in jax.devices()]
+    return {
+        "millstream": millstream.__version__,
+        "JAX": jax.__version__,
+        "NumPy": np.__version__,
+        "Python": platform.python_version(),
+        "platform": platform.platform(),
+        "devices": ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)),
+        "processes": str(jax.process_count()),
+    }
+
+
+def _table(state: Any) -> dict[str, Any]:
+    """The arrays of a state, by branches where there are many."""
+    shown = _shown(state)
+    rows = [
+        [row.path, row.arrays, None if row.shape is None else list(row.shape), row.dtype, row.count, row.nbytes]
+        for row in shown.rows[:_MOST_ROWS]
+    ]
+    return {"rows": rows, "arrays": shown.arrays, "count": shown.count, "nbytes": shown.nbytes}
+
+
+def _shown(state: Any) -> Overview:
+    table = overview(state)
+    for depth in range(6, 0, -1):
+        if len(table.rows) <= _MOST_ROWS:
+            break
+        table = overview(state, depth=depth)
+    return table
+
+
+def _pipeline(loader: Any) -> dict[str, Any]:
+    """The stages of a loader; of other data, what they are."""
+    if isinstance(loader, DataLoader | MixedLoader | TrainStream):  # others have an `explain` that says something else
+        return loader.explain().as_dict()
+    return {"stages": [], "plan": {"data": type(loader).__name__}}
+
+
+def _when(schedule: Any) -> str:
+    if schedule is None:
+        return "every step"
+    if isinstance(schedule, EpochBegins | EpochEnds):
+        return "begin of an epoch" if isinstance(schedule, EpochBegins) else "end of an epoch"
+    return repr(schedule)
+
+
+class Line(Row):
+    """Something else than what was logged: its `values` are the rest of its line.
+
+    One without values is not written. It says that all rows before its step have come.
+    """
+
+
+class _RecordFile(Sink):
+    """A file with a line for each row, and lines of other kinds where they belong among them.
+
+    Every line has `steps`, and no line has fewer than the one before it, so that a resumed run can cut what it will
+    write again.
+
+    Attributes:
+        description: What the run is. It is written whenever a run begins or goes on.
+        lines: Lines to be written as soon as all rows of their steps are; added by the loop, taken by the thread.
+    """
+
+    who = _WHO
+    separator = "."
+
+    def __init__(self, directory: Any, overwrite: bool) -> None:
+        folder = require_path(_WHO, "the path of a folder", directory).expanduser()
+        if folder.exists() and not folder.is_dir():
+            raise NotADirectoryError(f"{_WHO} needs the path of a folder. {folder} is a file.")
+        if (folder / RECORD).is_symlink():
+            raise NotPlainFile(
+                f"{_WHO}: {folder / RECORD} is a link, and what it leads to is left alone. Delete it, or give a "
+                "different folder."
+            )
+        self._file = LogFile(_WHO, folder / RECORD, True, lambda line: int(json.loads(line)["steps"]))
+        self._overwrite = overwrite
+        self.description: dict[str, Any] = {}
+        self.lines: collections.deque[Line] = collections.deque()
+        self._is_whole = True  # not so if a write has failed: there may be half a line, and rows are missing
+
+    def open(self, step: int) -> int:
+        if step == 0 and self._file.size() and not self._overwrite:
+            self._set_apart()
+        newest = self._file.open(step)
+        self._is_whole = True
+        # It has the step of the row before it: rows that an earlier process did not come to write still follow.
+        self._file.write(_encode({"steps": newest, "run": self.description}))
+        return newest
+
+    def _set_apart(self) -> None:
+        path, number = self._file.path, 1
+        while (apart := path.with_name(f"record-{number}.jsonl")).exists():
+            number += 1
+        os.rename(path, apart)
+        warnings.warn(
+            f"{_WHO}: {path} was the record of an earlier run, which is now {apart.name}. To go on with a run, give "
+            "its loop resume=; to replace it, give record overwrite=True.",
+            stacklevel=2,
+        )
+
+    def write(self, rows: list[Row]) -> None:
+        texts = []
+        for row in rows:
+            while self.lines and self.lines[0].step < row.step:
+                texts.append(_line(self.lines.popleft()))
+            if row.values:
+                texts.append(_line(row))
+        self._is_whole = False
+        self._file.write(b"".join(texts))
+        self._is_whole = True
+
+    def close(self) -> None:
+        try:
+            if self._is_whole:
+                self._file.write(b"".join(map(_line, self.lines)))
+        finally:
+            self.lines.clear()
+            self._file.close()
+
+
+def _line(row: Row) -> bytes:
+    content = row.values if isinstance(row, Line) else {"logged": row.values}
+    units = {"steps": row.step, "samples": row.samples, "epochs": row.epochs, "time": round(row.time, 6)}
+    return _encode(units | content)
+
+
+def _encode(line: dict[str, Any]) -> bytes:
+    return json.dumps(line, separators=(",", ":")).encode() + b"\n"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -38,13 +207,13 @@ class Recorder(Writer):
     def __init__(self, directory: Any, every: Any, overwrite: bool, loaders: Mapping[str, Any] | None) -> None:
         if not isinstance(loaders, Mapping | None):
             raise TypeError(f"record needs loaders as a dict from names to loaders. Got {describe_value(loaders)}.")
-        self._file = RecordFile(directory, overwrite)
+        self._file = _RecordFile(directory, overwrite)
         self._loaders = {} if loaders is None else loaders
         super().__init__(self._file, every)
 
     def _begin(self, loop_state: LoopState, step: int) -> None:
         if writes_here():
-            self._file.description = describe_run(loop_state, self._loaders)
+            self._file.description = _describe_run(loop_state, self._loaders)
         super()._begin(loop_state, step)
         self._last = self._counts(loop_state)
         self._due = 0.0  # the first window is that in which programs are compiled and workers start

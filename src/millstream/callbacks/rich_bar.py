@@ -3,8 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
-from millstream.callbacks._bar import Bar
-from millstream.callbacks._bar_values import number_text
+from millstream.callbacks._bar import Bar, number_text
 from millstream.callbacks.bar_progress import BarProgress, duration_text
 from millstream.loops.elapsed import seconds
 from millstream.text.bar_line import fitted

@@ -8,18 +8,15 @@ import pathlib
 import re
 import types
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 
 from millstream.checkpoints import _arrays, _document, _leaves, _peers, folders, manifest
-from millstream.checkpoints._checkpoint import Checkpoint
 from millstream.checkpoints._errors import DamagedCheckpoint, NoCheckpoint, StorageFailed, storage_errors
-from millstream.checkpoints._retention import Retention
-from millstream.checkpoints._run_lock import RunLock
-from millstream.checkpoints._saving import ARRAYS, Saving, whole_checkpoints
-from millstream.checkpoints.sharing import SharedFile
+from millstream.checkpoints._saving import ARRAYS, Retention, RunLock, Saving, whole_checkpoints
+from millstream.checkpoints.folders import SharedFile
 from millstream.files.safe_path import plain_reader, require_trust
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value, require_bool, require_mapping, require_path, whole_number
@@ -28,6 +25,37 @@ _WHO = "CheckpointStore"
 _RUN, _TREE, _FILES = "run.json", "tree.json", "files"
 _ATTEMPTS = 100  # to load what another run replaces in the meantime
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_said: set[pathlib.Path] = set()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """What was saved: unpacks into tree, document and files.
+
+    Example:
+        >>> from millstream.checkpoints import CheckpointStore
+        >>> with CheckpointStore("first run") as store:
+        ...     store.save(3, {"w": jnp.ones(2)}, {"epoch": 1})
+        ...     tree, document, files = store.load(like={"w": jnp.zeros(2)})
+        >>> document
+        {'epoch': 1}
+
+    Attributes:
+        tree: The tree.
+        document: The document.
+        files: Contents of the further files by their names.
+        step: The step it was saved at.
+        metrics: The metrics it was saved with; None for those that were not finite.
+    """
+
+    tree: PyTree
+    document: Any
+    files: Mapping[str, bytes]
+    step: int
+    metrics: Mapping[str, float | None]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.tree, self.document, self.files))
 
 
 class CheckpointStore:
@@ -362,9 +390,6 @@ class CheckpointStore:
     def _has_changed(self, step: int, stamp: list[int]) -> bool:
         # Several processes that load together are those that write, and have to do the same.
         return jax.process_count() == 1 and self._stamp(step) != stamp
-
-
-_said: set[pathlib.Path] = set()
 
 
 def _warn_of_leftovers(left: Mapping[pathlib.Path, OSError]) -> None:

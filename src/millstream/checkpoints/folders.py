@@ -5,6 +5,7 @@ the process did not die: `.tmp-*` is being written, `.trash-*` is being deleted,
 """
 
 import contextlib
+import dataclasses
 import itertools
 import os
 import pathlib
@@ -15,6 +16,23 @@ from millstream.files.atomic import sync_folder
 
 _STEP = re.compile(r"\d{10,}")
 _LEFTOVER = re.compile(r"\.(tmp|trash|old)-(\d+)(?:-\d+)?")
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedFile:
+    """A file that a checkpoint has already, for a new one to have under the same name without writing it again.
+
+    Both are names of one file: deleting one checkpoint leaves the other whole, and damage to the file damages both.
+
+    Attributes:
+        step: The step of the checkpoint that has it.
+        size: Its size in bytes.
+        sha256: Its SHA-256.
+    """
+
+    step: int
+    size: int
+    sha256: str
 
 
 def step_name(step: int) -> str:

@@ -13,6 +13,6 @@ from millstream.datasets._idx_datasets import MNISTDataset as MNISTDataset
 from millstream.datasets._idx_datasets import MNISTDiskSource as MNISTDiskSource
 from millstream.datasets._time_series import DailyMinTemperaturesDataset as DailyMinTemperaturesDataset
 from millstream.datasets._time_series import SunspotsDataset as SunspotsDataset
-from millstream.datasets._windows import time_series_windows as time_series_windows
+from millstream.datasets._time_series import time_series_windows as time_series_windows
 
 __all__: list[str]

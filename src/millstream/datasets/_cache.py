@@ -1,16 +1,72 @@
 """Where data sets keep their files."""
 
+import hashlib
 import os
 import pathlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from millstream.datasets._download import RemoteFile, fetch
+from millstream.files.atomic import written
+from millstream.files.lock import locked
 from millstream.files.safe_path import require_trust
 from millstream.files.user_cache import user_cache
 from millstream.sources.array import check_ordering
 from millstream.text.errors import require_int, require_path
 
+_VERSION = 1  # of what is made from the same files; counts up when that changes
+_TIMEOUT = 600.0
 CacheDir = str | os.PathLike[str] | None
+
+
+def cache_arrays(
+    folder: pathlib.Path, name: str, sources: Sequence[pathlib.Path], make: Callable[[], dict[str, np.ndarray]]
+) -> pathlib.Path:
+    """The `.npz` file of the arrays that `make` gives, written the first time.
+
+    Args:
+        folder: Where the file is kept.
+        name: What it is called. Its name also tells which sources it was made from; others are then removed.
+        sources: The files it is made from. If one of them changes, the arrays are made again.
+        make: Makes the arrays.
+    """
+    facts = [_VERSION, *((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sources)]
+    key = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+    final = folder / f"{name}-{key}.npz"
+    if not final.exists():
+        with locked(folder / f".{name}.lock", _TIMEOUT) as alone:
+            if not final.exists():
+                with written(final, alone=alone) as file:
+                    np.savez(file, **make())  # pyright: ignore[reportArgumentType]
+            for old in folder.glob(f"{name}-{'[0-9a-f]' * len(key)}.npz"):  # and no file of the user's own
+                if old != final:
+                    old.unlink(missing_ok=True)
+    return final
+
+
+class ArrayDataset:
+    """Samples that are the rows of arrays.
+
+    Args:
+        arrays: The arrays by name. They are made read-only.
+    """
+
+    def __init__(self, arrays: dict[str, np.ndarray]) -> None:
+        for array in arrays.values():
+            array.flags.writeable = False
+        self._arrays = arrays
+
+    def __len__(self) -> int:
+        return len(next(iter(self._arrays.values())))
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        return {name: array[index] for name, array in self._arrays.items()}
+
+    def as_array_dict(self) -> dict[str, np.ndarray]:
+        """The whole split as read-only arrays, ready for `ArraySampleSource`."""
+        return dict(self._arrays)
 
 
 def require_place(who: str, name: str, place: CacheDir) -> None:

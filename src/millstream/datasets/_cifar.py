@@ -6,9 +6,16 @@ from typing import ClassVar
 import numpy as np
 
 from millstream.datasets._archive import extract
-from millstream.datasets._array_cache import cache_arrays
-from millstream.datasets._array_dataset import ArrayDataset
-from millstream.datasets._cache import CacheDir, cache_folder, find_file, find_or_fetch, require_place, require_reading
+from millstream.datasets._cache import (
+    ArrayDataset,
+    CacheDir,
+    cache_arrays,
+    cache_folder,
+    find_file,
+    find_or_fetch,
+    require_place,
+    require_reading,
+)
 from millstream.datasets._download import RemoteFile
 from millstream.datasets._pickle import read_plain_pickle
 from millstream.plan.ordering import Ordering

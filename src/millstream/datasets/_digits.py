@@ -5,8 +5,7 @@ from importlib import resources
 
 import numpy as np
 
-from millstream.datasets._array_dataset import ArrayDataset
-from millstream.datasets._cache import require_reading
+from millstream.datasets._cache import ArrayDataset, require_reading
 from millstream.plan.ordering import Ordering
 from millstream.sources.host_array import HostArraySource
 from millstream.text.errors import require_choice

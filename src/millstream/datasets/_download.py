@@ -1,22 +1,130 @@
 """Files from the network: verified, resumed, retried, and under their name only when they are whole."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import http.client
+import os
 import pathlib
 import socket
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
+from collections.abc import Callable, Iterator
+from email.message import Message
+from typing import IO
 
-from millstream.datasets._part import Part, Unwritable
-from millstream.datasets._urls import RefusedURL, make_opener, require_url
 from millstream.files.atomic import settle, temporary_path
 from millstream.files.lock import locked
-from millstream.files.safe_path import plain_reader
-from millstream.files.urls import shown
-from millstream.text.progress_line import ProgressLine
+from millstream.files.safe_path import open_plain, plain_reader
+from millstream.files.urls import is_loopback, shown
+from millstream.text.bar_line import ProgressLine
+
+
+class RefusedURL(Exception):
+    """An address that must not be asked."""
+
+
+def require_url(url: str, *, pinned: bool) -> None:
+    """Refuse anything but https, and http without a pinned SHA-256 from another machine."""
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme == "https" or (parts.scheme == "http" and (pinned or is_loopback(parts.hostname or ""))):
+        return
+    if parts.scheme == "http":
+        raise RefusedURL("plain http is only used for files with a known SHA-256")
+    raise RefusedURL(f"{parts.scheme or 'no scheme'}: is not used for downloads, only https")
+
+
+def require_redirect(source: str, target: str, *, pinned: bool) -> None:
+    """Refuse to be sent from https to http, or to an address that would not be asked in the first place."""
+    try:
+        if source.startswith("https:") and not target.startswith("https:"):
+            raise RefusedURL("it is not https")
+        require_url(target, pinned=pinned)
+    except RefusedURL as error:
+        raise RefusedURL(f"refused to be sent on to {shown(target)}: {error}") from None
+
+
+def make_opener(*, pinned: bool) -> urllib.request.OpenerDirector:
+    """What opens https and http addresses, through the user's proxies, and no other kind."""
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler(),
+        urllib.request.HTTPHandler(),
+        urllib.request.HTTPSHandler(),
+        urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.HTTPErrorProcessor(),
+        _Redirects(pinned),
+    ):
+        opener.add_handler(handler)
+    return opener
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    def __init__(self, pinned: bool) -> None:
+        self.pinned = pinned
+
+    def http_error_302(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message
+    ) -> IO[bytes] | None:
+        target = headers.get("location", headers.get("uri", ""))  # both of which urllib follows
+        require_redirect(req.full_url, urllib.parse.urljoin(req.full_url, target), pinned=self.pinned)
+        return super().http_error_302(req, fp, code, msg, headers)  # pyright: ignore[reportArgumentType]
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302  # pyright: ignore
+
+
+class Unwritable(Exception):
+    """The disk refused some bytes. No OSError, to be told apart from those of the connection."""
+
+
+class Part:
+    """A file under a temporary name, which grows from one attempt to the next.
+
+    Args:
+        path: Where it is.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+
+    @property
+    def size(self) -> int:
+        """Bytes that have arrived."""
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def drop(self) -> None:
+        """Forget them."""
+        self.path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def writer(self, start: int) -> Iterator[Callable[[bytes], None]]:
+        """A function that writes bytes one after the other, from byte `start` on."""
+        with _disk_errors():
+            handle = open_plain(self.path, os.O_WRONLY | os.O_CREAT)
+        try:
+            with _disk_errors():
+                os.ftruncate(handle, start)
+                os.lseek(handle, start, os.SEEK_SET)
+
+            def write(chunk: bytes) -> None:
+                with _disk_errors():
+                    while chunk:
+                        chunk = chunk[os.write(handle, chunk) :]
+
+            yield write
+        finally:
+            os.close(handle)
+
+
+@contextlib.contextmanager
+def _disk_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Unwritable(error.strerror) from error
 
 
 class DownloadError(OSError):

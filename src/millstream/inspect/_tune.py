@@ -20,12 +20,12 @@ from millstream.loader.loader import DataLoader
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.state import key_words
 from millstream.plan.planned import PlannedSteps
-from millstream.reading.in_graph import InGraph
+from millstream.reading.executor import InGraph
 from millstream.reading.processes import Processes
 from millstream.reading.reading import Reading
 from millstream.reading.threads import Threads
+from millstream.text.bar_line import ProgressLine
 from millstream.text.errors import function_name, require_bool, require_callable, require_positive
-from millstream.text.progress_line import ProgressLine
 from millstream.text.tables import WIDTH, name_table, text_table, time_text
 
 Executor = InGraph | Threads | Processes | None

@@ -20,11 +20,11 @@ from millstream.loader.loader import DataLoader
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.state import key_words
 from millstream.reading.executor import Executor as OpenExecutor
+from millstream.reading.executor import InGraph
 from millstream.reading.host_source import as_host_source
-from millstream.reading.in_graph import InGraph
 from millstream.reading.processes import Processes
+from millstream.text.bar_line import ProgressLine
 from millstream.text.errors import describe_value, listed, require_bool, require_int, require_positive
-from millstream.text.progress_line import ProgressLine
 
 _STAGES = 0.3  # of the time, for the stages alone
 _SCAN = 0.1  # of the time, for what a compiled loop reads at once

@@ -23,7 +23,7 @@ from millstream.pipeline.state import key_words
 from millstream.plan.planned import PlannedSteps
 from millstream.reading import executor as reading
 from millstream.reading.contracts import PyTree
-from millstream.reading.in_graph import InGraph
+from millstream.reading.executor import InGraph
 from millstream.reading.memory import nbytes
 from millstream.reading.processes import Processes
 from millstream.reading.reader import Reader

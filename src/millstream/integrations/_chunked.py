@@ -7,10 +7,50 @@ from typing import Any, Protocol
 import numpy as np
 
 from millstream.integrations._arrow_columns import Unreadable, require_numbers, to_numpy
-from millstream.integrations._table import Row, TableSource
+from millstream.integrations._table import Row, TableSource, chosen_columns
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
 from millstream.reading.samples import SampleSpec
+from millstream.text.errors import table
+
+
+def common_schema(who: str, names: Sequence[str], schemas: Sequence[Any], columns: Sequence[str] | None) -> Any:
+    """The Arrow schema of the chosen columns, which must be the same in all files.
+
+    Args:
+        who: Who speaks in errors.
+        names: The names of the files.
+        schemas: The Arrow schema of each.
+        columns: The columns to read; None for all.
+    """
+    import pyarrow as pa
+
+    chosen = chosen_columns(who, schemas[0].names, columns)
+    expected = _types(schemas[0], chosen)
+    for name, schema in zip(names[1:], schemas[1:], strict=True):
+        found = _types(schema, schema.names if columns is None else chosen)
+        if found != expected:
+            odd = [column for column in {**expected, **found} if found.get(column) != expected.get(column)]
+            shown = [(repr(column), f"{_told(expected, column)} and {_told(found, column)}") for column in odd]
+            raise ValueError(
+                f"{who} needs the same columns in all files. {names[0]} and {name} have:\n{table(shown)}\n"
+                "Write them again with one schema, or choose columns that they share with columns=[...]."
+            )
+    return pa.schema([schemas[0].field(name) for name in chosen])
+
+
+def _types(schema: Any, columns: Sequence[str]) -> dict[str, list[Any]]:
+    """The types of these columns, as far as they are there: one each, unless a name is there several times."""
+    types: dict[str, list[Any]] = {}
+    wanted = set(columns)
+    for field in schema:
+        if field.name in wanted:
+            types.setdefault(field.name, []).append(field.type)
+    return types
+
+
+def _told(types: dict[str, list[Any]], column: str) -> str:
+    return ", ".join(map(str, types.get(column, ["none"])))
 
 
 class Chunks(Protocol):
@@ -73,8 +113,8 @@ class ChunkedSource(TableSource):
 
     def rows(self, indices: np.ndarray) -> Sequence[Row]:
         found: list[Row] = [{}] * len(indices)
-        for rows, inside, table in self._pieces(indices):
-            for row, values in zip(rows.tolist(), table.take(inside).to_pylist(), strict=True):
+        for rows, inside, chunk in self._pieces(indices):
+            for row, values in zip(rows.tolist(), chunk.take(inside).to_pylist(), strict=True):
                 found[row] = values
         return found
 

@@ -1,16 +1,122 @@
 """Chunks that are read from files when they are needed, and kept up to a limit."""
 
+import collections
+import contextlib
+import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from millstream.integrations._chunk_cache import ChunkCache
-from millstream.integrations._data_file import DataFile
+from millstream.files.data_files import FileStream, LocalFile, open_file
 from millstream.text.errors import noted
 
 _TOGETHER = 64 << 20  # bytes of chunks that are read by one call: enough for all cores, little enough to hold
+
+
+class ChunkCache:
+    """Values by name; those that were used least recently make room for others. Threads may share it.
+
+    Example:
+        >>> from millstream.integrations._file_chunks import ChunkCache
+        >>> cache = ChunkCache(100)
+        >>> cache.put("a", [1], 60), cache.put("b", [2], 60)
+        (None, None)
+        >>> cache.get("a"), cache.get("b"), cache.nbytes
+        (None, [2], 60)
+
+    Args:
+        limit: Bytes to keep. What is larger alone is not kept.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.nbytes = 0
+        self._lock = threading.Lock()
+        self._kept: collections.OrderedDict[Hashable, tuple[Any, int]] = collections.OrderedDict()
+
+    def get(self, name: Hashable) -> Any:
+        """A value, or None."""
+        with self._lock:
+            if name not in self._kept:
+                return None
+            self._kept.move_to_end(name)
+            return self._kept[name][0]
+
+    def put(self, name: Hashable, value: Any, nbytes: int) -> None:
+        """Keep a value that takes so many bytes."""
+        with self._lock:
+            self.nbytes -= self._kept.pop(name, (None, 0))[1]
+            if nbytes > self.limit:
+                return
+            self._kept[name] = (value, nbytes)
+            self.nbytes += nbytes
+            while self.nbytes > self.limit:
+                self.nbytes -= self._kept.popitem(last=False)[1][1]
+
+
+class DataFile:
+    """A file that pyarrow reads, and that must stay what it is. It is open only while it is read.
+
+    Args:
+        who: Who speaks in errors.
+        path: Its path or address.
+    """
+
+    def __init__(self, who: str, path: str | os.PathLike[str]) -> None:
+        self._file = open_file(who, path)
+        self.name = self._file.name
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is on another machine."""
+        return not isinstance(self._file, LocalFile)
+
+    @contextlib.contextmanager
+    def opened(self, *, mapped: bool = False) -> Iterator[Any]:
+        """The file, for pyarrow; `FileChanged` if it has become another one before the end of the block.
+
+        Args:
+            mapped: Whether a file of this machine is mapped into memory. What is read of it then stays valid.
+        """
+        import pyarrow as pa
+
+        if not isinstance(self._file, LocalFile):
+            yield FileStream(self._file)
+            return
+        self._file.check()
+        path = str(self._file.path)
+        try:
+            with pa.memory_map(path) if mapped else pa.OSFile(path) as stream:
+                yield stream
+        finally:
+            self._file.check()  # which says more than whatever pyarrow made of a file that has changed
+
+    def check(self) -> None:
+        """Refuse to go on if it has changed; for those who read it by a map that they keep."""
+        if isinstance(self._file, LocalFile):
+            self._file.check()
+
+
+@contextlib.contextmanager
+def readable(kind: str, file: DataFile) -> Iterator[None]:
+    """Around what pyarrow does with a file: what it cannot make sense of is said to be damaged.
+
+    Args:
+        kind: What the file should be.
+        file: The file.
+    """
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, UnicodeError, OSError) as error:
+        if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
+            raise  # it says more: a file that has changed, a server that does not answer, too many open files
+        raise ValueError(
+            f"{file.name} is damaged, cut short, or no {kind} file: {error}. Get it again, or write it again."
+        ) from None
 
 
 class FileChunks:

@@ -2,24 +2,19 @@
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from millstream.integrations._arrow_columns import Unreadable, to_numpy
-from millstream.integrations._huggingface_tables import are_numbers, numbers_table
-from millstream.integrations._made_samples import made_samples
+from millstream.integrations._arrow_columns import Unreadable, require_numbers, to_numpy
+from millstream.integrations._table import made_samples
 from millstream.reading.contracts import PyTree
-from millstream.reading.one_thread import OneThread
+from millstream.reading.interrupts import OneThread
 from millstream.reading.samples import NotAnArray, SampleSpec, spec_of
 from millstream.text.errors import describe_value, needs, require_bool, require_callable, require_int
 
-if TYPE_CHECKING:
-    import datasets
-
 _WHO = "HuggingFaceBatches"
-
 # Those of which `datasets` can say where they are. A shuffle buffer loses what is in it, and a map over batches may
 # skip one, so these are read again up to where they were.
 _EXACT = {
@@ -34,6 +29,49 @@ _EXACT = {
     "SkipExamplesIterable",
     "TakeExamplesIterable",
 }
+
+
+def are_numbers(schema: Any, columns: Sequence[str]) -> bool:
+    """Whether these columns are numbers, or lists and arrays of numbers."""
+    try:
+        for name in columns:
+            require_numbers(_NotNumbers, name, _storage_type(schema.field(name).type))
+    except _NotNumbers:
+        return False
+    return True
+
+
+def numbers_table(table: Any, columns: Sequence[str]) -> Any:
+    """The columns of a table, with what their arrays are stored as; nothing is copied.
+
+    Args:
+        table: A table of `datasets`.
+        columns: Those to keep.
+    """
+    import pyarrow as pa
+    from datasets.table import InMemoryTable
+
+    stored = {}
+    for name in columns:
+        column = table.column(name)
+        kind = _storage_type(column.type)
+        stored[name] = (
+            column if kind == column.type else pa.chunked_array([part.storage for part in column.chunks], kind)
+        )
+    return InMemoryTable(pa.table(stored))
+
+
+class _NotNumbers(Exception):
+    pass
+
+
+def _storage_type(kind: Any) -> Any:
+    """What an extension array of `datasets` is stored as; any other type as it is."""
+    return kind.storage_type if type(kind).__module__.startswith("datasets.") else kind
+
+
+if TYPE_CHECKING:
+    import datasets
 
 
 class HuggingFaceBatches:

@@ -1,22 +1,103 @@
 """What all tables have in common: rows by number, columns as arrays."""
 
+import glob
+import os
+import pathlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from millstream.integrations._made_samples import made_samples
+from millstream.files.data_files import is_remote
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
 from millstream.reading.dtypes import narrowed
 from millstream.reading.host_source import HostSource
 from millstream.reading.samples import NotAnArray, SampleSpec, first_sample, spec_of, spec_or_objects
-from millstream.reading.stage_times import spent
+from millstream.reading.stats import spent
 from millstream.sources.array import check_ordering
-from millstream.text.errors import describe_leaf, describe_value, listed, require_callable, require_int
+from millstream.text.errors import (
+    describe_leaf,
+    describe_value,
+    function_name,
+    listed,
+    noted,
+    require_callable,
+    require_int,
+    require_path,
+)
 
+Path = str | os.PathLike[str]
+Paths = Path | Sequence[Path]
 Row = dict[str, Any]
+
+
+def made_samples(
+    who: str, argument: str, fn: Callable[[Any], PyTree], indices: Iterable[int], items: Iterable[Any]
+) -> list[PyTree]:
+    """A sample of each item; an error of the function says at which it was.
+
+    Args:
+        who: Whose function it is.
+        argument: As what it was given.
+        fn: The function.
+        indices: The numbers of the samples.
+        items: What is made into samples.
+    """
+    samples = []
+    for index, item in zip(indices, items, strict=True):
+        try:
+            samples.append(fn(item))
+        except Exception as error:
+            note = f"This came from {function_name(fn)}, the {argument} of {who}, at sample {index}."
+            raise noted(error, note)  # noqa: B904 (`from` would take away the error's own cause)
+    return samples
+
+
+def listed_paths(who: str, paths: Paths) -> list[Path]:
+    """One path or several, as a list.
+
+    Args:
+        who: Who speaks in errors.
+        paths: What the user gave. A set is refused: it has no order, and samples are numbered by that of the files.
+    """
+    if isinstance(paths, str | os.PathLike):
+        paths = [paths]
+    found = listed(paths)
+    if found is None or not all(isinstance(path, str | os.PathLike) for path in found):
+        raise TypeError(f"{who} needs a path, or a list of paths. Got {describe_value(paths)}.")
+    for path in found:
+        require_path(who, "a path, or a list of paths", path)
+    return found
+
+
+def find_files(who: str, paths: Paths, suffixes: Sequence[str]) -> list[Path]:
+    """The files that are meant, in an order that depends on their names alone.
+
+    Args:
+        who: Who speaks in errors.
+        paths: A path, an address, a folder, a pattern such as "data/*.parquet", or several of them.
+        suffixes: What names in a folder end with.
+    """
+    found = [file for path in listed_paths(who, paths) for file in _expanded(who, path, suffixes)]
+    if not found:
+        raise ValueError(f"{who} needs at least one file. Got an empty list of paths.")
+    return found
+
+
+def _expanded(who: str, path: Path, suffixes: Sequence[str]) -> Sequence[Path]:
+    if is_remote(path) or os.path.isfile(path):
+        return [path]
+    if not os.path.isdir(path):
+        return sorted(glob.glob(os.fspath(path), recursive=True)) or [path]  # which is then said not to be there
+    folder = pathlib.Path(path)
+    found = [file for file in folder.rglob("*") if file.suffix in suffixes and file.is_file()]
+    # Names of files and folders that start with a dot or an underscore belong to the programs that wrote the others.
+    own = [file for file in found if not any(part[0] in "._" for part in file.relative_to(folder).parts)]
+    if not own:
+        raise FileNotFoundError(f"{who} needs files named {' or '.join(suffixes)} in {path}. There are none.")
+    return sorted(own)
 
 
 class TableSource(HostSource):

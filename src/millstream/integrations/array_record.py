@@ -8,14 +8,13 @@ import numpy as np
 
 from millstream.files.changed import FileChanged
 from millstream.files.data_files import LocalFile, local_path
-from millstream.integrations._made_samples import made_samples
-from millstream.integrations._paths import Paths, listed_paths
+from millstream.integrations._table import Paths, listed_paths, made_samples
 from millstream.integrations._watched_files import WatchedFiles, described
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
 from millstream.reading.host_source import HostSource
 from millstream.reading.samples import first_sample, spec_or_objects
-from millstream.reading.stage_times import timed
+from millstream.reading.stats import timed
 from millstream.sources.array import check_ordering
 from millstream.text.errors import describe_value, needs, require_callable, require_int
 

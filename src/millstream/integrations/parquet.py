@@ -1,19 +1,76 @@
 """Parquet files as sources."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from millstream.integrations._chunked import ChunkedSource
-from millstream.integrations._data_file import DataFile
-from millstream.integrations._file_chunks import KeptColumns
-from millstream.integrations._parquet_groups import ParquetGroups, read_footer
-from millstream.integrations._paths import Paths, find_files
-from millstream.integrations._table import Row
-from millstream.integrations._table_files import common_schema
+from millstream.integrations._chunked import ChunkedSource, common_schema
+from millstream.integrations._file_chunks import ChunkCache, DataFile, FileChunks, KeptColumns, readable
+from millstream.integrations._table import Paths, Row, find_files
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
+from millstream.reading.settings import is_worker
 from millstream.text.errors import needs, require_int
+
+_FOOTERS = 32 << 20  # bytes of them that are kept: of thousands of files, those that are in use
+
+
+class _ParquetGroups(FileChunks):
+    """The row groups of files.
+
+    Args:
+        files: The files.
+        footers: Their metadata.
+        columns: The columns to read.
+        contents: `contents(numbers, table)` makes of groups what is kept of them.
+        limit: Bytes to keep.
+        together: Whether groups are decoded by one call where that is possible.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[DataFile],
+        footers: Sequence[Any],
+        columns: Sequence[str],
+        contents: Callable[[list[int], Any], Any],
+        limit: int,
+        together: bool,
+    ) -> None:
+        sizes = [[footer.row_group(group).num_rows for group in range(footer.num_row_groups)] for footer in footers]
+        self._columns = list(columns)
+        super().__init__(files, sizes, contents, limit, together)
+        for file, footer in enumerate(footers):
+            self._footers.put(file, footer, footer.serialized_size)
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._footers = ChunkCache(_FOOTERS)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_footers": None}
+
+    def _read(self, file: int, numbers: list[int]) -> Any:
+        import pyarrow.parquet as pq
+
+        data = self._files[file]
+        footer = self._footers.get(file)
+        if footer is None:
+            footer = _read_footer(data)
+            self._footers.put(file, footer, footer.serialized_size)
+        with readable("Parquet", data), data.opened() as stream:
+            reader = pq.ParquetFile(stream, metadata=footer, pre_buffer=data.is_remote, page_checksum_verification=True)
+            # The other cores have workers of their own, if this is one.
+            table = reader.read_row_groups(numbers, columns=self._columns, use_threads=not is_worker())
+            return table.select(self._columns)  # "a" stands for "a.b", too, in pyarrow's reading
+
+
+def _read_footer(file: DataFile) -> Any:
+    """The metadata of a file."""
+    import pyarrow.parquet as pq
+
+    with readable("Parquet", file), file.opened() as stream:
+        return pq.read_metadata(stream)
 
 
 class ParquetSource(ChunkedSource):
@@ -67,10 +124,10 @@ class ParquetSource(ChunkedSource):
         super().__init__(who, ordering, prefetch_size, row_fn)
         require_int(who, "cache_bytes", cache_bytes, least=0)
         files = [DataFile(who, path) for path in find_files(who, paths, [".parquet", ".pq"])]
-        footers = [read_footer(file) for file in files]
+        footers = [_read_footer(file) for file in files]
         names = [file.name for file in files]
         schema = common_schema(who, names, [footer.schema.to_arrow_schema() for footer in footers], columns)
-        groups = ParquetGroups(files, footers, schema.names, self._contents, cache_bytes, together=row_fn is None)
+        groups = _ParquetGroups(files, footers, schema.names, self._contents, cache_bytes, together=row_fn is None)
         self._kept: KeptColumns | None = None
         self._settle_on(schema, groups)
         if row_fn is None and groups.row_bytes * len(self) <= cache_bytes:

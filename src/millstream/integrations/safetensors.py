@@ -9,10 +9,9 @@ import ml_dtypes
 import numpy as np
 
 from millstream.files.data_files import File, open_file
-from millstream.integrations._paths import Path, Paths, listed_paths
+from millstream.integrations._table import Path, Paths, listed_paths
 from millstream.plan.ordering import Ordering
-from millstream.sources.claims import map_rows
-from millstream.sources.file_rows import ChainedRows, RangedRows
+from millstream.sources.file_rows import ChainedRows, RangedRows, map_rows
 from millstream.sources.file_source import FileSource
 from millstream.text.errors import describe_value, require_names, table
 
@@ -39,6 +38,7 @@ _DTYPES: dict[str, Any] = {
 }
 
 Rows = np.ndarray | RangedRows
+Tensor = tuple[np.dtype, tuple[int, ...], int]
 
 
 class SafetensorsSource(FileSource):
@@ -117,9 +117,6 @@ def _columns(file: File, names: list[str] | None) -> dict[str, Rows]:
 
 def _or_zero(shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape or (0,)
-
-
-Tensor = tuple[np.dtype, tuple[int, ...], int]
 
 
 def _read_header(file: File) -> tuple[int, dict[str, Tensor]]:

@@ -14,8 +14,7 @@ from millstream.pipeline.policy import has_policy, set_policy_state
 from millstream.pipeline.state import LoaderState, checked_step
 from millstream.plan.plan import STEP_LIMIT
 from millstream.reading.contracts import PyTree
-from millstream.reading.interrupts import Interrupts
-from millstream.reading.one_thread import OneThread
+from millstream.reading.interrupts import Interrupts, OneThread
 from millstream.reading.stats import LoaderStats
 from millstream.text.errors import describe_value, require_int, require_mapping
 

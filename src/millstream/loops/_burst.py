@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from millstream.loops._calls import absorb
 from millstream.loops._clock import Passed
 from millstream.loops._dataset import Batches, LoaderBatches, batch_size
 from millstream.loops._in_flight import InFlight, array_of
-from millstream.loops._returned import absorb
 from millstream.loops._tasks import Task
 from millstream.loops.callback import arguments, is_compiled
 from millstream.loops.history import History

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from millstream.loops.elapsed import Elapsed
-from millstream.loops.period import Period
+from millstream.loops.schedules import Period
 
 
 class Passed(NamedTuple):

@@ -1,5 +1,7 @@
 """Several steps as one program."""
 
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -7,14 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from millstream.loops._acting import Acting
+from millstream.loops._calls import TaskCalls, absorb, due
 from millstream.loops._dataset import Loader, loader_state
-from millstream.loops._returned import absorb
+from millstream.loops._in_flight import array_of
+from millstream.loops._run_parts import RunParts
 from millstream.loops._tasks import Task
-from millstream.loops.callback import arguments, bind
+from millstream.loops.callback import arguments, bind, is_compiled
 from millstream.loops.elapsed import INT32_LIMIT, Elapsed
 from millstream.loops.history import History
 from millstream.loops.logs import Logs
 from millstream.loops.loop_state import LoopState
+from millstream.loops.saved_run import SavedRun
+from millstream.loops.schedules import Period
 from millstream.pipeline.placement import readable
 from millstream.pipeline.static_part import is_number
 from millstream.text.errors import describe_value, table
@@ -198,3 +204,176 @@ def _as_carry(now: Elapsed, samples: int) -> Elapsed:
         np.bool_(False),
     ]
     return Elapsed(*numbers)
+
+
+def split_tasks(who: str, tasks: list[Task]) -> tuple[list[Task], list[Task], list[Task]]:
+    """Tasks as those before the compiled steps, these steps, and those behind them."""
+    can = [task.schedule is None and is_compiled(task.callback) for task in tasks]
+    if not any(can):
+        raise ValueError(
+            f"{who} has nothing to fuse: fuse needs a compiled step (jax.jit, managed.train_step) that is due at every "
+            "step."
+        )
+    first = can.index(True)
+    last = next((number for number in range(first, len(can)) if not can[number]), len(can))
+    before, steps, behind = tasks[:first], tasks[first:last], tasks[last:]
+    for task in (*before, *behind):
+        if task.schedule is None:
+            raise ValueError(
+                f"{who} cannot fuse steps around {task.name}, which is due at every step and is no compiled function. "
+                "Give it a rarer schedule, make it an ms.Observer if it only looks at logs, or leave fuse out."
+            )
+    return before, steps, behind
+
+
+def steps_until_due(
+    before: list[Task], behind: list[Task], stop: Any, ahead: "Ahead", most: int, epoch: int | None
+) -> int:
+    """How many steps can be taken at once.
+
+    Args:
+        before: Tasks that come before a step: they are done before the first, and none may be due at another one.
+        behind: Tasks that come behind a step: they are done behind the last, and none may be due at another one.
+        stop: A function of the elapsed that ends the run.
+        ahead: How far it is, and the elapsed of coming steps, for schedules that have to be asked.
+        most: No more than so many steps.
+        epoch: Steps of an epoch, if it is given in steps.
+    """
+    count, now = most, ahead.now
+    for task in behind:
+        assert task.schedule is not None
+        count = int(min(count, _first_due(task.schedule, now.steps, epoch, ahead, count) - now.steps))
+    if stop is not None:
+        count = min(count, next((number + 1 for number in range(count) if stop(ahead[number])), count))
+    for task in before:
+        assert task.schedule is not None
+        # What is due at the next step is done before it, so only later ones count.
+        later = _first_due(task.schedule, now.steps + 1, epoch, ahead, count)
+        count = int(min(count, max(later - now.steps - 1, 1)))
+    return count
+
+
+def _first_due(schedule: Any, steps: int, epoch: int | None, ahead: "Ahead", most: int) -> float:
+    """The first step behind `steps` at which a schedule is due."""
+    told = schedule.next_due(steps, epoch)
+    if told is not None:
+        # Nobody foretells the end of a run. A schedule that is due now, for whatever reason, is cut there for nothing.
+        ends = ahead.last <= ahead.now.steps + most and schedule(ahead.now.replace(final=True))
+        return min(told, ahead.last) if ends else told
+    for number in range(most):
+        elapsed = ahead[number]
+        if elapsed.steps > steps and schedule(elapsed):
+            return elapsed.steps
+    return math.inf
+
+
+class Ahead:
+    """The elapsed of coming steps, made when it is asked for. Their time is now: it cannot be foreseen.
+
+    Args:
+        now: How far the run is.
+        last: Its last step; infinity if that is not known.
+        moments: Makes the elapsed of the next steps.
+    """
+
+    def __init__(self, now: Elapsed, last: float, moments: Callable[[], list[Elapsed]]) -> None:
+        self.now = now
+        self.last = last
+        self._moments = moments
+        self._made: list[Elapsed] = []
+
+    def __getitem__(self, number: int) -> Elapsed:
+        if not self._made:
+            self._made = self._moments()
+            self._made[-1].final = self._made[-1].steps == self.last
+        return self._made[number]
+
+
+class FusedSteps:
+    """Does up to `width` steps of a run per program. Where something is due in between, a program does fewer."""
+
+    def __init__(self, parts: RunParts, calls: TaskCalls, width: int) -> None:
+        self._parts = parts
+        self._calls = calls
+        self._width = width
+        self._before, self._compiled, self._after = split_tasks(parts.who, parts.tasks)
+        self._cuts = [*self._after, *(task for task in parts.observers if task.schedule is not None)]
+        told = isinstance(parts.stop, Period) and list(parts.stop.units) == ["steps"]
+        self._asked = None if told else parts.stops
+
+    def run(self) -> bool:
+        """All steps; whether an interrupt ended them."""
+        parts, calls = self._parts, self._calls
+        loop_state, clock, last = parts.loop_state, parts.clock, math.inf if parts.last is None else parts.last
+        parts.batches = data = FusedData(
+            parts.who, parts.dataset, parts.key, parts.data_state, clock.now, last, self._width, parts.acting
+        )
+        body = Body(self._compiled, clock.epoch)
+        nothing = Body([], clock.epoch)
+        while True:
+            now, most = clock.now, int(min(self._width, last - clock.now.steps))
+            ahead = Ahead(now, last, lambda most=most: clock.ahead(data.samples(most)))
+            count = steps_until_due(self._before, self._cuts, self._asked, ahead, most, clock.epoch_steps)
+            loop_state.batch, loop_state.logs = None, Logs()
+            parts.in_step = True
+            if self._call_before(ahead):
+                return True
+            # Whoever stops the run has the rest of the step left out, and what was logged belongs to one step.
+            first_logs, stopped = loop_state.logs, loop_state.stop_iteration
+            count = 1 if first_logs or stopped else count
+            parts.calling = self._compiled[0]
+            loop_state.state, logs, samples = data.run(nothing if stopped else body, loop_state.state, now, count)
+            parts.calling = None
+            passed = clock.skip(samples)
+            loop_state.elapsed = elapsed = clock.now
+            elapsed.final = elapsed.steps == last
+            if logs:
+                loop_state.history.commit_block(passed, logs, data.masks)
+            loop_state.logs = _but(first_logs, logs)
+            if calls.call([] if stopped else due(self._after, elapsed), in_step=True):
+                return True
+            calls.commit()
+            parts.in_flight.add(array_of(logs, loop_state.state))
+            calls.observe(len(samples) if logs else 1 if loop_state.logs else 0)
+            parts.in_step = False
+            interrupted = calls.ended(elapsed)
+            if interrupted is not None:
+                return interrupted
+
+    def _call_before(self, ahead: Ahead) -> bool:
+        """What is due before the next step; whether an interrupt ended it."""
+        if not self._may_be_due(ahead):
+            return False
+        loop_state, state = self._parts.loop_state, self._parts.loop_state.state
+        loop_state.elapsed = ahead[0]
+        if not self._calls.call(due(self._before, ahead[0]), in_step=True, drawn=False):
+            return False
+        # Nothing of that step has been drawn, so the run is at the one before, as it was there.
+        loop_state.elapsed, loop_state.logs = self._parts.clock.now, Logs()
+        loop_state.failed = any(leaf.is_deleted() for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array))
+        loop_state.state = loop_state.state if loop_state.failed else state
+        return True
+
+    def _may_be_due(self, ahead: Ahead) -> bool:
+        """Whether something may be due before the next step; if not, nobody has to know its samples."""
+        steps = ahead.now.steps + 1
+        schedules = [task.schedule for task in self._before if task.schedule is not None]
+        told = [schedule.next_due(steps - 1, self._parts.clock.epoch_steps) for schedule in schedules]
+        return bool(told) and (steps == ahead.last or any(due is None or due <= steps for due in told))
+
+    def draw_again(self, saved: SavedRun) -> None:
+        """Nothing: callbacks of such a run see no batch."""
+
+    def note(self) -> str | None:
+        """What else to say of an error in the task that is being called."""
+        fused = self._parts.calling in self._compiled
+        return f"With fuse={self._width}, up to that many steps are one program." if fused else None
+
+
+def _but(logs: Logs, newer: Logs) -> Logs:
+    """Logs without the entries that newer ones have."""
+    taken, left = {path for path, _ in newer.entries()}, Logs()
+    for path, value in logs.entries():
+        if path not in taken:
+            left.add_entry(*path, value)
+    return left

@@ -6,15 +6,14 @@ import time
 from typing import Any
 
 from millstream.loops._calls import TaskCalls
-from millstream.loops._dataset import Loader
-from millstream.loops._fused_steps import FusedSteps
-from millstream.loops._position import contents_of
+from millstream.loops._dataset import Loader, contents_of
+from millstream.loops._fused import FusedSteps
 from millstream.loops._run_parts import LoopOptions, RunParts
 from millstream.loops._steps import Steps
 from millstream.loops.logs import Logs
 from millstream.loops.loop_state import LoopOutput
-from millstream.loops.period import Period
 from millstream.loops.preemption import Preempted, PreemptionPoint
+from millstream.loops.schedules import Period
 from millstream.reading.interrupts import Terminated
 
 _running = threading.local()  # runs inside of runs, of this thread

@@ -7,16 +7,15 @@ from typing import Any
 
 from millstream.loops._acting import Policy, acting
 from millstream.loops._clock import Clock
-from millstream.loops._dataset import Batches, Loader, LoaderBatches, as_dataset, open_batches
+from millstream.loops._dataset import Batches, Loader, LoaderBatches, as_dataset, open_batches, save_position
 from millstream.loops._in_flight import InFlight
-from millstream.loops._position import save_position
 from millstream.loops._tasks import Task, as_pairs, bind_all, bind_some, parts
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.history import History
 from millstream.loops.loop_state import LoopState
-from millstream.loops.period import Period, as_epoch, as_stop
 from millstream.loops.preemption import PreemptionPoint
 from millstream.loops.saved_run import SavedRun, load_run, restore_callbacks
+from millstream.loops.schedules import Period, as_epoch, as_stop
 from millstream.reading.contracts import PyTree
 from millstream.reading.interrupts import Interrupts
 from millstream.text.errors import describe_value, require_bool, require_int, require_path, require_text

@@ -6,12 +6,12 @@ from typing import Any
 
 from millstream.loops._burst import Burst, commit_rows, only_step
 from millstream.loops._calls import TaskCalls
-from millstream.loops._position import too_short
+from millstream.loops._dataset import too_short
 from millstream.loops._run_parts import RunParts
 from millstream.loops._tasks import Task
 from millstream.loops.logs import Logs, as_logs
 from millstream.loops.saved_run import SavedRun
-from millstream.loops.schedule import as_schedule
+from millstream.loops.schedules import as_schedule
 from millstream.pipeline.state import LoaderState
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from millstream.loops.callback import Call, Callback, Observer, adapted, bind
-from millstream.loops.schedule import Schedule, as_schedule
+from millstream.loops.schedules import Schedule, as_schedule
 from millstream.text.errors import describe_value, function_name
 
 Pairs = list[tuple[Any, list[Any]]]

@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from millstream.checkpoints import CheckpointStore, Retention
-from millstream.loops._dataset import Loader
-from millstream.loops._position import save_position
+from millstream.loops._dataset import Loader, save_position
 from millstream.loops.callback import Observer
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.history import History
 from millstream.loops.logs import EVALUATIONS, describe_logged, did_you_mean, require_name
 from millstream.loops.loop_state import LoopState
-from millstream.loops.period import Period, as_period
 from millstream.loops.saved_run import SavedRun, load_run, reached, save_run
+from millstream.loops.schedules import Period, as_period
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value, require_bool, require_choice, require_int, require_path, whole_number
 

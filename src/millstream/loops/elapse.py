@@ -6,7 +6,7 @@ from typing import Any
 from millstream.loops._clock import Clock
 from millstream.loops._dataset import Loader, as_dataset, open_batches
 from millstream.loops.elapsed import Elapsed
-from millstream.loops.period import Period, as_epoch, as_stop
+from millstream.loops.schedules import Period, as_epoch, as_stop
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value
 

@@ -11,10 +11,8 @@ import numpy as np
 
 from millstream.loops import _plot, history_table
 from millstream.loops._clock import Passed
-from millstream.loops._column_values import unfold
-from millstream.loops._history_state import column_state, columns_of
-from millstream.loops._moments import Moments
-from millstream.loops.column import Column, require_readable
+from millstream.loops._moments import Moments, column_state, columns_of
+from millstream.loops.column import Column, require_readable, unfold
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.logs import Logs, Name, as_logs, describe_logged, find_entry, require_name
 from millstream.text.errors import describe_value

@@ -16,12 +16,14 @@ import weakref
 from collections.abc import Mapping, Sequence
 
 from millstream.checkpoints import CheckpointStore
-from millstream.checkpoints.sharing import SharedFile
+from millstream.checkpoints.folders import SharedFile
 from millstream.files import plain
 from millstream.loops.history import History
 
 _NAME = re.compile(r"history-(\d+)-(\d+)")
 _BITS = 3  # eight parts become one
+# The newest two checkpoints of each history, by directory. What this process has saved it need not compare by reading.
+_saved: "weakref.WeakKeyDictionary[History, dict[str, list[_Saved]]]" = weakref.WeakKeyDictionary()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +46,6 @@ class _Saved:
 
     step: int
     parts: Sequence[_Part]
-
-
-# The newest two checkpoints of each history, by directory. What this process has saved it need not compare by reading.
-_saved: "weakref.WeakKeyDictionary[History, dict[str, list[_Saved]]]" = weakref.WeakKeyDictionary()
 
 
 def encode_history(history: History, store: CheckpointStore, step: int) -> dict[str, bytes | SharedFile]:

@@ -8,7 +8,7 @@ from millstream.loops._aggregate import concatenate
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.history import History
 from millstream.loops.logs import Logs
-from millstream.loops.period import Period
+from millstream.loops.schedules import Period
 from millstream.reading.contracts import PyTree
 
 

@@ -13,8 +13,7 @@ from millstream.loops.elapsed import Elapsed
 from millstream.loops.history import History
 from millstream.loops.loop_state import LoopOutput
 from millstream.loops.named import NamedTasks
-from millstream.loops.period import Period
-from millstream.loops.schedules import always
+from millstream.loops.schedules import Period, always
 from millstream.reading.contracts import PyTree
 
 

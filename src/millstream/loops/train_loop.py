@@ -16,8 +16,7 @@ from millstream.loops.history import History
 from millstream.loops.inner_loop import inner_loop
 from millstream.loops.loop_state import LoopOutput
 from millstream.loops.named import NamedTasks
-from millstream.loops.period import Period, as_stop
-from millstream.loops.schedules import EpochBegins, EpochEnds, always
+from millstream.loops.schedules import EpochBegins, EpochEnds, Period, always, as_stop
 from millstream.loops.test_loop import run_test, whole
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value, require_int

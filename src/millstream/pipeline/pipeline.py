@@ -14,11 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from millstream.pipeline.jaxprs import is_all_true
 from millstream.pipeline.placement import BatchPlacement
 from millstream.pipeline.read_in_graph import read_in_graph
 from millstream.pipeline.rows import blank, take
-from millstream.pipeline.stages import apply_stage, element_key, keeps_mask, stage_names
+from millstream.pipeline.stages import apply_stage, element_key, is_all_true, keeps_mask, stage_names
 from millstream.pipeline.state import LoaderState, Origin, check_origin, checked_step, is_traced, key_words
 from millstream.pipeline.streams import BatchedStream, MappedStream
 from millstream.plan.keys import Array

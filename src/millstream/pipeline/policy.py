@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from millstream.pipeline.strong_types import strong_or_none
+from millstream.pipeline.state import strong_or_none
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_leaf, describe_value, table
 

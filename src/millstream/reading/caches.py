@@ -5,7 +5,8 @@ import json
 import operator
 import os
 import pathlib
-from collections.abc import Mapping
+import types
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,58 @@ import numpy as np
 from millstream.reading.batch_cache import Mode, OpenCache, open_cache
 from millstream.reading.cache_contents import CacheContents, contents_of, read_manifest, require_manifest
 from millstream.reading.contracts import PyTree
-from millstream.reading.json_trees import flatten, names_in, unflatten
-from millstream.text.errors import describe_value, require_choice, require_int, require_path
+from millstream.reading.dtypes import dtype_of_array, holds_numbers
+from millstream.text.errors import describe_leaf, describe_value, require_choice, require_int, require_path
 
 _MODES = ("read-write", "read-only", "cache-only")
+
+
+def flatten(who: str, tree: Any) -> tuple[Any, dict[str, Any]]:
+    """The structure of a tree in JSON, where a star is a leaf, and its leaves by their paths, in JAX's order.
+
+    Example:
+        >>> from millstream.reading.caches import flatten
+        >>> structure, leaves = flatten("ArrayCache", {"b": [np.ones(2), None], "a": np.zeros(3)})
+        >>> structure, list(leaves)
+        ({'a': '*', 'b': ['list', '*', None]}, ["['a']", "['b'][0]"])
+    """
+    leaves: dict[str, Any] = {}
+    return _flatten(who, tree, "", leaves), leaves
+
+
+def _unflatten(structure: Any, leaves: Iterator[Any]) -> Any:
+    """The tree of this structure with these leaves."""
+    if structure is None:
+        return None
+    if structure == "*":
+        return next(leaves)
+    if isinstance(structure, dict):
+        return {key: _unflatten(branch, leaves) for key, branch in structure.items()}
+    kind, *branches = structure
+    return {"list": list, "tuple": tuple}[kind](_unflatten(branch, leaves) for branch in branches)
+
+
+def _names_in(structure: Any, count: int) -> list[str]:
+    """The paths of the leaves, at most `count`, of a structure that came from a file."""
+    leaf = types.SimpleNamespace(shape=(), dtype=np.dtype(bool))
+    return list(flatten("", _unflatten(structure, iter([leaf] * count)))[1])
+
+
+def _flatten(who: str, tree: Any, name: str, leaves: dict[str, Any]) -> Any:
+    if tree is None:
+        return None
+    if type(tree) is dict and all(type(key) is str for key in tree):
+        return {key: _flatten(who, tree[key], f"{name}[{key!r}]", leaves) for key in sorted(tree)}
+    if type(tree) in (list, tuple):
+        return [type(tree).__name__, *(_flatten(who, branch, f"{name}[{i}]", leaves) for i, branch in enumerate(tree))]
+    dtype = dtype_of_array(tree)
+    if dtype is None or not holds_numbers(dtype):
+        raise TypeError(
+            f"{who} keeps dicts with words as keys, lists, tuples and None, and in them arrays of numbers or bools. "
+            f"Got tree{name}: {describe_leaf(tree)}."
+        )
+    leaves[name] = tree
+    return "*"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +149,7 @@ class ArrayCache:
         entry = None if self._cache is None else self._cache.read(epoch, number)
         if entry is None or self._contents is None:
             return None
-        return unflatten(self._contents.structure, iter(entry.leaves))
+        return _unflatten(self._contents.structure, iter(entry.leaves))
 
     def put(self, info: Any, tree: PyTree) -> None:
         """Store the arrays of a batch: dicts, lists and tuples of NumPy or JAX arrays. Only "read-write" does.
@@ -132,7 +181,7 @@ class ArrayCache:
         else:
             found = require_manifest("ArrayCache", self._path, self._mode)
         if found is not None:
-            contents = contents_of("ArrayCache", self._path, found, names_in)
+            contents = contents_of("ArrayCache", self._path, found, _names_in)
             self._open(dataclasses.replace(contents, description=self._of))
 
 

@@ -9,7 +9,7 @@ from millstream.plan.keys import name_words
 from millstream.reading.contracts import IndexedSource, PyTree
 from millstream.reading.host_source import HostSource, SampleReader, as_host_source
 from millstream.reading.samples import ObjectSpec, SampleSpec, first_sample, spec_of, spec_or_objects
-from millstream.reading.stage_times import timed
+from millstream.reading.stats import timed
 from millstream.text.errors import describe_value, function_name, noted
 
 

@@ -1,11 +1,21 @@
 """The contract of executors: who reads batches, and what they are asked."""
 
+import dataclasses
 from typing import Any, Protocol, runtime_checkable
 
 from millstream.plan.planned import Request
 from millstream.reading.host_source import HostSource
 from millstream.reading.reading import ReadBatch
 from millstream.reading.slots import Layout
+
+
+@dataclasses.dataclass(frozen=True)
+class InGraph:
+    """Make batches inside the compiled program, from arrays that live on the device.
+
+    Example:
+        >>> loader = ms.DataLoader(stages, executor=ms.InGraph())  # the default
+    """
 
 
 class Backend(Protocol):

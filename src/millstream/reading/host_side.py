@@ -10,7 +10,7 @@ from millstream.reading.executor import Backend, Executor
 from millstream.reading.host_source import HostSource
 from millstream.reading.reading import OnError, ReadBatch
 from millstream.reading.slots import Layout
-from millstream.reading.thread_backend import ThreadBackend
+from millstream.reading.threads import ThreadBackend
 
 
 @dataclasses.dataclass(frozen=True)

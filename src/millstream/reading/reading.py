@@ -8,7 +8,7 @@ import numpy as np
 
 from millstream.plan.planned import Request
 from millstream.reading.host_source import HostSource, SampleReader
-from millstream.reading.stage_times import collect_into, timed
+from millstream.reading.stats import collect_into, timed
 
 OnError = Literal["raise", "skip item", "skip batch"]
 

@@ -13,12 +13,63 @@ import numpy as np
 
 from millstream.reading.contracts import PyTree
 from millstream.reading.dtypes import can_become, check_array, dtype_of_array, holds_numbers, kept_dtype, narrowed
-from millstream.reading.trees import OtherStructure, flatten_like, outline, unflatten_like
 from millstream.text.errors import describe_leaf, describe_value
 
 _TRIED = 8  # samples that are tried before it is said that none can be read
 _PLAIN = (np.ndarray, np.generic, bool, int, float, complex)  # what is an array of numbers, or a number, already
 _SAME = "Return the same shape and dtype every time."
+
+
+class _OtherStructure(Exception):
+    """A tree that is not shaped like its template."""
+
+
+def _flatten_like(template: Any, tree: Any) -> list[Any]:
+    """The leaves of a tree of dicts, lists, tuples and None that is shaped like `template`, in JAX's order."""
+    leaves: list[Any] = []
+    _collect(template, tree, leaves)
+    return leaves
+
+
+def _collect(template: Any, tree: Any, leaves: list[Any]) -> None:
+    kind = type(template)
+    if kind is dict:
+        if type(tree) is not dict or tree.keys() != template.keys():
+            raise _OtherStructure
+        for key in sorted(template):
+            _collect(template[key], tree[key], leaves)
+    elif kind is list or isinstance(template, tuple):
+        if type(tree) is not kind or len(tree) != len(template):
+            raise _OtherStructure
+        for inner, branch in zip(template, tree, strict=True):
+            _collect(inner, branch, leaves)
+    elif template is None:
+        if tree is not None:
+            raise _OtherStructure
+    else:
+        leaves.append(tree)
+
+
+def _unflatten_like(template: Any, leaves: list[Any]) -> Any:
+    """The tree whose leaves these are; the leaves of `template` are their numbers."""
+    if isinstance(template, dict):
+        return {key: _unflatten_like(branch, leaves) for key, branch in template.items()}
+    if isinstance(template, tuple) and hasattr(template, "_fields"):
+        return type(template)(*(_unflatten_like(branch, leaves) for branch in template))
+    if isinstance(template, list | tuple):
+        return type(template)(_unflatten_like(branch, leaves) for branch in template)
+    return None if template is None else leaves[template]
+
+
+def _outline(tree: Any) -> str:
+    """A tree in words, with a star for every leaf."""
+    if isinstance(tree, dict):
+        return "{" + ", ".join(f"{key!r}: {_outline(branch)}" for key, branch in tree.items()) + "}"
+    if isinstance(tree, list | tuple):
+        name = "" if type(tree) in (list, tuple) else type(tree).__name__
+        inside = ", ".join(map(_outline, tree))
+        return f"{name}[{inside}]" if isinstance(tree, list) else f"{name}({inside})"
+    return "None" if tree is None else "*"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +110,7 @@ class SampleSpec:
     def unflatten(self, leaves: list[Any]) -> PyTree:
         """The tree with these leaves."""
         if self.plain:
-            return unflatten_like(self.template, leaves)
+            return _unflatten_like(self.template, leaves)
         import jax
 
         return jax.tree.map(leaves.__getitem__, self.template)
@@ -68,9 +119,9 @@ class SampleSpec:
         """The leaves of a tree, which must have this structure."""
         if self.plain:
             try:
-                return flatten_like(self.template, tree)
-            except OtherStructure:
-                found, expected = outline(tree), outline(self.template)
+                return _flatten_like(self.template, tree)
+            except _OtherStructure:
+                found, expected = _outline(tree), _outline(self.template)
         else:
             import jax
 
@@ -267,6 +318,6 @@ def _as_array(leaf: Any) -> np.ndarray:
 
 def _is_plain(template: PyTree, leaves: int) -> bool:
     try:
-        return flatten_like(template, template) == list(range(leaves))
+        return _flatten_like(template, template) == list(range(leaves))
     except TypeError:  # keys that cannot be sorted
         return False

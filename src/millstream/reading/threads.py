@@ -1,11 +1,293 @@
 """Threads of this process that read."""
 
 import dataclasses
+import queue
+import sys
+import threading
+import time
+import traceback
+import warnings
+import weakref
+from typing import Any
 
+import numpy as np
+
+from millstream.plan.planned import Request
+from millstream.reading.faults import WorkerStalled
 from millstream.reading.host_source import HostSource
-from millstream.reading.slots import Layout
-from millstream.reading.thread_backend import ThreadBackend
-from millstream.text.errors import require_bool, require_int, require_positive
+from millstream.reading.reading import ReadBatch, Reading, Report
+from millstream.reading.settings import settings
+from millstream.reading.slots import Layout, Slot, Slots, slots_for
+from millstream.text.errors import ends_silently, noted, require_bool, require_int, require_positive
+
+_TICK = 0.25  # seconds: a signal that comes just before a wait is seen only after it
+
+
+@dataclasses.dataclass(eq=False)
+class _Job:
+    """A batch that is being read, in parts.
+
+    Attributes:
+        request: What is asked for.
+        slot: The memory it is read into; None for Python objects, and once it was given away.
+        leaves: The arrays over it.
+        started: Whether threads read it; if not, its caller does.
+        left: Parts that are not read yet.
+        running: Parts that a thread is reading: its first row, and the thread and the sample that it is at.
+        errors: What parts raised, by their first rows.
+        ended: Whether nothing of it is begun any more.
+        dropped: Whether nobody wants it any more.
+    """
+
+    request: Request
+    slot: Slot | None
+    leaves: list[np.ndarray]
+    started: bool = False
+    left: int = 0
+    running: dict[int, tuple[int, int | None]] = dataclasses.field(default_factory=dict)
+    errors: dict[int, BaseException] = dataclasses.field(default_factory=dict)
+    report: Report = dataclasses.field(default_factory=Report)
+    seconds: float = 0.0
+    ended: bool = False
+    dropped: bool = False
+
+
+class ThreadBackend:
+    """Daemon threads that fill batches, started with the first one.
+
+    Args:
+        source: What to read.
+        layout: Of a batch.
+        count: How many threads.
+        ahead: How many batches will be in flight besides the one asked for.
+        tolerant: Whether samples that raise become failed rows.
+        timeout: Seconds a batch may take; None for those of the settings.
+        lazy: Whether a batch that takes no time is better read by the caller.
+    """
+
+    def __init__(
+        self,
+        source: HostSource,
+        layout: Layout,
+        count: int,
+        ahead: int,
+        *,
+        tolerant: bool = False,
+        timeout: float | None = None,
+        lazy: bool = False,
+    ) -> None:
+        self.lazy = lazy
+        self._source = source
+        self._count = count
+        self._tolerant = tolerant
+        self._timeout = timeout
+        self._layout = layout
+        self._slots = None if layout.objects else Slots(layout, slots_for(ahead))
+        # Small parts keep all threads busy to the end; what is read as a whole is one part.
+        together = source.whole_batches or source.reads_together or count == 1
+        self._part = layout.rows if together else max(1, layout.rows // (4 * count))
+        # The threads know the work alone, so that a forgotten backend is collected, and its threads with it.
+        self._work = _Work(source, tolerant, self._slots)
+        self._started = False
+        self._end = weakref.finalize(self, self._work.end, count)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended."""
+        return not self._end.alive
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that batches are read into."""
+        return 0 if self._slots is None else self._slots.nbytes
+
+    def prepare(self, request: Request) -> _Job:
+        """A batch that is read when it is asked for."""
+        if self._slots is None:
+            return _Job(request, None, self._layout.empty())
+        slot = self._slots.take()
+        return _Job(request, slot, slot.leaves)
+
+    def start(self, request: Request) -> _Job:
+        """Have a batch read in the background, by several threads at different rows."""
+        if not self._end.alive:
+            raise _ended()
+        if not self._started:
+            self._started = True
+            for number in range(self._count):
+                name = f"millstream-reader-{number}"
+                threading.Thread(target=self._work.run, daemon=True, name=name).start()
+        job, size, put = self.prepare(request), len(request.indices), self._work.parts.put
+        firsts = range(0, size, self._part)
+        job.started, job.left = True, len(firsts)
+        for first in firsts:
+            put((job, first, min(first + self._part, size)))
+        return job
+
+    def collect(self, job: _Job) -> ReadBatch:
+        """The batch, once it is read; it raises what reading raised."""
+        try:
+            if job.left:
+                self.first_of([job])
+            elif not job.started:
+                self._read_here(job)
+            if job.errors:
+                raise job.errors[min(job.errors)]
+            if job.ended:  # by closing, in a different thread
+                raise _ended()
+        except BaseException:
+            self.drop(job)
+            raise
+        if job.slot is None:
+            rows = self._layout.with_axes(job.leaves)
+        else:
+            assert self._slots is not None
+            rows = self._slots.hand_out(job.slot)
+        return ReadBatch(rows, job.report, job.seconds, int(job.request.real.sum()))
+
+    def is_done(self, job: _Job) -> bool:
+        """Whether a batch can be collected without waiting."""
+        return not job.left
+
+    def first_of(self, jobs: list[_Job]) -> _Job:
+        """Whichever of these batches is read first: a warning if it takes long, and an error at the end."""
+        name, begun, limit = type(self._source).__name__, time.monotonic(), settings.limit(self._timeout)
+        patience = min(settings.warn_seconds, limit)
+        while True:
+            with self._work.changed:
+                for job in jobs:
+                    if not job.left:
+                        return job
+                left = patience - (time.monotonic() - begun)
+                if left > 0:
+                    self._work.changed.wait(min(left, _TICK))
+                    continue
+            if patience < limit:
+                warnings.warn(f"{name} has been at a batch for {patience:.0f} s. {_whereabouts(jobs[0])}", stacklevel=4)
+                patience = limit
+                continue
+            raise WorkerStalled(
+                f"{name} has been reading for {limit:.0f} s without an end. {_whereabouts(jobs[0])}\n"
+                "Is a disk or a server not answering? If this is how long a batch takes, give the executor a longer "
+                f"timeout, or set ms.settings.stall_seconds.\n{_stack(jobs[0])}"
+            )
+
+    def drop(self, job: _Job) -> None:
+        """Forget a batch; its memory is free once no thread writes into it."""
+        self._work.drop(job)
+
+    def close(self) -> None:
+        """End the threads after the samples they are at; closing twice does no harm."""
+        self._end()
+
+    def _read_here(self, job: _Job) -> None:
+        """Read a batch in the caller's thread."""
+        begun = time.perf_counter()
+        reading = Reading(self._source, job.request, job.leaves, tolerant=self._tolerant)
+        job.report = reading.read(0, len(job.request.indices))
+        job.seconds = time.perf_counter() - begun
+
+
+class _Work:
+    """The parts of batches that are to be read, and what the threads do with them."""
+
+    def __init__(self, source: HostSource, tolerant: bool, slots: Slots | None) -> None:
+        self.parts: queue.SimpleQueue[tuple[_Job, int, int] | None] = queue.SimpleQueue()
+        self.changed = threading.Condition()  # reentrant: a finalizer may drop a batch anywhere
+        self._source = source
+        self._tolerant = tolerant
+        self._slots = slots
+
+    def run(self) -> None:
+        """What a thread does until there is no more work."""
+        while True:
+            part = self.parts.get()
+            if part is None:
+                return
+            self._read(*part)
+            del part  # a waiting thread holds on to nothing
+
+    def _read(self, job: _Job, first: int, stop: int) -> None:
+        with self.changed:
+            if job.ended or job.dropped or job.errors:
+                return self._part_is_over(job)
+            job.running[first] = threading.get_ident(), None
+        begun, own = time.perf_counter(), threading.get_ident()
+
+        def note(row: int, index: int) -> None:
+            job.running[first] = own, index
+
+        report, error = Report(), None
+        try:
+            report = Reading(self._source, job.request, job.leaves, tolerant=self._tolerant, at=note).read(first, stop)
+        except BaseException as raised:
+            error = noted(raised, "This came from a reading thread.") if ends_silently(type(raised)) else raised
+        with self.changed:
+            del job.running[first]
+            job.seconds += time.perf_counter() - begun
+            job.report.add(report)
+            if error is not None:
+                job.errors[first] = error
+            self._part_is_over(job)
+
+    def _part_is_over(self, job: _Job) -> None:
+        job.left -= 1
+        if not job.left:
+            self.changed.notify_all()
+        if job.dropped:
+            self._free(job)
+
+    def drop(self, job: _Job) -> None:
+        """Begin nothing more of a batch."""
+        with self.changed:
+            job.dropped = True
+            self._free(job)
+
+    def _free(self, job: _Job) -> None:
+        if job.slot is not None and not job.running:
+            assert self._slots is not None
+            slot, job.slot = job.slot, None
+            self._slots.give_back(slot)
+
+    def end(self, threads: int) -> None:
+        """Begin nothing more, and end the threads."""
+        try:
+            while True:
+                part = self.parts.get_nowait()
+                if part is not None:
+                    with self.changed:
+                        part[0].ended = True
+                        self._part_is_over(part[0])
+        except queue.Empty:
+            pass
+        for _ in range(threads):
+            self.parts.put(None)
+
+
+def _ended() -> RuntimeError:
+    return RuntimeError("The reading threads of this stream have been ended. Call loader.iterate(...) for a new one.")
+
+
+def _first_running(job: _Job) -> tuple[int, int | None] | None:
+    running = dict(job.running)
+    return running[min(running)] if running else None
+
+
+def _whereabouts(job: _Job) -> str:
+    """Which sample a batch is at, in a sentence."""
+    found = _first_running(job)
+    if found is None or found[1] is None:
+        return "The readers have not come to it yet: they are at batches behind it."
+    return f"It is at sample {found[1]}."
+
+
+def _stack(job: _Job) -> str:
+    """Where in the code the first of its threads is; empty if no thread is at it."""
+    found = _first_running(job)
+    frame: Any = None if found is None else sys._current_frames().get(found[0])
+    if frame is None:
+        return ""
+    return "The reading thread is here:\n" + "".join(traceback.format_stack(frame)[-8:])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,8 +10,7 @@ from html import escape
 
 import numpy as np
 
-from millstream.report._axis import Axis
-from millstream.report._chart import Chart, Series
+from millstream.report._chart import Axis, Chart, Series
 
 _COLORS = 6  # that the page has for curves
 _FEW = 60  # points that are drawn one by one

@@ -2,7 +2,7 @@
 
 from millstream.callbacks.bar_progress import duration_text
 from millstream.report._chart import value_text
-from millstream.report._curve_charts import best_values, odd_values
+from millstream.report._charts import best_values, odd_values
 from millstream.report._run_data import RunData
 from millstream.text.tables import time_text
 
@@ -10,6 +10,24 @@ _MOST_BEST = 4
 _MUCH_WAITING, _MUCH_TESTING, _MUCH_CALLING, _MUCH_COMPILING = 0.2, 0.4, 0.2, 0.4
 
 Tile = tuple[str, str, str]  # what it is, its value, and what is to be said of it
+_ADVICE = (
+    ("data", _MUCH_WAITING, "{} of the time was spent waiting for data: loader.tune() suggests how to mend it."),
+    (
+        "callbacks",
+        _MUCH_CALLING,
+        "{} of the time was spent in callbacks, logging and saving: let them be due less often, every(100) say.",
+    ),
+    (
+        "compiling",
+        _MUCH_COMPILING,
+        "{} of the time was spent compiling and starting, which a run does once: it is a smaller part of a longer one.",
+    ),
+    (
+        "evaluation",
+        _MUCH_TESTING,
+        "{} of the time was spent in tests: test_duration= tests on fewer batches.",
+    ),
+)
 
 
 def tiles(run: RunData) -> list[Tile]:
@@ -72,26 +90,6 @@ def advice(run: RunData) -> str:
         if shares.get(use, 0.0) >= much:
             return text.format(f"{100 * shares[use]:.0f} %")
     return f"{100 * shares['steps']:.0f} % of the time was spent in the steps themselves: the data keep up with them."
-
-
-_ADVICE = (
-    ("data", _MUCH_WAITING, "{} of the time was spent waiting for data: loader.tune() suggests how to mend it."),
-    (
-        "callbacks",
-        _MUCH_CALLING,
-        "{} of the time was spent in callbacks, logging and saving: let them be due less often, every(100) say.",
-    ),
-    (
-        "compiling",
-        _MUCH_COMPILING,
-        "{} of the time was spent compiling and starting, which a run does once: it is a smaller part of a longer one.",
-    ),
-    (
-        "evaluation",
-        _MUCH_TESTING,
-        "{} of the time was spent in tests: test_duration= tests on fewer batches.",
-    ),
-)
 
 
 def _length(seconds: float | None) -> str:

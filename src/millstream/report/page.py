@@ -13,12 +13,11 @@ from html import escape
 import millstream
 from millstream.loops.history_table import whole_file
 from millstream.report._chart_html import chart_html
-from millstream.report._curve_charts import curve_charts
+from millstream.report._charts import curve_charts, time_charts
 from millstream.report._reading import read_runs
 from millstream.report._run_data import RunData
 from millstream.report._summary import advice, tiles
 from millstream.report._tables import html_table, run_tables
-from millstream.report._time_charts import time_charts
 from millstream.text.errors import describe_value, require_path
 
 _Path = str | os.PathLike[str]

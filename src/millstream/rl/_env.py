@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from millstream.pipeline.strong_types import strong
+from millstream.pipeline.state import strong
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value
 

@@ -10,7 +10,6 @@ from millstream.sharding._host_arrays import host_to_global_device_array as host
 from millstream.sharding._host_split import HostSplit as HostSplit
 from millstream.sharding._host_split import shard_bounds as shard_bounds
 from millstream.sharding._host_split import split_by_host as split_by_host
-from millstream.sharding._mesh_shape import HybridMeshShape as HybridMeshShape
 from millstream.sharding._presets import make_ddp_mesh_config as make_ddp_mesh_config
 from millstream.sharding._presets import make_fsdp_mesh_config as make_fsdp_mesh_config
 from millstream.sharding._rows import rows_by_process as rows_by_process
@@ -19,6 +18,7 @@ from millstream.sharding.batch_sharding import batch_axes as batch_axes
 from millstream.sharding.batch_sharding import check_batch_size as check_batch_size
 from millstream.sharding.batch_sharding import shard_count as shard_count
 from millstream.sharding.global_batch import distribute_global_batch as distribute_global_batch
+from millstream.sharding.mesh_config import HybridMeshShape as HybridMeshShape
 from millstream.sharding.mesh_config import MeshConfig as MeshConfig
 
 __all__: list[str]

@@ -9,9 +9,8 @@ from jax.sharding import Mesh
 
 from millstream.reading.contracts import PyTree
 from millstream.reading.dtypes import kept
-from millstream.sharding.context_mesh import given_or_context_mesh
 from millstream.sharding.global_batch import common_rows, global_rows
-from millstream.sharding.mesh_config import checked_axes, over_axes
+from millstream.sharding.mesh_config import checked_axes, given_or_context_mesh, over_axes
 from millstream.text.errors import describe_leaf, describe_value, table
 
 

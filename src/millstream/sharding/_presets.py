@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from millstream.sharding._mesh_shape import HybridMeshShape, MeshShape
-from millstream.sharding.mesh_config import MeshConfig
+from millstream.sharding.mesh_config import HybridMeshShape, MeshConfig, MeshShape
 from millstream.text.errors import require_names
 
 

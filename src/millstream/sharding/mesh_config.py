@@ -1,16 +1,150 @@
 """A mesh as a value: it can be written down, compared and stored before any device is known."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from millstream.sharding._device_grid import across_slices, hybrid_grid, slice_count
-from millstream.sharding._mesh_shape import HybridMeshShape, MeshShape, checked_shape, complete
 from millstream.text.errors import describe_value, listed, require_text
+
+
+@dataclasses.dataclass(frozen=True)
+class HybridMeshShape:
+    """A mesh over two networks: a fast one inside each group of devices, a slow one between the groups.
+
+    Along every axis the mesh has `ici * dcn` devices. A group is a TPU slice where there are several, else a host.
+
+    Example:
+        >>> shape = ms.sharding.HybridMeshShape(ici_mesh_shape=(1, -1), dcn_mesh_shape=(-1, 1))
+        >>> len(shape)
+        2
+
+    Args:
+        ici_mesh_shape: Sizes inside a group (ICI, NVLink). One may be -1: what the devices of a group leave over.
+        dcn_mesh_shape: Sizes between groups (the data centre's network). One may be -1: what the groups leave over.
+    """
+
+    ici_mesh_shape: Sequence[int]
+    dcn_mesh_shape: Sequence[int]
+
+    def __post_init__(self) -> None:
+        for name in ("ici_mesh_shape", "dcn_mesh_shape"):
+            object.__setattr__(self, name, _checked_sizes("HybridMeshShape", name, getattr(self, name)))
+        if len(self.ici_mesh_shape) != len(self.dcn_mesh_shape):
+            raise ValueError(
+                "HybridMeshShape needs two shapes with one size per axis each, 1 where an axis does not cross a "
+                f"network. Got ici_mesh_shape {self.ici_mesh_shape} and dcn_mesh_shape {self.dcn_mesh_shape}."
+            )
+
+    def __len__(self) -> int:
+        return len(self.ici_mesh_shape)
+
+
+MeshShape = Sequence[int] | HybridMeshShape
+
+
+def _checked_shape(who: str, name: str, shape: Any) -> tuple[int, ...] | HybridMeshShape:
+    """A mesh shape with tuples inside, or an error that says what one is."""
+    return shape if isinstance(shape, HybridMeshShape) else _checked_sizes(who, name, shape)
+
+
+def _checked_sizes(who: str, name: str, sizes: Any) -> tuple[int, ...]:
+    """Sizes as a tuple: ints of at least 1, and at most one -1."""
+    sized = isinstance(sizes, Sequence) and not isinstance(sizes, str) and len(sizes) > 0
+    if not sized or any(type(size) is not int or (size < 1 and size != -1) for size in sizes):
+        raise ValueError(
+            f"{who} needs {name} to be one int per axis, each at least 1, or -1 where the number of devices decides. "
+            f"Got {describe_value(sizes)}."
+        )
+    if sum(size == -1 for size in sizes) > 1:
+        raise ValueError(f"{who} can infer one size of {name}. Got {tuple(sizes)}: write out all but one -1.")
+    return tuple(sizes)
+
+
+def _complete(who: str, sizes: Sequence[int], count: int, things: str) -> tuple[int, ...]:
+    """Sizes whose product is `count`, with the -1 filled in."""
+    known = math.prod(size for size in sizes if size != -1)
+    fits = count % known == 0 if -1 in sizes else count == known
+    if not fits:
+        rule = f"a multiple of {known}" if -1 in sizes else f"{known}"
+        raise ValueError(
+            f"{who} with shape {tuple(sizes)} needs {rule} {things}. There are {count}. "
+            "Change the shape, or choose the devices: create_device_mesh(devices=...)."
+        )
+    return tuple(count // known if size == -1 else size for size in sizes)
+
+
+def _slice_count(devices: Sequence[Any]) -> int:
+    """How many slices the devices are in; only some platforms have slices."""
+    return len({getattr(device, "slice_index", 0) for device in devices})
+
+
+def hybrid_grid(who: str, devices: Sequence[Any], shape: HybridMeshShape) -> np.ndarray:
+    """The devices as an array of shape `ici * dcn`."""
+    slices = _slice_count(devices)
+    hosts = len({device.process_index for device in devices})
+    groups = slices if slices > 1 else hosts
+    dcn = _complete(who, shape.dcn_mesh_shape, groups, "hosts") if -1 in shape.dcn_mesh_shape else shape.dcn_mesh_shape
+    if len(devices) % math.prod(dcn):
+        raise ValueError(
+            f"{who} needs groups of one size. Got {len(devices)} devices for dcn_mesh_shape {tuple(dcn)}, "
+            f"which is {math.prod(dcn)} groups."
+        )
+    ici = _complete(who, shape.ici_mesh_shape, len(devices) // math.prod(dcn), "devices per group")
+    if slices > 1 or math.prod(dcn) == hosts:
+        return mesh_utils.create_hybrid_device_mesh(ici, dcn, devices, process_is_granule=slices == 1)
+    return _in_blocks(devices, ici, dcn)
+
+
+def across_slices(who: str, sizes: Sequence[int], slices: int) -> HybridMeshShape:
+    """A plain shape over several slices: they lie along the first axis that divides by their number."""
+    for axis, size in enumerate(sizes):
+        if size % slices == 0:
+            dcn = tuple(slices if other == axis else 1 for other in range(len(sizes)))
+            return HybridMeshShape([size // groups for size, groups in zip(sizes, dcn, strict=True)], dcn)
+    raise ValueError(
+        f"{who} needs an axis that divides by the {slices} slices the devices are in. Got mesh_shape {tuple(sizes)}. "
+        "Give a HybridMeshShape to say how the slices lie."
+    )
+
+
+def _in_blocks(devices: Sequence[Any], ici: Sequence[int], dcn: Sequence[int]) -> np.ndarray:
+    """Groups that are not whole hosts: parts of one host, to try a hybrid mesh on, or several hosts together."""
+    grid = np.empty(len(devices), dtype=object)
+    grid[:] = sorted(devices, key=lambda device: (device.process_index, device.id))
+    axes = len(ici)
+    pairs = [axis for pair in zip(range(axes), range(axes, 2 * axes), strict=True) for axis in pair]
+    return grid.reshape((*dcn, *ici)).transpose(pairs).reshape(np.multiply(dcn, ici))
+
+
+def given_or_context_mesh(who: str, mesh: Mesh | None) -> Mesh:
+    """The mesh given, or the one in force; it has devices."""
+    if mesh is None:
+        mesh = jax.sharding.get_mesh()
+        mesh = _entered_mesh() if mesh.empty else mesh
+    if mesh is None:
+        raise ValueError(f"{who} needs a mesh. Give it one, mesh=..., or call it inside `with jax.set_mesh(mesh):`.")
+    if not isinstance(mesh, Mesh):
+        raise TypeError(
+            f"{who} needs mesh to be a jax.sharding.Mesh. Got {describe_value(mesh)}. "
+            "A MeshConfig makes one with create_device_mesh()."
+        )
+    return mesh
+
+
+def _entered_mesh() -> Mesh | None:
+    # `with mesh:` is shown by no public function, but a spec is resolved against it when one is traced.
+    try:
+        traced = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, PartitionSpec()))(0.0)
+    except RuntimeError:
+        return None
+    return traced.eqns[0].params["sharding"].mesh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +175,7 @@ class MeshConfig:
         names = _checked_names(self.mesh_axis_names)
         rules = _checked_rules(self.mesh_rules)
         object.__setattr__(self, "mesh_axis_names", names)
-        object.__setattr__(self, "mesh_shape", checked_shape("MeshConfig", "mesh_shape", self.mesh_shape))
+        object.__setattr__(self, "mesh_shape", _checked_shape("MeshConfig", "mesh_shape", self.mesh_shape))
         object.__setattr__(self, "mesh_rules", rules)
         for shape in (self.mesh_shape, *(shape for _, shape in rules)):
             if len(shape) != len(names):
@@ -93,8 +227,8 @@ class MeshConfig:
         shape, names = self.shape_for(selector), tuple(self.mesh_axis_names)
         types = (AxisType.Auto,) * len(names)
         if not isinstance(shape, HybridMeshShape):
-            shape = complete("MeshConfig", shape, len(devices), "devices")
-            slices = slice_count(devices)
+            shape = _complete("MeshConfig", shape, len(devices), "devices")
+            slices = _slice_count(devices)
             if slices == 1:
                 return jax.make_mesh(shape, names, types, devices=devices)
             shape = across_slices("MeshConfig", shape, slices)
@@ -168,4 +302,4 @@ def _checked_rule(rule: Any) -> tuple[str, MeshShape]:
         raise ValueError(
             f"MeshConfig cannot read {pattern!r} in mesh_rules as a regular expression: {error}."
         ) from None
-    return pattern, checked_shape("MeshConfig", f"the shape of the rule {pattern!r}", shape)
+    return pattern, _checked_shape("MeshConfig", f"the shape of the rule {pattern!r}", shape)

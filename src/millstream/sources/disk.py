@@ -12,7 +12,7 @@ from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
 from millstream.reading.host_source import SampleReader
 from millstream.reading.samples import ObjectSpec, SampleSpec, first_sample, spec_of, spec_or_objects
-from millstream.reading.stage_times import spent
+from millstream.reading.stats import spent
 from millstream.sources.array import check_ordering
 from millstream.text.errors import describe_value, function_name, noted, require_callable, require_int, require_items
 

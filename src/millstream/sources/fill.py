@@ -15,7 +15,7 @@ from millstream.reading.contracts import PyTree
 from millstream.reading.derived_sources import generator
 from millstream.reading.host_source import SampleReader
 from millstream.reading.samples import SampleSpec, spec_of
-from millstream.reading.stage_times import spent
+from millstream.reading.stats import spent
 from millstream.sources.array import check_ordering
 from millstream.text.errors import (
     describe_leaf,

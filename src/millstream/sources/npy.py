@@ -16,8 +16,7 @@ import numpy as np
 from millstream.files.data_files import File, buffered, open_file
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
-from millstream.sources.claims import map_rows, native, require_ratio, require_shape
-from millstream.sources.file_rows import RangedRows
+from millstream.sources.file_rows import RangedRows, map_rows, native, require_ratio, require_shape
 from millstream.sources.file_source import FileSource
 from millstream.text.errors import describe_value
 

@@ -11,12 +11,11 @@ import jax
 import numpy as np
 
 from millstream.loops.logs import Logs, as_logs
-from millstream.pipeline.strong_types import strong
+from millstream.pipeline.state import strong
 from millstream.reading.contracts import PyTree
 from millstream.reading.dtypes import kept
-from millstream.states._managed_state import ManagedState
+from millstream.states._managed_state import ManagedState, updated
 from millstream.states._precision import cast
-from millstream.states._update import updated
 from millstream.states.gradients import Call, gradients
 from millstream.states.strategies import Strategy, Traced
 from millstream.text.errors import describe_value, function_name

@@ -3,11 +3,11 @@
 from millstream.dialects.ciclo import callbacks as callbacks
 from millstream.dialects.ciclo import managed as managed
 from millstream.dialects.ciclo import schedules as schedules
-from millstream.dialects.ciclo._elements import LoopCallbackBase as LoopCallbackBase
-from millstream.dialects.ciclo._elements import LoopElement as LoopElement
-from millstream.dialects.ciclo._elements import callback as callback
-from millstream.dialects.ciclo._elements import inject as inject
+from millstream.dialects.ciclo._loops import LoopCallbackBase as LoopCallbackBase
+from millstream.dialects.ciclo._loops import LoopElement as LoopElement
+from millstream.dialects.ciclo._loops import callback as callback
 from millstream.dialects.ciclo._loops import elapse as elapse
+from millstream.dialects.ciclo._loops import inject as inject
 from millstream.dialects.ciclo._loops import logs as logs
 from millstream.dialects.ciclo._loops import loop as loop
 from millstream.dialects.ciclo._loops import predict_loop as predict_loop
@@ -55,6 +55,6 @@ from millstream.loops.named import on_train_batch_end as on_train_batch_end
 from millstream.loops.named import on_train_begin as on_train_begin
 from millstream.loops.named import on_train_end as on_train_end
 from millstream.loops.named import on_train_step as on_train_step
-from millstream.loops.period import Period as Period
+from millstream.loops.schedules import Period as Period
 from millstream.states.linen import FlaxState as FlaxState
 from millstream.states.linen import create_flax_state as create_flax_state

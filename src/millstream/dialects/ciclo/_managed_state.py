@@ -6,7 +6,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from millstream.pipeline.strong_types import strong
+from millstream.pipeline.state import strong
 from millstream.reading.contracts import PyTree
 from millstream.states.managed import Strategy, get_strategy
 from millstream.text.errors import needs

@@ -9,9 +9,9 @@ from typing import Any
 
 import jax
 
-from millstream.dialects.ciclo._elements import LoopElement, inject, positional
+from millstream.dialects.ciclo._loops import LoopElement, inject, positional
 from millstream.loops.logs import Logs
-from millstream.pipeline.strong_types import strong
+from millstream.pipeline.state import strong
 from millstream.reading.contracts import PyTree
 from millstream.states import managed
 from millstream.states.gradients import total_loss

@@ -4,9 +4,9 @@ import os
 from typing import Any, Literal
 
 import millstream as ms
-from millstream.dialects.ciclo._elements import LoopCallbackBase as LoopCallbackBase
-from millstream.dialects.ciclo._elements import LoopElement as LoopElement
-from millstream.dialects.ciclo._elements import WrappedCallback, wrapping
+from millstream.dialects.ciclo._loops import LoopCallbackBase as LoopCallbackBase
+from millstream.dialects.ciclo._loops import LoopElement as LoopElement
+from millstream.dialects.ciclo._loops import WrappedCallback, wrapping
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.logs import Logs
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import millstream as ms
-from millstream.loops.period import Period
-from millstream.loops.schedule import Schedule as Schedule
+from millstream.loops.schedules import Period
+from millstream.loops.schedules import Schedule as Schedule
 from millstream.loops.schedules import after as after
 from millstream.loops.schedules import always as always
 from millstream.loops.schedules import never as never

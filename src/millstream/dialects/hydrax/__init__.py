@@ -10,8 +10,8 @@ from millstream.dialects.hydrax._data_group import ArrayLayout as ArrayLayout
 from millstream.dialects.hydrax._data_group import DataGroup as DataGroup
 from millstream.dialects.hydrax._dataloader import Dataloader as Dataloader
 from millstream.reading.faults import WorkerStalled as BatchTimeoutError
-from millstream.reading.references import debug_batch_references as debug_batch_references
-from millstream.reading.role import is_worker as is_worker
+from millstream.reading.held_batches import debug_batch_references as debug_batch_references
+from millstream.reading.settings import is_worker as is_worker
 
 __all__ = [
     "ArrayLayout",

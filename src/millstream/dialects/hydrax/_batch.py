@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 
 from millstream.dialects.hydrax._data_group import DataGroup, Layouts
-from millstream.dialects.hydrax._loader_function import SEED_BITS
+from millstream.dialects.hydrax._group_loader import SEED_BITS
 from millstream.text.errors import describe_leaf, describe_value, table
 
 if TYPE_CHECKING:

@@ -1,21 +1,21 @@
 """The API of loadax, over the engine of Millstream."""
 
-from millstream.dialects.loadax._batcher import Batcher as Batcher
-from millstream.dialects.loadax._batcher import ListBatcher as ListBatcher
-from millstream.dialects.loadax._batcher import StackBatcher as StackBatcher
 from millstream.dialects.loadax._builder import DataLoader as DataLoader
 from millstream.dialects.loadax._builder import DataloaderBuilder as DataloaderBuilder
 from millstream.dialects.loadax._dataset import Dataset as Dataset
 from millstream.dialects.loadax._dataset import FilteredDataset as FilteredDataset
+from millstream.dialects.loadax._dataset import Indexable as Indexable
 from millstream.dialects.loadax._dataset import MappedBatchDataset as MappedBatchDataset
 from millstream.dialects.loadax._dataset import MappedDataset as MappedDataset
-from millstream.dialects.loadax._items import Indexable as Indexable
+from millstream.dialects.loadax._loader import Batcher as Batcher
 from millstream.dialects.loadax._loader import Dataloader as Dataloader
 from millstream.dialects.loadax._loader import DistributedDataLoader as DistributedDataLoader
 from millstream.dialects.loadax._loader import FixedBatchStrategy as FixedBatchStrategy
+from millstream.dialects.loadax._loader import ListBatcher as ListBatcher
 from millstream.dialects.loadax._loader import Loader as Loader
 from millstream.dialects.loadax._loader import LoaderIterator as LoaderIterator
 from millstream.dialects.loadax._loader import Progress as Progress
+from millstream.dialects.loadax._loader import StackBatcher as StackBatcher
 from millstream.dialects.loadax._memory import InMemoryDataset as InMemoryDataset
 from millstream.dialects.loadax._memory import RangeDataset as RangeDataset
 from millstream.dialects.loadax._memory import SimpleDataset as SimpleDataset

@@ -5,9 +5,8 @@ from typing import Any, Generic, Self, TypeVar
 
 from jax.sharding import Mesh
 
-from millstream.dialects.loadax._batcher import Batcher
-from millstream.dialects.loadax._items import Items
-from millstream.dialects.loadax._loader import Loader, Options
+from millstream.dialects.loadax._dataset import Items
+from millstream.dialects.loadax._loader import Batcher, Loader, Options
 from millstream.dialects.loadax._sharding import JaxShardingStrategy
 from millstream.text.errors import describe_value
 

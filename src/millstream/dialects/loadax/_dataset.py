@@ -4,18 +4,115 @@ import abc
 import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 
-from millstream.dialects.loadax._items import Items, item_of, items_of, require_items
-from millstream.dialects.loadax._order import key_words, shuffled
+from millstream.plan import order
+from millstream.plan.keys import fold, named_key
 from millstream.sharding import shard_bounds
-from millstream.text.errors import function_name, noted, require_callable, require_int
+from millstream.text.errors import describe_value, function_name, noted, require_callable, require_int
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 U = TypeVar("U")
+
+
+@runtime_checkable
+class Indexable(Protocol[T_co]):
+    """Anything with a length and `[index]`: a `Dataset`, a list, an array, a dataset of a different library.
+
+    `__getitems__(indices)` is used where there is one, so that many items are read by one call.
+
+    Example:
+        >>> isinstance([1, 2, 3], Indexable), isinstance({1, 2, 3}, Indexable)
+        (True, False)
+    """
+
+    def __len__(self) -> int:
+        """Number of items."""
+        ...
+
+    def __getitem__(self, index: int, /) -> T_co:
+        """The item at an index."""
+        ...
+
+
+@runtime_checkable
+class Gettable(Protocol[T_co]):
+    """A dataset as loadax wrote it down: a length and `get(index)`. It is read by `get` if it has no `[index]`."""
+
+    def __len__(self) -> int:
+        """Number of items."""
+        ...
+
+    def get(self, index: int, /) -> T_co | None:
+        """The item at an index, or None if there is none."""
+        ...
+
+
+Items: TypeAlias = Indexable[T] | Gettable[T]
+
+
+def require_items(who: str, dataset: Any) -> None:
+    """Refuse what has no length, or neither `[index]` nor `get(index)`."""
+    if not isinstance(dataset, Indexable | Gettable):
+        raise TypeError(
+            f"{who} needs a dataset with a length and [index], or with a length and get(index). "
+            f"Got {describe_value(dataset)}."
+        )
+
+
+def item_of(dataset: Items[T], index: int) -> T:
+    """The item at an index from 0 on."""
+    # Not isinstance: that of a protocol costs more than reading most items.
+    read: Any = dataset
+    return read[index] if hasattr(read, "__getitem__") else read.get(index)
+
+
+def items_of(dataset: Items[T], indices: list[int]) -> list[T]:
+    """The items at some indices, by one call if the dataset has one for that; an error says at which item it was."""
+    read_many = getattr(dataset, "__getitems__", None)
+    if read_many is None:
+        return [_noted_item_of(dataset, index) for index in indices]
+    items = list(read_many(indices))
+    if len(items) != len(indices):
+        name = type(dataset).__name__
+        raise ValueError(f"{name}.__getitems__ was asked for {len(indices)} items and returned {len(items)}.")
+    return items
+
+
+def _noted_item_of(dataset: Items[T], index: int) -> T:
+    try:
+        return item_of(dataset, index)
+    except Exception as error:
+        raise noted(error, f"This came from {type(dataset).__name__}[{index}].")  # noqa: B904
+
+
+def key_words(who: str, key: Any) -> np.ndarray:
+    """The raw words of a seed or of a key of JAX; seed 7 is `jax.random.key(7)`."""
+    if isinstance(key, int):
+        require_int(who, "key", key, least=0)
+        if key >> 64:
+            raise ValueError(f"{who} needs a seed of at most 64 bits as its key. Got {key}.")
+        return np.array([key >> 32, key & 0xFFFFFFFF], np.uint32)
+    from millstream.pipeline import state
+
+    return np.asarray(state.key_words(who, key))
+
+
+def shuffled(size: int, words: np.ndarray, count: int | None = None) -> np.ndarray:
+    """The numbers below `size` in the order of a key, or the first `count` of them."""
+    positions = np.arange(size if count is None else count, dtype=np.uint32 if size <= 1 << 31 else np.uint64)
+    if not len(positions):
+        return positions
+    return order.shuffled(np, positions, size, order.epoch_key(np, words, np.uint32(0)))
+
+
+def drawn(size: int, words: np.ndarray, count: int) -> np.ndarray:
+    """Numbers below `size`, each drawn from all of them."""
+    low, high = fold(np, named_key(words, "millstream draw with replacement 1"), np.arange(count, dtype=np.uint64))
+    return ((high.astype(np.uint64) << np.uint64(32)) | low) % np.uint64(size)
 
 
 class Dataset(abc.ABC, Generic[T_co]):

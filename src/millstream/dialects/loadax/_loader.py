@@ -1,26 +1,126 @@
 """Loaders: a dataset in batches, and a pass through it."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Self, TypeVar
 
+import jax
 import numpy as np
 
-from millstream.dialects.loadax._batcher import Batcher, ListBatcher
-from millstream.dialects.loadax._dataset import View
-from millstream.dialects.loadax._items import Items, require_items
+from millstream.dialects.loadax._dataset import Items, View, items_of, require_items
 from millstream.dialects.loadax._sharding import JaxShardingStrategy
-from millstream.dialects.loadax._source import BatchSource
 from millstream.loader.iterator import BatchIterator
 from millstream.loader.loader import DataLoader as Engine
-from millstream.reading.one_thread import OneThread
+from millstream.reading.dtypes import kept
+from millstream.reading.host_source import HostSource
+from millstream.reading.interrupts import OneThread
+from millstream.reading.samples import ObjectSpec
 from millstream.reading.threads import Threads
-from millstream.text.errors import describe_value, require_int
+from millstream.text.errors import describe_value, noted, require_callable, require_int
 from millstream.transforms.batch import BatchTransform
 
 T = TypeVar("T")
 B = TypeVar("B")
 B_co = TypeVar("B_co", covariant=True)
+
+
+class Batcher(Generic[T, B]):
+    """Makes a batch of a list of items, where they are read: in a worker, ahead of the loop.
+
+    Example:
+        >>> Batcher(np.stack).batch([np.zeros(3), np.ones(3)]).shape
+        (2, 3)
+
+    Args:
+        batch_fn: `batch_fn(items) -> batch`. What it returns is what the loop gets. The last list of a pass may be
+            shorter.
+        device: Where to put the arrays of a batch ahead of the loop: one of `jax.devices()`, or a sharding. By default
+            they stay as they are.
+    """
+
+    def __init__(self, batch_fn: Callable[[list[T]], B], device: Any = None) -> None:
+        require_callable("Batcher", "batch_fn", batch_fn)
+        if not isinstance(device, jax.Device | jax.sharding.Sharding | None):
+            raise TypeError(
+                f"Batcher needs device to be one of jax.devices(), or a sharding. Got {describe_value(device)}."
+            )
+        self.batch_fn = batch_fn
+        self.device = device
+
+    def batch(self, items: list[T]) -> B:
+        """The batch of some items."""
+        batch = self.batch_fn(items)
+        if self.device is None:
+            return batch
+        arrays = jax.tree.map(lambda leaf: kept(type(self).__name__, leaf), batch)
+        return jax.device_put(arrays, self.device)
+
+
+class ListBatcher(Batcher[T, list[T]]):
+    """Batches that are the lists themselves.
+
+    Example:
+        >>> ListBatcher().batch([1, 2])
+        [1, 2]
+    """
+
+    def __init__(self) -> None:
+        super().__init__(_as_they_are)
+
+
+class StackBatcher(Batcher[Any, Any]):
+    """Batches of stacked items: dicts, tuples and other trees of arrays or numbers become one tree of NumPy arrays.
+
+    Example:
+        >>> StackBatcher().batch([{"x": 1, "y": [0.5, 1.5]}, {"x": 2, "y": [2.5, 3.5]}])
+        {'x': array([1, 2]), 'y': [array([0.5, 2.5]), array([1.5, 3.5])]}
+
+    Args:
+        device: As for a `Batcher`.
+    """
+
+    def __init__(self, device: Any = None) -> None:
+        super().__init__(_stacked, device)
+
+
+def _as_they_are(items: list[T]) -> list[T]:
+    return items
+
+
+def _stacked(items: list[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *items)
+
+
+class BatchSource(HostSource):
+    """Reads the items of a batch together, and hands them to the batcher. What comes out may be any object.
+
+    Args:
+        dataset: The dataset.
+        batcher: The batcher.
+    """
+
+    whole_batches = True
+    ordering = "sequential"
+    sample_spec = ObjectSpec("what a Batcher returns")
+
+    def __init__(self, dataset: Items[Any], batcher: Batcher[Any, Any]) -> None:
+        self._dataset = dataset
+        self._batcher = batcher
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
+        numbers = indices.tolist()
+        try:
+            items = items_of(self._dataset, numbers)
+        except Exception as error:
+            raise noted(error, f"{type(self._dataset).__name__} was asked for items {describe_value(numbers)}.")  # noqa: B904
+        try:
+            out[0][0] = self._batcher.batch(items)
+        except Exception as error:
+            name = type(self._batcher).__name__
+            raise noted(error, f"This came from {name}.batch, given items {describe_value(numbers)}.")  # noqa: B904
 
 
 @dataclasses.dataclass(frozen=True)

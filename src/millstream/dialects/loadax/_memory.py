@@ -2,8 +2,7 @@
 
 from typing import TypeVar
 
-from millstream.dialects.loadax._dataset import Dataset
-from millstream.dialects.loadax._items import Items, item_of, require_items
+from millstream.dialects.loadax._dataset import Dataset, Items, item_of, require_items
 from millstream.text.errors import describe_value
 
 T_co = TypeVar("T_co", covariant=True)

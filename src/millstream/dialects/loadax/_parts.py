@@ -6,8 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar, overload, runtime_checkable
 
-from millstream.dialects.loadax._dataset import Dataset, View
-from millstream.dialects.loadax._items import Items, item_of, items_of, require_items
+from millstream.dialects.loadax._dataset import Dataset, Items, View, item_of, items_of, require_items
 from millstream.sharding import shard_bounds
 from millstream.text.errors import describe_value, require_int
 

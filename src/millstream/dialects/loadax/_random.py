@@ -2,9 +2,7 @@
 
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from millstream.dialects.loadax._dataset import View
-from millstream.dialects.loadax._items import Items
-from millstream.dialects.loadax._order import drawn, key_words, shuffled
+from millstream.dialects.loadax._dataset import Items, View, drawn, key_words, shuffled
 from millstream.text.errors import require_int
 
 T_co = TypeVar("T_co", covariant=True)

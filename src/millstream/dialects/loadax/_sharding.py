@@ -12,8 +12,7 @@ from millstream.loader.hosts import require_agreement
 from millstream.reading.contracts import PyTree
 from millstream.sharding import distribute_global_batch, rows_by_process, shard_count
 from millstream.sharding.batch_sharding import nearest
-from millstream.sharding.context_mesh import given_or_context_mesh
-from millstream.sharding.mesh_config import checked_axes, over_axes
+from millstream.sharding.mesh_config import checked_axes, given_or_context_mesh, over_axes
 from millstream.text.errors import require_int
 
 _WHO = "DataLoader.shard"

@@ -26,8 +26,7 @@ from millstream.reading.slots import Layout, Slots, slots_for
 from millstream.reading.workers.crew import Crew, Job
 from millstream.reading.workers.messages import SETUP, SlotForm
 from millstream.reading.workers.payload import explain_unpicklable, pack
-from millstream.reading.workers.process import WorkerProcess, describe_workers, stacks_of_busy
-from millstream.reading.workers.whereabouts import Whereabouts
+from millstream.reading.workers.process import Whereabouts, WorkerProcess, describe_workers, stacks_of_busy
 
 _TICK = 0.25  # seconds after which a wait looks around
 

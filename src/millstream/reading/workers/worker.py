@@ -19,12 +19,12 @@ from millstream.plan.planned import Request
 from millstream.reading.exception_record import record
 from millstream.reading.host_source import HostSource
 from millstream.reading.reading import Reading, Report
-from millstream.reading.role import become_worker
+from millstream.reading.settings import become_worker
 from millstream.reading.workers.channel import MAX_FRAME, Channel
 from millstream.reading.workers.messages import DONE, FAILED, READ, READY, SETUP, TIMED, ReadMessage, SlotForm
 from millstream.reading.workers.payload import unpack
+from millstream.reading.workers.process import Whereabouts
 from millstream.reading.workers.shared_memory import map_shared
-from millstream.reading.workers.whereabouts import Whereabouts
 
 _PR_SET_PDEATHSIG = 1
 
