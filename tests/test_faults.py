@@ -4,6 +4,7 @@ Every row counts its runs, and says with which seed it ran. What hangs shows all
 """
 
 import gc
+import logging
 import os
 import resource
 import signal
@@ -49,6 +50,30 @@ def check(outcome, runs):
 @pytest.fixture(scope="module")
 def outcomes(once_per_run):
     return once_per_run(lambda: chaos.trials(ROWS, SEED, limit=180))
+
+
+def hang(index):
+    time.sleep(60)
+
+
+def test_a_program_that_stalled_leaves_no_shared_memory(key, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("jax._src.callback"), "disabled", True)  # or pytest would keep the error
+
+    def segments():
+        gc.collect()
+        with open("/proc/self/maps") as maps:
+            return maps.read().count("memfd:millstream")
+
+    before = segments()
+    loader = ms.DataLoader(
+        [ms.DiskSampleSource(4, hang, sample_spec=jax.ShapeDtypeStruct((), np.float32)), ms.BatchTransform(2)],
+        executor=ms.Processes(1, timeout=0.5),
+    )
+    with pytest.raises(ms.WorkerStalled):
+        loader.scan_epoch(loader.init_state(key), (), lambda carry, batch, mask: (carry, batch))
+    del loader
+    jax.clear_caches()  # compiled programs hold on to what they read from
+    assert segments() == before
 
 
 @pytest.mark.parametrize("row", ROWS)

@@ -21,7 +21,7 @@ import jax
 
 from millstream.checkpoints import _arrays, _peers, folders, manifest
 from millstream.checkpoints._errors import storage_failed
-from millstream.checkpoints.folders import SharedFile
+from millstream.checkpoints.folders import LinkedFile
 from millstream.files.lock import locked
 from millstream.files.safe_path import plain_reader
 from millstream.text.errors import require_choice, require_int
@@ -151,7 +151,7 @@ class Saving:
     step: int
     arrays: Mapping[int, Any]
     texts: Mapping[str, bytes]
-    shared: Mapping[str, SharedFile]
+    shared: Mapping[str, LinkedFile]
     metrics: Mapping[str, float | None]
     keep: Retention
     lock: RunLock | None
@@ -231,7 +231,7 @@ class Saving:
             self._share(folder, name, file)
         self._mark(jax.process_index()).touch()
 
-    def _share(self, folder: pathlib.Path, name: str, file: SharedFile) -> None:
+    def _share(self, folder: pathlib.Path, name: str, file: LinkedFile) -> None:
         """Give a file of an earlier checkpoint a second name; where there are no hard links, copy it."""
         source = self.directory / folders.step_name(file.step) / name
         try:

@@ -16,7 +16,7 @@ import jax
 from millstream.checkpoints import _arrays, _document, _leaves, _peers, folders, manifest
 from millstream.checkpoints._errors import DamagedCheckpoint, NoCheckpoint, StorageFailed, storage_errors
 from millstream.checkpoints._saving import ARRAYS, Retention, RunLock, Saving, whole_checkpoints
-from millstream.checkpoints.folders import SharedFile
+from millstream.checkpoints.folders import LinkedFile
 from millstream.files.safe_path import plain_reader, require_trust
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value, require_bool, require_mapping, require_path, whole_number
@@ -118,7 +118,7 @@ class CheckpointStore:
         step: int,
         tree: PyTree,
         document: Any = None,
-        files: Mapping[str, bytes | SharedFile] | None = None,
+        files: Mapping[str, bytes | LinkedFile] | None = None,
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
         """Save a checkpoint: return when all is copied, and write it in the background.
@@ -139,7 +139,7 @@ class CheckpointStore:
         leaves = _leaves.leaves_of(f"{_WHO}.save", tree)
         given = {f"{_FILES}/{name}": content for name, content in _checked_files(files).items()}
         texts = {name: content for name, content in given.items() if isinstance(content, bytes)}
-        shared = {name: content for name, content in given.items() if isinstance(content, SharedFile)}
+        shared = {name: content for name, content in given.items() if isinstance(content, LinkedFile)}
         if _peers.is_first():
             texts[_RUN] = _document.encode(f"{_WHO}.save", document)
             texts[_TREE] = _leaves.encode([leaf for leaf, _ in leaves.values()])
@@ -153,6 +153,8 @@ class CheckpointStore:
 
     def has_files(self, step: int, files: Mapping[str, tuple[int, str]]) -> bool:
         """Whether there is a whole checkpoint of this step with these files: by name, size and SHA-256, unread."""
+        step = whole_number(f"{_WHO}.has_files", "step", step, least=0)
+        require_mapping(f"{_WHO}.has_files", "files", files, "a dict of (size, SHA-256) by their names")
         with storage_errors(f"{_WHO} cannot read {self.directory}"):
             contents, wrong = manifest.inspect(self._folder(step), thorough=False)
         return (
@@ -410,11 +412,11 @@ def _read_file(path: pathlib.Path) -> bytes:
         return file.read()
 
 
-def _checked_files(files: Mapping[str, bytes | SharedFile] | None) -> dict[str, bytes | SharedFile]:
+def _checked_files(files: Mapping[str, bytes | LinkedFile] | None) -> dict[str, bytes | LinkedFile]:
     checked, files = {}, {} if files is None else files
     require_mapping(f"{_WHO}.save", "files", files, "a dict of bytes by their names")
     for name, content in files.items():
-        if not isinstance(name, str) or not _FILE_NAME.fullmatch(name) or not isinstance(content, bytes | SharedFile):
+        if not isinstance(name, str) or not _FILE_NAME.fullmatch(name) or not isinstance(content, bytes | LinkedFile):
             raise ValueError(
                 f"{_WHO}.save needs files as bytes under names of letters, digits, '.', '_' and '-'. "
                 f"Got {name!r}: {describe_value(content)}."

@@ -19,7 +19,7 @@ _LEFTOVER = re.compile(r"\.(tmp|trash|old)-(\d+)(?:-\d+)?")
 
 
 @dataclasses.dataclass(frozen=True)
-class SharedFile:
+class LinkedFile:
     """A file that a checkpoint has already, for a new one to have under the same name without writing it again.
 
     Both are names of one file: deleting one checkpoint leaves the other whole, and damage to the file damages both.

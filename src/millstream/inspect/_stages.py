@@ -13,7 +13,7 @@ import numpy as np
 from millstream.inspect._compare import Mismatch, compare, compare_batches, on_host
 from millstream.inspect._verification import Difference
 from millstream.inspect._ways import IN_A_WORKER
-from millstream.pipeline.host_calls import original_errors
+from millstream.pipeline.host_calls import call_and_wait
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.stages import stage_names
 from millstream.pipeline.transform import Transform
@@ -230,8 +230,7 @@ def _made_twice(pipeline: Pipeline, words: np.ndarray, rows: list[Any] | None) -
         def batch(words: Any, numbers: Any, arrays: Any, rows: Any) -> Any:  # a new one, so that it is traced anew
             return dataclasses.replace(pipeline, arrays=arrays).planned(words, numbers, rows)
 
-        with original_errors():
-            made.append(on_host(jax.block_until_ready(batch(words, numbers, pipeline.arrays, rows))))
+        made.append(on_host(call_and_wait(batch, words, numbers, pipeline.arrays, rows)))
     return next(iter(compare_batches(*made)), None)
 
 

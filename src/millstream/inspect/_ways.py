@@ -17,7 +17,7 @@ from millstream.files import plain
 from millstream.inspect._compare import raw_key
 from millstream.loader.info import BatchInfo
 from millstream.loader.loader import DataLoader
-from millstream.pipeline.host_calls import original_errors
+from millstream.pipeline.host_calls import call_and_wait
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.state import key_words
 from millstream.plan.planned import PlannedSteps
@@ -109,8 +109,7 @@ def _stepping(make: Make, next_batch: Callable[[DataLoader, PyTree], Any], key: 
     with contextlib.closing(make()) as loader:
         state = loader.init_state(key)
         for step in range(steps):
-            with original_errors():
-                value, state, mask = jax.block_until_ready(next_batch(loader, state))
+            value, state, mask = call_and_wait(next_batch, loader, state)
             yield Drawn(step, value, mask)
 
 

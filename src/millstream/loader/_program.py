@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from millstream.loader.build import stages
-from millstream.pipeline.host_calls import original_errors
+from millstream.pipeline.host_calls import call_and_wait
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.static_part import StaticPart, require_arrays, split, split_carry
 from millstream.reading.contracts import PyTree
@@ -56,8 +56,7 @@ class Program:
         with self.own_mesh():
             if not self.effects:
                 return program(*arguments)
-            with original_errors():
-                return jax.block_until_ready(program(*arguments))
+            return call_and_wait(program, *arguments)
 
     def own_mesh(self) -> contextlib.AbstractContextManager[Any]:
         """The mesh of the batches, whatever the caller's."""

@@ -24,7 +24,7 @@ from millstream.loader._program import (
 from millstream.loader.build import build, check_first_sample, read_on_host, sharded, stages
 from millstream.loader.feed import Feed, check_run, feed_of
 from millstream.loader.iterator import BatchIterator
-from millstream.pipeline.host_calls import original_errors
+from millstream.pipeline.host_calls import call_and_wait
 from millstream.pipeline.pipeline import Pipeline, masking_stages
 from millstream.pipeline.policy import has_policy, set_policy_state
 from millstream.pipeline.state import check_origin, check_position, checked_step, is_traced
@@ -401,8 +401,7 @@ class DataLoader:
         """Run a program that draws its own batches; what reading raises comes out as it was raised."""
         if not self._reads or is_traced(arguments):
             return self._program.run(program, *arguments)
-        with original_errors():
-            return jax.block_until_ready(self._program.run(program, *arguments))
+        return call_and_wait(self._program.run, program, *arguments)
 
     @property
     def _reads(self) -> bool:

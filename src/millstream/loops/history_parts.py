@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 
 from millstream.checkpoints import CheckpointStore
-from millstream.checkpoints.folders import SharedFile
+from millstream.checkpoints.folders import LinkedFile
 from millstream.files import plain
 from millstream.loops.history import History
 
@@ -48,15 +48,15 @@ class _Saved:
     parts: Sequence[_Part]
 
 
-def encode_history(history: History, store: CheckpointStore, step: int) -> dict[str, bytes | SharedFile]:
+def encode_history(history: History, store: CheckpointStore, step: int) -> dict[str, bytes | LinkedFile]:
     """The files of a history for a checkpoint of a step that is about to be saved in a store, by their names."""
     saved = _saved.setdefault(history, {}).setdefault(str(store.directory), [])
     base, rows = _base(saved, store), len(history)
     final = max(rows - 1, 0)
     kept = [] if base is None else list(base.parts[: _kept(base.parts, final)])
-    files: dict[str, bytes | SharedFile] = {}
+    files: dict[str, bytes | LinkedFile] = {}
     if base is not None:
-        files |= {part.name: SharedFile(base.step, part.size, part.sha256) for part in kept}
+        files |= {part.name: LinkedFile(base.step, part.size, part.sha256) for part in kept}
     start = kept[-1].stop if kept else 0
     if start < final:
         content = _encode(history, start, final)
