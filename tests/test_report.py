@@ -95,7 +95,7 @@ def test_a_record_says_what_the_run_is(folder):
     assert run["versions"]["JAX"] == jax.__version__ and run["versions"]["millstream"] == ms.__version__
     assert run["state"]["rows"] == [["(the tree itself)", 1, [], "float32", 1, 4]]
     assert run["loaders"] == {"train": make_loader().explain().as_dict(), "test": test.explain().as_dict()}
-    assert run["tasks"] == [["every step", "step"], ["every step", "record"], ["end of an epoch", "CheckpointCallback"]]
+    assert run["tasks"] == [["every step", "step"], ["every step", "record"], ["end of an epoch", "checkpoint"]]
     assert run["stop"] == "at(steps=10)" and run["from_step"] == 0
     assert lines(folder)[-1]["ended"] == "it came to its stop"
 

@@ -21,8 +21,44 @@ _WHO = "early_stopping"
 _SAVED = ("steps", "samples", "epochs", "time", "date_start")  # of the moments that count
 
 
-class EarlyStopping(Callback):
-    """Stops a loop; made by `early_stopping`, which says what the arguments are.
+class early_stopping(Callback):
+    """Stop a loop when a value has not become better for some time.
+
+    Each value is judged once, when the callback is called after it was logged; judging waits for the value, so do it no
+    more often than is of use. In `callbacks=` it judges at the end of each epoch, after testing.
+
+    Example:
+        >>> def train_step(state, batch):
+        ...     return ms.logs().add_metric("loss", max(1.0 - 0.2 * state, 0.5)), state + 1
+        >>> stop_early = ms.early_stopping("loss", patience=4)
+        >>> output = ms.loop(0, range(100), {ms.every(1): [train_step, stop_early]})
+        >>> output.elapsed.steps, stop_early.best_elapsed.steps
+        (8, 4)
+
+        By hand:
+
+        >>> stop_early = ms.early_stopping("loss", patience=1, restore_best_weights=True)
+        >>> state = jnp.zeros(2)
+        >>> for elapsed, loss in zip([ms.Elapsed(steps=1), ms.Elapsed(steps=2)], [0.5, 0.7]):
+        ...     stop, state = stop_early(elapsed, state + 1, {"loss": loss})
+        >>> stop, state.tolist()
+        (True, [1.0, 1.0])
+
+    Args:
+        monitor: The value to watch, as "name" or "collection.name"; that of a test has the test's name at its end, as
+            in "loss_test".
+        patience: How long to go on without an improvement, counted from the last one: steps, or `at(epochs=3)` and the
+            like. Time is not the same on every host, so with several of them use another unit.
+        min_delta: An improvement is a change by more than this.
+        mode: Whether "min" or "max" is better.
+
+    Other Args:
+        baseline: What the first improvement has to be better than.
+        threshold: Stop as soon as the value has come this far, with success.
+        restore_best_weights: Keep a copy of the state of the best value, and hand it back when this stops the loop.
+            Otherwise the loop returns the state it has, and the best one is in `best`.
+        start_from: Values before this point (steps, or `at(...)`) do not count; patience begins there.
+        check_finite: Stop at once when the value is not a finite number. Such a value is never an improvement.
 
     Attributes:
         best_value: The best value so far; None before the first improvement.
@@ -37,13 +73,13 @@ class EarlyStopping(Callback):
         monitor: str,
         patience: Any,
         *,
-        min_delta: float,
-        mode: str,
-        baseline: float | None,
-        threshold: float | None,
-        restore_best_weights: bool,
-        start_from: Any,
-        check_finite: bool,
+        min_delta: float = 0.0,
+        mode: Literal["min", "max"] = "min",
+        baseline: float | None = None,
+        threshold: float | None = None,
+        restore_best_weights: bool = False,
+        start_from: Any = None,
+        check_finite: bool = False,
     ) -> None:
         require_choice(_WHO, "mode", mode, ["min", "max"])
         require_bool(_WHO, "restore_best_weights", restore_best_weights)
@@ -196,69 +232,6 @@ class EarlyStopping(Callback):
             f"{_WHO} watches {name!r}, which was not logged in a whole epoch. {describe_logged(name, paths)} "
             "Watch one of these, or say from when on it is there: start_from=ms.at(epochs=2)."
         )
-
-
-def early_stopping(
-    monitor: str,
-    patience: Any,
-    *,
-    min_delta: float = 0.0,
-    mode: Literal["min", "max"] = "min",
-    baseline: float | None = None,
-    threshold: float | None = None,
-    restore_best_weights: bool = False,
-    start_from: Any = None,
-    check_finite: bool = False,
-) -> EarlyStopping:
-    """Stop a loop when a value has not become better for some time.
-
-    Each value is judged once, when the callback is called after it was logged; judging waits for the value, so do it no
-    more often than is of use. In `callbacks=` it judges at the end of each epoch, after testing.
-
-    Example:
-        >>> def train_step(state, batch):
-        ...     return ms.logs().add_metric("loss", max(1.0 - 0.2 * state, 0.5)), state + 1
-        >>> stop_early = ms.early_stopping("loss", patience=4)
-        >>> output = ms.loop(0, range(100), {ms.every(1): [train_step, stop_early]})
-        >>> output.elapsed.steps, stop_early.best_elapsed.steps
-        (8, 4)
-
-        By hand:
-
-        >>> stop_early = ms.early_stopping("loss", patience=1, restore_best_weights=True)
-        >>> state = jnp.zeros(2)
-        >>> for elapsed, loss in zip([ms.Elapsed(steps=1), ms.Elapsed(steps=2)], [0.5, 0.7]):
-        ...     stop, state = stop_early(elapsed, state + 1, {"loss": loss})
-        >>> stop, state.tolist()
-        (True, [1.0, 1.0])
-
-    Args:
-        monitor: The value to watch, as "name" or "collection.name"; that of a test has the test's name at its end, as
-            in "loss_test".
-        patience: How long to go on without an improvement, counted from the last one: steps, or `at(epochs=3)` and the
-            like. Time is not the same on every host, so with several of them use another unit.
-        min_delta: An improvement is a change by more than this.
-        mode: Whether "min" or "max" is better.
-
-    Other Args:
-        baseline: What the first improvement has to be better than.
-        threshold: Stop as soon as the value has come this far, with success.
-        restore_best_weights: Keep a copy of the state of the best value, and hand it back when this stops the loop.
-            Otherwise the loop returns the state it has, and the best one is in `best`.
-        start_from: Values before this point (steps, or `at(...)`) do not count; patience begins there.
-        check_finite: Stop at once when the value is not a finite number. Such a value is never an improvement.
-    """
-    return EarlyStopping(
-        monitor,
-        patience,
-        min_delta=min_delta,
-        mode=mode,
-        baseline=baseline,
-        threshold=threshold,
-        restore_best_weights=restore_best_weights,
-        start_from=start_from,
-        check_finite=check_finite,
-    )
 
 
 def _number(name: str, value: Any) -> float:

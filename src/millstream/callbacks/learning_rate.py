@@ -19,10 +19,27 @@ _AT_ONCE = 256  # steps whose rate is computed together
 _copy = jax.jit(jnp.copy)
 
 
-class LogLearningRate(Callback):
-    """Logs the learning rate; made by `log_learning_rate`, which says what the arguments are."""
+class log_learning_rate(Callback):
+    """Log the learning rate that a step was taken with, as a stateful metric.
 
-    def __init__(self, source: Callable[[int], Any] | None, name: str, within: str | None) -> None:
+    In `callbacks=` it does so at every step. By hand: `logs.updates = log_learning_rate(...)(elapsed, state)`.
+
+    Example:
+        >>> rate = ms.log_learning_rate(lambda step: 0.1 * 0.5**step)
+        >>> _, history, _ = ms.loop(0, range(3), {ms.every(1): rate})
+        >>> history.collect("learning_rate")
+        [0.1, 0.05, 0.025]
+
+    Args:
+        source: A function of the number of updates before this one, such as an optax schedule. None: it is looked up in
+            the state, where `optax.inject_hyperparams` keeps it.
+        name: What it is logged as.
+        within: If the state has several learning rates: a part of the path of the one that is meant.
+    """
+
+    def __init__(
+        self, source: Callable[[int], Any] | None = None, *, name: str = "learning_rate", within: str | None = None
+    ) -> None:
         if source is not None and not callable(source):
             raise TypeError(
                 f"{_WHO} needs a schedule, which is a function of the step, or nothing, to find the rate in the state. "
@@ -68,28 +85,6 @@ class LogLearningRate(Callback):
         rate = _follow(state, self._path)
         # The next step may take the state's memory for its results, before anybody has read the logs.
         return _copy(rate) if isinstance(rate, jax.Array) else rate
-
-
-def log_learning_rate(
-    source: Callable[[int], Any] | None = None, *, name: str = "learning_rate", within: str | None = None
-) -> LogLearningRate:
-    """Log the learning rate that a step was taken with, as a stateful metric.
-
-    In `callbacks=` it does so at every step. By hand: `logs.updates = log_learning_rate(...)(elapsed, state)`.
-
-    Example:
-        >>> rate = ms.log_learning_rate(lambda step: 0.1 * 0.5**step)
-        >>> _, history, _ = ms.loop(0, range(3), {ms.every(1): rate})
-        >>> history.collect("learning_rate")
-        [0.1, 0.05, 0.025]
-
-    Args:
-        source: A function of the number of updates before this one, such as an optax schedule. None: it is looked up in
-            the state, where `optax.inject_hyperparams` keeps it.
-        name: What it is logged as.
-        within: If the state has several learning rates: a part of the path of the one that is meant.
-    """
-    return LogLearningRate(source, name, within)
 
 
 def _on_host(schedule: Callable[[int], Any]) -> Callable[[int], float]:

@@ -12,13 +12,29 @@ from millstream.text.errors import require_int, require_path
 _WHO = "profile"
 
 
-class Profile(Observer):
-    """Records a few steps; made by `profile`, which says what the arguments are."""
+class profile(Observer):
+    """Record a few steps of a loop with JAX's profiler, to be looked at in TensorBoard or XProf.
+
+    Earlier steps are waited for before the recording begins, and recorded ones before it ends, so that these steps are
+    in it and no others. Each has a mark of its own, which begins with the waiting for its batch. It is done once per
+    loop, by host 0.
+
+    Example:
+        >>> step = jax.jit(lambda state: state + 1)
+        >>> tasks = {ms.every(1): [step, ms.profile("traces", first=3, steps=2)]}
+        >>> state, _, _ = ms.loop(jnp.zeros(4), range(6), tasks)
+
+    Args:
+        log_dir: The folder to write into; `tensorboard --logdir` shows it.
+        first: The first step to record, counted from the begin of the loop: the first ones compile. Where several steps
+            run as one program, it is the first that begins one.
+        steps: How many.
+    """
 
     named_schedules = ("on_train_batch_end",)
     only_real_runs = True
 
-    def __init__(self, log_dir: str | os.PathLike[str], first: int, steps: int) -> None:
+    def __init__(self, log_dir: str | os.PathLike[str], first: int = 10, steps: int = 5) -> None:
         require_path(_WHO, "log_dir to be a folder", log_dir)
         require_int(_WHO, "first", first, least=1)
         require_int(_WHO, "steps", steps, least=1)
@@ -81,27 +97,6 @@ class Profile(Observer):
         finally:
             self._mark.__exit__(None, None, None)
             jax.profiler.stop_trace()
-
-
-def profile(log_dir: str | os.PathLike[str], first: int = 10, steps: int = 5) -> Profile:
-    """Record a few steps of a loop with JAX's profiler, to be looked at in TensorBoard or XProf.
-
-    Earlier steps are waited for before the recording begins, and recorded ones before it ends, so that these steps are
-    in it and no others. Each has a mark of its own, which begins with the waiting for its batch. It is done once per
-    loop, by host 0.
-
-    Example:
-        >>> step = jax.jit(lambda state: state + 1)
-        >>> tasks = {ms.every(1): [step, ms.profile("traces", first=3, steps=2)]}
-        >>> state, _, _ = ms.loop(jnp.zeros(4), range(6), tasks)
-
-    Args:
-        log_dir: The folder to write into; `tensorboard --logdir` shows it.
-        first: The first step to record, counted from the begin of the loop: the first ones compile. Where several steps
-            run as one program, it is the first that begins one.
-        steps: How many.
-    """
-    return Profile(log_dir, first, steps)
 
 
 def _wait(loop_state: LoopState) -> None:

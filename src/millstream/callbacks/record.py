@@ -201,10 +201,40 @@ class _Handed:
         return [Line(self.step, 0, None, 0.0, 0.0, {})]
 
 
-class Recorder(Writer):
-    """Writes a record of a run; made by `record`, which says what the arguments are."""
+class record(Writer):
+    """Write down a run while it goes on, so that `millstream report` can show it: also one that was killed.
 
-    def __init__(self, directory: Any, every: Any, overwrite: bool, loaders: Mapping[str, Any] | None) -> None:
+    Example:
+        >>> def train_step(state, batch):
+        ...     return ms.logs().add_metric("loss", 0.5), state + 1
+        >>> _ = ms.loop(0, range(3), {ms.every(1): [train_step, ms.record("run")]})
+        >>> from millstream.report.page import write_report
+        >>> write_report("run").name
+        'report.html'
+
+    In `record.jsonl` stand versions and devices, the arrays of the state, the stages of the loader, what is done when;
+    then what was logged, and what the time was used for: waiting for data, tests, compiling, and the steps. Rows are
+    written as by `jsonl_logger`, in the background and by the first process only. A resumed run goes on with the file,
+    and what is done again stands there once. The folder may be that of `ms.checkpoint`.
+
+    Args:
+        directory: The folder; one run per folder.
+
+    Other Args:
+        every: Which rows to write, as for `csv_logger`. Times are measured in any case.
+        overwrite: Whether a new run replaces the record of another, which is set apart otherwise.
+        loaders: Further loaders whose stages are shown, by name, such as `{"test": test_loader}`. That of the loop is
+            known.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        every: Any = None,
+        overwrite: bool = False,
+        loaders: Mapping[str, Any] | None = None,
+    ) -> None:
         if not isinstance(loaders, Mapping | None):
             raise TypeError(f"record needs loaders as a dict from names to loaders. Got {describe_value(loaders)}.")
         self._file = _RecordFile(directory, overwrite)
@@ -252,37 +282,3 @@ class Recorder(Writer):
         waiting = self._rows.first_step()
         # Rows would take their lines along, but there may not be any for long.
         self._background.put(_Handed(elapsed.steps + 1 if waiting is None else waiting))
-
-
-def record(
-    directory: str | os.PathLike[str],
-    *,
-    every: Any = None,
-    overwrite: bool = False,
-    loaders: Mapping[str, Any] | None = None,
-) -> Recorder:
-    """Write down a run while it goes on, so that `millstream report` can show it: also one that was killed.
-
-    Example:
-        >>> def train_step(state, batch):
-        ...     return ms.logs().add_metric("loss", 0.5), state + 1
-        >>> _ = ms.loop(0, range(3), {ms.every(1): [train_step, ms.record("run")]})
-        >>> from millstream.report.page import write_report
-        >>> write_report("run").name
-        'report.html'
-
-    In `record.jsonl` stand versions and devices, the arrays of the state, the stages of the loader, what is done when;
-    then what was logged, and what the time was used for: waiting for data, tests, compiling, and the steps. Rows are
-    written as by `jsonl_logger`, in the background and by the first process only. A resumed run goes on with the file,
-    and what is done again stands there once. The folder may be that of `ms.checkpoint`.
-
-    Args:
-        directory: The folder; one run per folder.
-
-    Other Args:
-        every: Which rows to write, as for `csv_logger`. Times are measured in any case.
-        overwrite: Whether a new run replaces the record of another, which is set apart otherwise.
-        loaders: Further loaders whose stages are shown, by name, such as `{"test": test_loader}`. That of the loop is
-            known.
-    """
-    return Recorder(directory, every, overwrite, loaders)

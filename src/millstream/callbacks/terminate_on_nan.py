@@ -26,13 +26,32 @@ class _Found(NamedTuple):
     value: Any
 
 
-class TerminateOnNan(Observer):
-    """Looks for values that are not finite; made by `terminate_on_nan`, which says what the arguments are."""
+class terminate_on_nan(Observer):
+    """End a run when something it logs is NaN or infinite, and say at which step that began.
+
+    No step waits for it: it looks at many steps at once, when their values have been computed anyway, so the run may go
+    on for about 64 steps more. What is left at the end of a run is looked at then; by hand, call `finish()` there.
+
+    Example:
+        >>> def train_step(state, batch):
+        ...     return ms.logs().add_loss("loss", 1.0 if state < 5 else float("nan")), state + 1
+        >>> try:
+        ...     ms.loop(0, range(10), {ms.every(1): [train_step, ms.terminate_on_nan()]})
+        ... except FloatingPointError as error:
+        ...     print(str(error).split(". ")[0])
+        terminate_on_nan found losses.loss to be nan at step 6
+
+    Args:
+        monitor: What to look at, "name" or "collection.name", or several. None: all losses and metrics.
+        action: "raise" a FloatingPointError, or "stop" the loop, which then returns what it has.
+    """
 
     patience = math.inf
     named_schedules = ("on_train_batch_end",)
 
-    def __init__(self, monitor: str | Iterable[str] | None, action: str) -> None:
+    def __init__(
+        self, monitor: str | Iterable[str] | None = None, *, action: Literal["raise", "stop"] = "raise"
+    ) -> None:
         require_choice(_WHO, "action", action, ["raise", "stop"])
         self._names = None if monitor is None else _names_in(monitor)
         self._raises = action == "raise"
@@ -100,30 +119,6 @@ class TerminateOnNan(Observer):
         if self._names is None:
             return [path for path in paths if path[0] in _COLLECTIONS]
         return [path for path in (find_entry(name, paths) for name in self._names) if path is not None]
-
-
-def terminate_on_nan(
-    monitor: str | Iterable[str] | None = None, *, action: Literal["raise", "stop"] = "raise"
-) -> TerminateOnNan:
-    """End a run when something it logs is NaN or infinite, and say at which step that began.
-
-    No step waits for it: it looks at many steps at once, when their values have been computed anyway, so the run may go
-    on for about 64 steps more. What is left at the end of a run is looked at then; by hand, call `finish()` there.
-
-    Example:
-        >>> def train_step(state, batch):
-        ...     return ms.logs().add_loss("loss", 1.0 if state < 5 else float("nan")), state + 1
-        >>> try:
-        ...     ms.loop(0, range(10), {ms.every(1): [train_step, ms.terminate_on_nan()]})
-        ... except FloatingPointError as error:
-        ...     print(str(error).split(". ")[0])
-        terminate_on_nan found losses.loss to be nan at step 6
-
-    Args:
-        monitor: What to look at, "name" or "collection.name", or several. None: all losses and metrics.
-        action: "raise" a FloatingPointError, or "stop" the loop, which then returns what it has.
-    """
-    return TerminateOnNan(monitor, action)
 
 
 def _names_in(monitor: Any) -> list[str]:

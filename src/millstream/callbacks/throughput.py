@@ -54,10 +54,39 @@ class _Moment:
     compiling: float
 
 
-class Throughput(Callback):
-    """Measures how fast a loop is; made by `throughput`, which says what the arguments are."""
+class throughput(Callback):
+    """Log how fast a loop is, over the time since it was last called: use it every 100 steps, say, or every 10 seconds.
 
-    def __init__(self, flops_per_step: float | None, peak_flops: float | None) -> None:
+    It adds to the collection `throughput`, and waits for nothing: the host is at most two steps ahead of the device.
+    In `callbacks=` it is called at the end of each epoch.
+
+    - `seconds`: The time measured over, without tests and other loops inside of this one.
+    - `samples_per_second`, `steps_per_second`.
+    - `step_time`: Seconds per step.
+    - `data_wait`: The share of the time spent waiting for batches, from 0 to 1.
+    - `compile_time`: Seconds that XLA compiled, anywhere in the process.
+    - `flops_per_second`, and `mfu`, the share of what the devices could do; if `flops_per_step` and `peak_flops` are
+      given.
+
+    Example:
+        >>> batches = [np.ones(4)] * 20
+        >>> _, history, _ = ms.loop(0, batches, {ms.every(1): lambda state: state + 1, ms.every(10): ms.throughput()})
+        >>> len(history.collect("samples_per_second"))
+        2
+
+        By hand, where waiting for data cannot be told from the rest:
+
+        >>> meter, logs = ms.throughput(), ms.logs()
+        >>> for elapsed, batch in ms.elapse(batches):
+        ...     logs.updates = meter(elapsed)
+
+    Args:
+        flops_per_step: Floating-point operations of one step, of all devices together; for a compiled step,
+            `step.lower(...).compile().cost_analysis()["flops"]` estimates them.
+        peak_flops: How many per second all devices together are capable of.
+    """
+
+    def __init__(self, *, flops_per_step: float | None = None, peak_flops: float | None = None) -> None:
         for name, value in (("flops_per_step", flops_per_step), ("peak_flops", peak_flops)):
             if value is not None:
                 require_positive(_WHO, name, value)
@@ -106,40 +135,6 @@ class Throughput(Callback):
             if self._peak_flops is not None:
                 entries["mfu"] = entries["flops_per_second"] / self._peak_flops
         return Logs().add_entries("throughput", entries)
-
-
-def throughput(*, flops_per_step: float | None = None, peak_flops: float | None = None) -> Throughput:
-    """Log how fast a loop is, over the time since it was last called: use it every 100 steps, say, or every 10 seconds.
-
-    It adds to the collection `throughput`, and waits for nothing: the host is at most two steps ahead of the device.
-    In `callbacks=` it is called at the end of each epoch.
-
-    - `seconds`: The time measured over, without tests and other loops inside of this one.
-    - `samples_per_second`, `steps_per_second`.
-    - `step_time`: Seconds per step.
-    - `data_wait`: The share of the time spent waiting for batches, from 0 to 1.
-    - `compile_time`: Seconds that XLA compiled, anywhere in the process.
-    - `flops_per_second`, and `mfu`, the share of what the devices could do; if `flops_per_step` and `peak_flops` are
-      given.
-
-    Example:
-        >>> batches = [np.ones(4)] * 20
-        >>> _, history, _ = ms.loop(0, batches, {ms.every(1): lambda state: state + 1, ms.every(10): ms.throughput()})
-        >>> len(history.collect("samples_per_second"))
-        2
-
-        By hand, where waiting for data cannot be told from the rest:
-
-        >>> meter, logs = ms.throughput(), ms.logs()
-        >>> for elapsed, batch in ms.elapse(batches):
-        ...     logs.updates = meter(elapsed)
-
-    Args:
-        flops_per_step: Floating-point operations of one step, of all devices together; for a compiled step,
-            `step.lower(...).compile().cost_analysis()["flops"]` estimates them.
-        peak_flops: How many per second all devices together are capable of.
-    """
-    return Throughput(flops_per_step, peak_flops)
 
 
 def _moment(elapsed: Elapsed, waits: Waits) -> _Moment:

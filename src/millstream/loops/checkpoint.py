@@ -13,25 +13,72 @@ from millstream.loops.history import History
 from millstream.loops.logs import EVALUATIONS, describe_logged, did_you_mean, require_name
 from millstream.loops.loop_state import LoopState
 from millstream.loops.saved_run import SavedRun, load_run, reached, save_run
-from millstream.loops.schedules import Period, as_period
+from millstream.loops.schedules import as_period
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value, require_bool, require_choice, require_int, require_path, whole_number
 
 
-class CheckpointCallback(Observer):
-    """Saves a run; made by `checkpoint`, which says what the arguments are."""
+class checkpoint(Observer):
+    """Save a run whenever it is due, and always its final state: in `callbacks=` at the end of every epoch.
+
+    A checkpoint holds all of a run at one moment: the state, how far it is, where it is in its data, the history, and
+    what callbacks remember. It is taken when the step is complete, before the next batch is drawn, and written in the
+    background. Given `resume=`, a loop goes on from it as if it had never stopped. SIGTERM saves and ends the program
+    with status 143.
+
+    Example:
+        >>> tasks = {ms.every(1): lambda state: state + 1, ms.every(5): ms.checkpoint("run")}
+        >>> ms.loop(jnp.int32(0), loader, tasks, stop=7, key=jax.random.key(0)).elapsed.steps
+        7
+        >>> model, _, elapsed = ms.loop(jnp.int32(0), loader, tasks, stop=10, key=jax.random.key(0), resume="run")
+        >>> int(model), elapsed.steps
+        (10, 10)
+
+    Args:
+        directory: Where; one run per directory.
+        keep: How many of the latest checkpoints are kept; None keeps all.
+        best: How many of the best are kept, besides.
+        monitor: The entry of the logs that says which are best, such as "loss_test"; one that is not finite, or was not
+            logged at the step that is saved, makes none the best.
+        mode: Whether the best has the smallest ("min") or the largest ("max") value.
+        monitor_from: By when the monitor must have been logged (steps, or `at(...)`); a name that was not is an error.
+            None: by the end of the first epoch or of the first test with such results, or at the end of the run.
+        keep_every: Checkpoints at multiples of so many steps are kept for good.
+        overwrite: Whether a new run replaces what an earlier one has left; otherwise that is set apart, in a folder of
+            its own.
+    """
 
     only_real_runs = True
     named_schedules = ("on_epoch_end",)
     saves = True
 
     def __init__(
-        self, directory: str | os.PathLike[str], keep: Retention, overwrite: bool, monitor_from: Period | None = None
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        keep: int | None = 3,
+        best: int = 0,
+        monitor: str | None = None,
+        mode: Any = "min",
+        monitor_from: Any = None,
+        keep_every: int | None = None,
+        overwrite: bool = False,
     ) -> None:
+        require_path("checkpoint", "directory to be a path", directory)
+        require_bool("checkpoint", "overwrite", overwrite)
+        if monitor is not None:
+            require_name("checkpoint", monitor, "monitor")
+        for name, number in {"keep": keep, "keep_every": keep_every}.items():
+            if number is not None:
+                require_int("checkpoint", name, number, least=1)
+        require_int("checkpoint", "best", best, least=0)
+        require_choice("checkpoint", "mode", mode, ["min", "max"])
+        if best and monitor is None:
+            raise ValueError(f"checkpoint needs monitor, the name of a metric, to keep the best {best}.")
+        self._keep = Retention(latest=keep, best=best, monitor=monitor, mode=mode, every=keep_every)
+        self._monitor_from = None if monitor_from is None else as_period("checkpoint", "monitor_from", monitor_from)
         self.directory = os.path.abspath(os.path.expanduser(directory))
-        self._keep = keep
         self._overwrite = overwrite
-        self._monitor_from = monitor_from
         self._first_epoch = 0
         self._had_monitor = False  # by hand
         self._store: CheckpointStore | None = None
@@ -203,61 +250,6 @@ class CheckpointCallback(Observer):
 def _moment(loop_state: LoopState) -> tuple[Any, ...]:
     """What differs between two moments of a run that are worth a checkpoint each."""
     return loop_state.elapsed.steps, loop_state.elapsed.final, loop_state.unfinished
-
-
-def checkpoint(
-    directory: str | os.PathLike[str],
-    *,
-    keep: int | None = 3,
-    best: int = 0,
-    monitor: str | None = None,
-    mode: Any = "min",
-    monitor_from: Any = None,
-    keep_every: int | None = None,
-    overwrite: bool = False,
-) -> CheckpointCallback:
-    """Save a run whenever it is due, and always its final state: in `callbacks=` at the end of every epoch.
-
-    A checkpoint holds all of a run at one moment: the state, how far it is, where it is in its data, the history, and
-    what callbacks remember. It is taken when the step is complete, before the next batch is drawn, and written in the
-    background. Given `resume=`, a loop goes on from it as if it had never stopped. SIGTERM saves and ends the program
-    with status 143.
-
-    Example:
-        >>> tasks = {ms.every(1): lambda state: state + 1, ms.every(5): ms.checkpoint("run")}
-        >>> ms.loop(jnp.int32(0), loader, tasks, stop=7, key=jax.random.key(0)).elapsed.steps
-        7
-        >>> model, _, elapsed = ms.loop(jnp.int32(0), loader, tasks, stop=10, key=jax.random.key(0), resume="run")
-        >>> int(model), elapsed.steps
-        (10, 10)
-
-    Args:
-        directory: Where; one run per directory.
-        keep: How many of the latest checkpoints are kept; None keeps all.
-        best: How many of the best are kept, besides.
-        monitor: The entry of the logs that says which are best, such as "loss_test"; one that is not finite, or was not
-            logged at the step that is saved, makes none the best.
-        mode: Whether the best has the smallest ("min") or the largest ("max") value.
-        monitor_from: By when the monitor must have been logged (steps, or `at(...)`); a name that was not is an error.
-            None: by the end of the first epoch or of the first test with such results, or at the end of the run.
-        keep_every: Checkpoints at multiples of so many steps are kept for good.
-        overwrite: Whether a new run replaces what an earlier one has left; otherwise that is set apart, in a folder of
-            its own.
-    """
-    require_path("checkpoint", "directory to be a path", directory)
-    require_bool("checkpoint", "overwrite", overwrite)
-    if monitor is not None:
-        require_name("checkpoint", monitor, "monitor")
-    for name, number in {"keep": keep, "keep_every": keep_every}.items():
-        if number is not None:
-            require_int("checkpoint", name, number, least=1)
-    require_int("checkpoint", "best", best, least=0)
-    require_choice("checkpoint", "mode", mode, ["min", "max"])
-    if best and monitor is None:
-        raise ValueError(f"checkpoint needs monitor, the name of a metric, to keep the best {best}.")
-    retention = Retention(latest=keep, best=best, monitor=monitor, mode=mode, every=keep_every)
-    point = None if monitor_from is None else as_period("checkpoint", "monitor_from", monitor_from)
-    return CheckpointCallback(directory, retention, overwrite, point)
 
 
 def restore(

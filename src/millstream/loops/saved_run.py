@@ -20,7 +20,7 @@ from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value
 
 _CONTAINERS: dict[str, type] = {"list": list, "tuple": tuple}
-_FORMAT = 2
+_FORMAT = 3
 # The step at which a run of this process was last saved in a directory, or taken up from it: where it goes on there.
 reached: dict[str, int] = {}
 
