@@ -28,7 +28,7 @@ from millstream.sharding import (
     split_by_host,
     with_sharding_constraint,
 )
-from millstream.sharding._rows import rows_on_grid
+from millstream.sharding.batch_sharding import rows_on_grid
 
 TABLE = np.arange(24 * 3, dtype=np.float32).reshape(24, 3)
 

@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec as P
 import millstream as ms
 from millstream.plan.ordering import Shuffle
 from millstream.plan.plan import Batching, Plan
-from millstream.sharding._rows import rows_on_grid
+from millstream.sharding.batch_sharding import rows_on_grid
 
 SCRIPT = pathlib.Path(__file__).parent / "many_hosts_script.py"
 SAMPLES, DEVICES, PATIENCE = 56, 8, 300.0

@@ -34,7 +34,7 @@ from millstream.sharding import (
     with_sharding_constraint,
 )
 from millstream.sharding._host_split import BatchedHostSplit
-from millstream.sharding._rows import rows_on_grid
+from millstream.sharding.batch_sharding import rows_on_grid
 from millstream.sharding.mesh_config import across_slices, hybrid_grid
 
 SCRIPT = pathlib.Path(__file__).parent / "sharding_script.py"

@@ -18,9 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import millstream as ms
-from millstream.loader._schedule import Schedule
 from millstream.loader.mixed import MixedLoader, Turns
-from millstream.loader.train_stream import TrainStream
+from millstream.loader.train_stream import Schedule, TrainStream
 from millstream.pipeline.state import LoaderState
 
 

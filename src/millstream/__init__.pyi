@@ -25,8 +25,8 @@ from millstream.loader.info import BatchInfo as BatchInfo
 from millstream.loader.iterator import BatchIterator as BatchIterator
 from millstream.loader.loader import DataLoader as DataLoader
 from millstream.loader.mixed import MixedLoader as MixedLoader
-from millstream.loader.stream_items import StreamItem as StreamItem
-from millstream.loader.stream_items import StreamIterator as StreamIterator
+from millstream.loader.train_stream import StreamItem as StreamItem
+from millstream.loader.train_stream import StreamIterator as StreamIterator
 from millstream.loader.train_stream import TrainStream as TrainStream
 from millstream.loops.callback import Callback as Callback
 from millstream.loops.callback import Observer as Observer

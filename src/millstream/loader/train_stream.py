@@ -1,25 +1,169 @@
 """Training batches and validation passes in one stream."""
 
-from typing import TYPE_CHECKING, Any, Literal
+import dataclasses
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from millstream.loader._part import Part, crosses_epochs, require_indexed, step_limit
-from millstream.loader._schedule import Schedule
+from millstream.loader._part import JoinedCursor, JoinedIterator, Part, crosses_epochs, require_indexed, step_limit
+from millstream.loader.feed import Drawn, state_at
+from millstream.loader.info import BatchInfo
 from millstream.loader.loader import DataLoader
 from millstream.loader.mixed import MixedLoader
-from millstream.loader.stream_items import StreamIterator
 from millstream.pipeline.state import LoaderState, Origin, check_origin, check_position, key_words
 from millstream.plan.keys import named_key
 from millstream.plan.plan import STEP_LIMIT
+from millstream.reading.contracts import PyTree
 from millstream.reading.interrupts import Interrupts
 from millstream.text.errors import describe_value, require_int
 
+Period = tuple[Literal["epoch", "batch"], int]
+
+
+class _Slot(NamedTuple):
+    """One item of a stream.
+
+    Attributes:
+        training: Whether it is a training batch; if not, it is one of a validation pass.
+        batch: How many training batches come before it.
+        step_after: The step of the stream that comes after it. Within a pass, that is the pass.
+    """
+
+    training: bool
+    batch: int
+    step_after: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """The steps of a stream: training batches, and validation passes, each of which is one step.
+
+    Example:
+        >>> slots = Schedule(interval=2, length=3).slots(0)
+        >>> ["train" if next(slots).training else "validate" for _ in range(6)]
+        ['train', 'train', 'validate', 'validate', 'validate', 'train']
+
+    Attributes:
+        interval: Training batches between two passes.
+        length: Batches of a pass.
+    """
+
+    interval: int
+    length: int
+
+    def before(self, step: int) -> tuple[int, int]:
+        """Validation passes and training batches that come before a step."""
+        passes, place = divmod(step, self.interval + 1)
+        return passes, passes * self.interval + place
+
+    def step_of(self, batch: int) -> int:
+        """The step of a training batch."""
+        return batch + batch // self.interval
+
+    def count(self, step: int, end: int) -> int:
+        """Items from a step to training batch number `end`, with the pass that is due before that one."""
+        passes, batch = self.before(step)
+        return max(0, end - batch) + max(0, end // self.interval - passes) * self.length
+
+    def slots(self, step: int) -> Iterator[_Slot]:
+        """The items from a step on, without end."""
+        while True:
+            passes, batch = self.before(step)
+            if batch < (passes + 1) * self.interval:
+                yield _Slot(True, batch, step + 1)
+            else:
+                yield from [_Slot(False, batch, step)] * (self.length - 1)
+                yield _Slot(False, batch, step + 1)
+            step += 1
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamItem:
+    """A batch of a `TrainStream`, for training or for validation.
+
+    Example:
+        >>> stream = ms.TrainStream(loader)
+        >>> item = next(stream.iterate(stream.init_state(jax.random.key(0))))
+        >>> item.training, item.step, item.batch["x"].shape
+        (True, 0, (4,))
+
+    Attributes:
+        training: Whether to train on it; False for validation.
+        step: The number of the training batch; for validation, how many training batches came before it.
+        batch: The batch.
+        mask: False where a row is padding.
+        info: What else is known about it, with `with_info=True`.
+    """
+
+    training: bool
+    step: int
+    batch: PyTree
+    mask: jax.Array
+    info: BatchInfo | None = None
+
+
+class StreamIterator(JoinedIterator):
+    """Yields the items of a `TrainStream`, and ends, is interrupted and gives its state like every `BatchIterator`.
+
+    Example:
+        >>> stream = ms.TrainStream(loader)
+        >>> with stream.iterate(stream.init_state(jax.random.key(0)), end_at=("epoch", 2)) as items:
+        ...     items.first_batch, items.last_batch, len(list(items))
+        (0, 5, 6)
+
+    Attributes:
+        first_batch: The number of its first training batch.
+        last_batch: The number of its last one; None if it is endless.
+    """
+
+    def __init__(
+        self,
+        parts: list[Part],
+        schedule: Schedule,
+        state: LoaderState,
+        end: int | None,
+        limit: int,
+        interrupts: Interrupts,
+    ) -> None:
+        step = int(state.step)
+        count = sys.maxsize if end is None else schedule.count(step, end)
+        super().__init__(JoinedCursor(parts, _Draw(parts, schedule.slots(step), limit)), state, count, interrupts)
+        self.first_batch = schedule.before(step)[1]
+        self.last_batch = None if end is None else end - 1
+
+    def __len__(self) -> int:
+        """Items this iterator was made for, from first to last."""
+        if self.last_batch is None:
+            raise TypeError("An endless TrainStream has no length. Give iterate an end_at.")
+        return super().__len__()
+
+
+class _Draw:
+    """Draws the items of a stream, slot by slot."""
+
+    def __init__(self, parts: list[Part], slots: Iterator[_Slot], limit: int) -> None:
+        self._parts = parts
+        self._slots = slots
+        self._slot = next(slots)
+        self._limit = limit
+
+    def __call__(self, state: LoaderState) -> Drawn:
+        slot = self._slot
+        if slot.training and slot.batch >= self._limit:
+            raise ValueError(f"iterate can reach {self._limit:,} training batches. Start a run with another key.")
+        part = self._parts[0 if slot.training else 1]
+        value = part.next()
+        self._slot = next(self._slots)  # only now: what raised is asked for again
+        item = None if value is None else StreamItem(slot.training, slot.batch, *value)
+        return item, state_at(state, slot.step_after), part.real
+
+
 if TYPE_CHECKING:
     from millstream.inspect import Explanation
-
-Period = tuple[Literal["epoch", "batch"], int]
 
 
 class TrainStream:

@@ -16,8 +16,7 @@ from millstream.report._chart_html import chart_html
 from millstream.report._charts import curve_charts, time_charts
 from millstream.report._reading import read_runs
 from millstream.report._run_data import RunData
-from millstream.report._summary import advice, tiles
-from millstream.report._tables import html_table, run_tables
+from millstream.report._summary import advice, html_table, run_tables, tiles
 from millstream.text.errors import describe_value, require_path
 
 _Path = str | os.PathLike[str]

@@ -8,8 +8,14 @@ import jax
 from millstream.loops.metrics import Metrics
 from millstream.reading.contracts import PyTree
 from millstream.states._batch_layout import Keys
-from millstream.states._framework import FrameworkState, new_framework_state
-from millstream.states._network import Applied, ModeArguments, Network, parameters_of
+from millstream.states._framework import (
+    Applied,
+    FrameworkState,
+    ModeArguments,
+    Network,
+    new_framework_state,
+    parameters_of,
+)
 from millstream.states._new_arrays import FlatLeaves, copied
 from millstream.states.strategies import Strategy
 from millstream.text.errors import describe_value, needs, require_bool

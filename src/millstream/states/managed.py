@@ -1,6 +1,5 @@
 """The managed API: a state that knows how its steps run, and decorators that make steps of plain functions."""
 
-from millstream.states._accumulate import Accumulate as Accumulate
 from millstream.states._managed_state import ManagedState as ManagedState
 from millstream.states._managed_step import ManagedStep as ManagedStep
 from millstream.states._managed_step import step as step
@@ -9,6 +8,7 @@ from millstream.states._parallel import FSDP as FSDP
 from millstream.states._parallel import DataParallel as DataParallel
 from millstream.states._precision import LossScale as LossScale
 from millstream.states._precision import Precision as Precision
+from millstream.states.gradients import Accumulate as Accumulate
 from millstream.states.strategies import Eager as Eager
 from millstream.states.strategies import Jit as Jit
 from millstream.states.strategies import Strategy as Strategy

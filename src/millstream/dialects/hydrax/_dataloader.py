@@ -100,7 +100,7 @@ def require_enough(loaders: int, cachers: int, groups: list[DataGroup[Any]]) -> 
 
 
 if TYPE_CHECKING:
-    from millstream.loader.stream_items import StreamItem, StreamIterator
+    from millstream.loader.train_stream import StreamItem, StreamIterator
 
 
 class Dataloader(Generic[D]):
