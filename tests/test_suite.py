@@ -9,35 +9,40 @@ import numpy as np
 from conftest import CACHE, drop_bad_entries
 
 
-def program():
-    @jax.jit
-    def program_of_the_test_of_the_cache(x):
+def new_program(name):
+    def program(x):
         return 3 * x + 2
 
-    return program_of_the_test_of_the_cache
+    program.__name__ = name
+    return jax.jit(program)
 
 
-def entries():
-    folder = pathlib.Path(CACHE["JAX_COMPILATION_CACHE_DIR"])
-    return list(folder.glob("jit_program_of_the_test_of_the_cache-*-cache"))
+def entries(name):
+    return list(pathlib.Path(CACHE["JAX_COMPILATION_CACHE_DIR"]).glob(f"jit_{name}-*-cache"))
+
+
+def forget(name):
+    for entry in entries(name):  # of a different checkout, say
+        entry.unlink()
 
 
 def test_a_program_that_was_compiled_before_is_counted_all_the_same(count_compilations):
+    forget("program_that_is_counted")
     for _ in range(2):
         with count_compilations() as count:
-            assert float(program()(np.float32(1))) == 5
+            assert float(new_program("program_that_is_counted")(np.float32(1))) == 5
         assert count == [1]
-    assert len(entries()) == 1
+    assert len(entries("program_that_is_counted")) == 1
 
 
 def test_half_an_entry_is_compiled_again():
-    program()(np.float32(1))
-    (entry,) = entries()
+    forget("program_that_is_halved")
+    new_program("program_that_is_halved")(np.float32(1))
+    (entry,) = entries("program_that_is_halved")
     whole = entry.read_bytes()
     for half in (whole[: len(whole) // 2], b""):
         entry.write_bytes(half)
-        assert float(program()(np.float32(1))) == 5
-    entry.write_bytes(whole)
+        assert float(new_program("program_that_is_halved")(np.float32(1))) == 5
 
 
 def test_half_entries_and_old_ones_are_dropped(tmp_path):

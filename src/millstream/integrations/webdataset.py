@@ -39,7 +39,9 @@ _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _SHARD_LIMIT = 100_000
 
 
-def decoders(who: str, extensions: Sequence[str], given: Mapping[str, Callable[[bytes], Any]]) -> dict[str, _Decoder]:
+def _find_decoders(
+    who: str, extensions: Sequence[str], given: Mapping[str, Callable[[bytes], Any]]
+) -> dict[str, _Decoder]:
     """A decoder for each extension.
 
     Args:
@@ -181,7 +183,7 @@ class WebDatasetSource(SampleReader):
         names = None if extensions is None else [_extension(name) for name in extensions]
         self._index = index_samples(_WHO, self._shards, names)
         self._sample_fn = sample_fn
-        self._decoders = {} if sample_fn is not None else decoders(_WHO, self._index.extensions, own)
+        self._decoders = {} if sample_fn is not None else _find_decoders(_WHO, self._index.extensions, own)
         self.ordering: Ordering = ordering
         self.prefetch_size = prefetch_size
         self.readers = readers
