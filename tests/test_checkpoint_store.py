@@ -296,12 +296,12 @@ def test_another_tree_is_refused_with_all_that_differs_side_by_side(store):
         f"CheckpointStore.load needs a tree like the one checkpoint 3 in {store.directory} was saved"
     )
     for line in (
-        "tree['w']: shape (2, 3), float32 / shape (2, 4), float32",
-        "tree['b']: shape (3,), float32 / shape (3,), bfloat16",
-        "tree['n']: int / float",
-        "tree['old']: shape (2,), float64 / nothing",
-        "tree['new'][0]: nothing / shape (2,), float64",
-        "tree['key']: shape (), key<fry> / shape (2,), float32",
+        "tree['w']: shape (2, 3), float32 saved, shape (2, 4), float32 now",
+        "tree['b']: shape (3,), float32 saved, shape (3,), bfloat16 now",
+        "tree['n']: int saved, float now",
+        "tree['old']: shape (2,), float64 saved, none now",
+        "tree['new'][0]: none saved, shape (2,), float64 now",
+        "tree['key']: shape (), key<fry> saved, shape (2,), float32 now",
     ):
         assert f"\n  {line}\n" in words
     assert "load with like=None" in words
@@ -483,6 +483,18 @@ def damage_trials(directory, count, seed):
 
 def test_every_flipped_bit_and_cut_file_is_found_and_named(memory):
     assert damage_trials(memory / "run", 50, seed=0) == []
+
+
+def test_a_sealed_checkpoint_whose_arrays_share_their_bytes_is_refused(tmp_path):
+    with CheckpointStore(tmp_path) as store:
+        store.save(1, {"a": np.arange(2.0), "b": np.arange(2.0) + 5})
+    index = tmp_path / "0000000001" / "state" / "0.json"
+    (first, second) = json.loads(index.read_text())
+    for wrong in ([first, [second[0], first[1], *second[2:]]], [first]):
+        index.write_text(json.dumps(wrong))
+        checkpoint_damage.reseal(index.parent.parent)
+        with CheckpointStore(tmp_path, read_only=True) as store, refuses(DamagedCheckpoint, "heckpoint 1"):
+            store.load(like={"a": np.zeros(2), "b": np.zeros(2)})
 
 
 def test_a_damaged_or_forged_checkpoint_is_named_and_the_one_before_is_used():
@@ -890,7 +902,7 @@ def test_when_one_process_cannot_write_all_say_so(together):
         assert "checkpoint of step 3" in facts["failed"] and facts["steps"] == [1] and facts["seconds"] < 30
         missing, other = (facts for facts in told if "refused" in facts)
         assert "has no checkpoint of step 7" in missing["words"]
-        assert "tree['other']: nothing / int" in other["words"]
+        assert "tree['other']: none saved, int now" in other["words"]
         assert told[-1] == {"finished": [1, 9], "names": ["0000000001", "0000000002", "0000000009"]}
     (words,) = (facts["failed"] for facts in first if "failed" in facts)
     assert "Process 1 could not write its part" in words

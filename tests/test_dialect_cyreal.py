@@ -510,7 +510,7 @@ def test_a_spec_may_be_declared_if_it_is_the_one_that_is_there(dialect):
     with pytest.raises(ValueError, match=f"(?s){words}.*Leave it out"):
         dialect.DataLoader(pipeline=[source, batch, wrong])
     other = dialect.BatchTransform(batch_size=4, element_spec_override={"y": sample["x"]})
-    with pytest.raises(ValueError, match=r"(?s)BatchTransform got an element_spec_override.*'y'.*nothing found"):
+    with pytest.raises(ValueError, match=r"(?s)BatchTransform got an element_spec_override.*'y'.*none found"):
         dialect.DataLoader(pipeline=[source, other])
 
 

@@ -245,13 +245,13 @@ def test_a_policy_state_that_does_not_fit_is_refused(key):
     with refuses(
         ValueError,
         "set_loader_policy_state got a policy state that does not fit",
-        "policy_state['params']: shape (2,), int32; expected shape (3,), int32",
-        "policy_state['age']: missing; expected shape (3,), int32",
-        "policy_state['more']: shape (), float32; expected nothing",
+        "policy_state['params']: shape (3,), int32 expected, shape (2,), int32 found",
+        "policy_state['age']: shape (3,), int32 expected, none found",
+        "policy_state['more']: none expected, shape (), float32 found",
         "policy_state_template",
     ):
         set_loader_policy_state(state, {"params": jnp.zeros(2, jnp.int32), "more": 0.0})
-    with refuses(ValueError, "set_policy_state got", "policy_state['age']: shape (), float32; expected"):
+    with refuses(ValueError, "set_policy_state got", "policy_state['age']: shape (3,), int32 expected, shape ()"):
         corridor(3).set_policy_state(state, {**TEMPLATE, "age": 0.0})
     with refuses(TypeError, "made of arrays", "policy_state['age']: 'old' (str)"):
         set_loader_policy_state(state, {**TEMPLATE, "age": "old"})
@@ -299,7 +299,7 @@ def test_policies_and_environments_that_return_something_else():
 
     with refuses(TypeError, "policy_step_fn to return (action, policy_state). forgets returned"):
         ms.DataLoader([GymnaxSource(ENV, 5, forgets, jnp.int32(0))])
-    with refuses(ValueError, "grows returned another", "policy_state: shape (2,), int32; expected shape (), int32"):
+    with refuses(ValueError, "grows returned a different one", "policy_state: shape (), int32 expected, shape (2,)"):
         ms.DataLoader([GymnaxSource(ENV, 5, grows, jnp.int32(0))])
     with refuses(TypeError, "(obs, state, reward, done, info), with info a dict", "Short returned 4 values"):
         ms.DataLoader([GymnaxSource(Short(), 5, walk, TEMPLATE)])
@@ -531,7 +531,7 @@ def test_a_policy_with_a_memory_keeps_it_from_batch_to_batch(key, num_envs):
 @pytest.mark.parametrize("fuse", [None, 2])
 def test_a_policy_that_does_not_fit_is_refused_by_the_loop(key, fuse):
     for policy, words in (
-        (lambda state: state["sum"], ["a policy state that does not fit this source", "policy_state['step']: missing"]),
+        (lambda state: state["sum"], ["a policy state that does not fit this source", "int32 expected, none found"]),
         (lambda state: policy_of, ["loop: policy= needs a policy state made of arrays", "policy_of"]),
     ):
         with pytest.raises((TypeError, ValueError)) as caught:

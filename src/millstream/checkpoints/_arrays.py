@@ -126,13 +126,15 @@ class ArrayFiles:
         with plain_reader(self._folder / name) as file:
             index = json.loads(file.read(_LONGEST))
         data = f"{name.removesuffix('.json')}.bin"
-        size = os.stat(self._folder / data, follow_symlinks=False).st_size
+        size, end = os.stat(self._folder / data, follow_symlinks=False).st_size, 0
         for number, offset, start, shape in index:
             stop = tuple(first + length for first, length in zip(start, shape, strict=True))
-            end = offset + math.prod(shape) * self._layouts[number][1].itemsize
-            if not all(type(value) is int and value >= 0 for value in (offset, *start, *shape)) or end > size:
-                raise ValueError(f"the place of a part of leaf {number} is outside its file")
+            if not all(type(value) is int and value >= 0 for value in (offset, *start, *shape)) or offset != end:
+                raise ValueError(f"a part of leaf {number} is not where the one before it ends")
             self._places[number].append(_Place(data, offset, tuple(start), stop))
+            end += math.prod(shape) * self._layouts[number][1].itemsize
+        if end != size:
+            raise ValueError(f"the parts in {data} have {end} bytes, and it has {size}")
 
     def read(self, number: int, index: tuple[slice, ...] | None = None) -> np.ndarray:
         """A part of an array, or all of it."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from millstream.checkpoints import _document
 from millstream.reading.dtypes import check_array, dtype_name, holds_numbers, named_dtype
-from millstream.text.errors import describe_leaf, table
+from millstream.text.errors import describe_leaf, differences
 
 _VALUES = (bool, int, float, complex, str)
 # What JAX makes of Python numbers.
@@ -142,18 +142,11 @@ def _require_sense(leaf: Leaf) -> None:
 
 def require_same(who: str, where: str, saved: Mapping[str, Leaf], now: Mapping[str, Leaf]) -> None:
     """Refuse to load into a tree with other leaves than were saved, naming all that differ side by side."""
-    rows = []
-    for path in {**saved, **now}:
-        there, here = saved.get(path), now.get(path)
-        if there is None or here is None or not there.can_replace(here):
-            rows.append((f"tree{path}", f"{_words(there)} / {_words(here)}"))
-    if rows:
+    alike = {path for path in saved if path in now and saved[path].can_replace(now[path])}
+    words = ({f"tree{path}": leaf.words() for path, leaf in tree.items() if path not in alike} for tree in (saved, now))
+    if differing := differences(*words):
         raise ValueError(
-            f"{who} needs a tree like the one {where} was saved from. What differs (saved / now):\n{table(rows)}\n"
+            f"{who} needs a tree like the one {where} was saved from. They differ in\n{differing}\n"
             "Build the state as it was. To go on with another one on purpose, load with like=None, which gives what "
             "was saved by its paths, and put it where it belongs."
         )
-
-
-def _words(leaf: Leaf | None) -> str:
-    return "nothing" if leaf is None else leaf.words()

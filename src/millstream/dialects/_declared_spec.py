@@ -8,7 +8,7 @@ import jax
 import millstream as ms
 from millstream.pipeline.pipeline import as_stream
 from millstream.reading.contracts import PyTree, Stream
-from millstream.text.errors import describe_leaf, table
+from millstream.text.errors import describe_leaf, differences
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,19 +63,13 @@ def require_spec(who: str, declared: PyTree | None, derived: PyTree) -> None:
     """Refuse a declared spec that differs from the one that is there."""
     if declared is None:
         return
-    ours, theirs = (dict(_leaves(spec)) for spec in (derived, declared))
-    if ours != theirs:
-        differing = table(
-            (path or "value", f"{theirs.get(path, 'nothing')} declared, {ours.get(path, 'nothing')} found")
-            for path in {**ours, **theirs}
-            if ours.get(path) != theirs.get(path)
-        )
+    if differing := differences(_leaves(declared), _leaves(derived), ("declared", "found")):
         raise ValueError(
             f"{who} got an element_spec_override that differs from what is there:\n{differing}\n"
             "Leave it out: shapes and dtypes are derived. To change a dtype, use a MapTransform."
         )
 
 
-def _leaves(spec: PyTree) -> list[tuple[str, str]]:
+def _leaves(spec: PyTree) -> dict[str, str]:
     leaves = jax.tree_util.tree_leaves_with_path(spec)
-    return [(jax.tree_util.keystr(path), describe_leaf(leaf)) for path, leaf in leaves]
+    return {jax.tree_util.keystr(path) or "value": describe_leaf(leaf) for path, leaf in leaves}

@@ -13,7 +13,7 @@ from millstream.loops.elapsed import Elapsed
 from millstream.loops.schedules import Period
 from millstream.pipeline.state import LoaderState
 from millstream.reading.contracts import PyTree
-from millstream.text.errors import describe_value, function_name, raised_in
+from millstream.text.errors import describe_value, differences, function_name, raised_in
 
 Position = dict[str, Any]  # plain values; what it is of is under "kind"
 _ON_PURPOSE = (
@@ -93,14 +93,9 @@ def loader_state_at(who: str, position: Position, loader: Any, key: Any) -> Load
     known = [what for what in saved if what in found]
     now = {**dict(state.origin), **{what: found[what] for what in known}, "key": np.asarray(state.key).tolist()}
     then = {**dict(position["origin"]), **{what: saved[what] for what in known}, "key": position["key"]}
-    differing = [what for what in dict.fromkeys([*now, *then]) if now.get(what) != then.get(what)]
-    if differing:
-        lines = [f"  {what}: {then.get(what, 'none')} saved, {now.get(what, 'none')} now" for what in differing]
+    if differing := differences(then, now):
         raise ValueError(
-            f"{who} goes on only with the same data in the same order. They differ in\n"
-            + "\n".join(lines)
-            + "\n"
-            + _ON_PURPOSE
+            f"{who} resumes only with the same data in the same order. They differ in\n{differing}\n{_ON_PURPOSE}"
         )
     return loader.init_state(words, position["step"])
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from millstream.pipeline.state import strong_or_none
 from millstream.reading.contracts import PyTree
-from millstream.text.errors import describe_leaf, describe_value, table
+from millstream.text.errors import describe_leaf, describe_value, differences
 
 
 @jax.tree_util.register_dataclass
@@ -67,20 +67,12 @@ def set_policy_state(who: str, state: PyTree, policy_state: PyTree, new_episode:
     return jax.tree.map(lambda node: changed if isinstance(node, ActingState) else node, state, is_leaf=_is_acting)
 
 
-def differences(expected: PyTree, found: PyTree) -> list[tuple[str, str]]:
-    """Where two trees differ in structure, shape or dtype, one line per leaf."""
-    ours, theirs = dict(_leaves(expected)), dict(_leaves(found))
-    lines = []
-    for name in dict.fromkeys([*ours, *theirs]):
-        there = describe_leaf(theirs[name]) if name in theirs else "missing"
-        here = describe_leaf(ours[name]) if name in ours else "nothing"
-        if there != here:
-            lines.append((name, f"{there}; expected {here}"))
-    if not lines and jax.tree.structure(expected) != jax.tree.structure(found):
-        lines.append(
-            ("policy_state", f"a tree of {jax.tree.structure(found)}; expected {jax.tree.structure(expected)}")
-        )
-    return lines
+def tree_differences(expected: PyTree, found: PyTree) -> str:
+    """Where two trees differ in structure, shape or dtype, a line per leaf; empty if they do not."""
+    wanted, given = ({name: describe_leaf(leaf) for name, leaf in _leaves(tree)} for tree in (expected, found))
+    structures = ({"policy_state": f"a tree of {jax.tree.structure(tree)}"} for tree in (expected, found))
+    places = ("expected", "found")
+    return differences(wanted, given, places) or differences(*structures, places)
 
 
 def as_arrays(who: str, policy_state: PyTree) -> PyTree:
@@ -122,10 +114,9 @@ def _fit(who: str, acting: ActingState, policy_state: PyTree) -> PyTree:
             if many and leaves[i].shape == target.shape[1:] and leaves[i].dtype == target.dtype:
                 leaves[i] = jnp.broadcast_to(leaves[i], target.shape)
         given = jax.tree.unflatten(structure, leaves)
-    lines = differences(acting.policy_state, given)
-    if lines:
+    if differing := tree_differences(acting.policy_state, given):
         raise ValueError(
-            f"{who} got a policy state that does not fit this source:\n{table(lines)}\n"
+            f"{who} got a policy state that does not fit this source:\n{differing}\n"
             "Give it the structure, shapes and dtypes of the source's policy_state_template."
         )
     return given

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from millstream.text.errors import describe_leaf, describe_value, table, whole_number
+from millstream.text.errors import describe_leaf, describe_value, differences, whole_number
 
 Origin = tuple[tuple[str, str], ...]
 
@@ -86,12 +86,7 @@ def check_origin(who: str, state: Any, origin: Origin) -> None:
         raise TypeError(f"{who} needs a state from loader.init_state(key). Got {describe_value(state)}.")
     if state.origin == origin:
         return
-    theirs, ours = dict(state.origin), dict(origin)
-    differing = table(
-        (what, f"{theirs.get(what, 'none')} in the state, {ours.get(what, 'none')} here")
-        for what in {**ours, **theirs}
-        if theirs.get(what) != ours.get(what)
-    )
+    differing = differences(dict(state.origin), dict(origin), ("in the state", "here"))
     raise ValueError(
         f"{who} got a state of another pipeline. They differ in\n{differing}\n"
         "Make a state with this loader's init_state(key), or, to go on at the same step on purpose, "

@@ -11,7 +11,7 @@ import numpy as np
 
 from millstream.files.safe_path import NotPlainFile, plain_reader
 from millstream.reading.dtypes import named_dtype
-from millstream.text.errors import table
+from millstream.text.errors import differences
 
 MANIFEST = "manifest.json"
 _FORMAT = "millstream batches"
@@ -68,9 +68,10 @@ class CacheContents:
         except (AttributeError, KeyError, TypeError):
             raise _no_manifest(who, path) from None
         names = [name for name in {**there, **here} if here.get(name) != there.get(name)]
-        rows = [(name, f"{_short(there.get(name))} in the cache, {_short(here.get(name))} here") for name in names]
+        shown = ({name: _short(values.get(name)) for name in names} for values in (there, here))
         raise ValueError(
-            f"{who}: {path} is a cache of something else. What differs:\n{table(rows)}\n"
+            f"{who}: {path} is a cache of something else. They differ in\n"
+            f"{differences(*shown, ('in the cache', 'here'))}\n"
             "Give another folder, or delete this one."
         )
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from millstream.pipeline import policy
 from millstream.reading.contracts import PyTree
-from millstream.text.errors import describe_value, function_name, table
+from millstream.text.errors import describe_value, function_name
 
 PolicyStepFn = Callable[[Any, PyTree, jax.Array, jax.Array], tuple[Any, PyTree]]
 
@@ -65,11 +65,10 @@ def act(fn: PolicyStepFn, obs: Any, policy_state: PyTree, new_episode: jax.Array
         )
     action, after = returned
     after = policy.as_arrays("GymnaxSource", after)
-    lines = policy.differences(policy_state, after)
-    if lines:
+    if differing := policy.tree_differences(policy_state, after):
         raise ValueError(
             f"GymnaxSource needs policy_step_fn to return the policy state in the shape it was given. "
-            f"{function_name(fn)} returned another:\n{table(lines)}"
+            f"{function_name(fn)} returned a different one:\n{differing}"
         )
     return action, after
 

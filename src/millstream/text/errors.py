@@ -32,6 +32,15 @@ def table(rows: Iterable[tuple[str, str]]) -> str:
     return "\n".join(f"  {name}: {text}" for name, text in rows)
 
 
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], places: tuple[str, str] = ("saved", "now")) -> str:
+    """A line for each name whose values differ, side by side; empty if none do."""
+    return table(
+        (name, f"{before.get(name, 'none')} {places[0]}, {now.get(name, 'none')} {places[1]}")
+        for name in {**before, **now}
+        if before.get(name) != now.get(name)
+    )
+
+
 def function_name(fn: Any) -> str:
     """The name a function is known by: its own, that of a partial's function, or its class's."""
     while hasattr(fn, "func"):
