@@ -33,6 +33,7 @@ from millstream.files.remote_file import BLOCK
 from millstream.integrations import cloud
 from millstream.integrations.arrow import ArrowSource
 from millstream.integrations.parquet import ParquetSource
+from millstream.integrations.safetensors import SafetensorsSource
 from millstream.integrations.webdataset import WebDatasetSource
 
 ROWS = np.random.default_rng(0).integers(0, 1 << 30, (5000, 60), dtype=np.int32)  # 1.2 MB, five blocks
@@ -436,6 +437,25 @@ def test_local_files_that_change_are_noticed(folder, key):
     path.unlink()
     with refuses(cloud.FileChanged, str(path), "NpySource"):
         source.read(SOME)
+
+
+@pytest.mark.parametrize("kind", ["npy", "idx", "csv", "safetensors", "tar"])
+def test_a_file_replaced_by_one_of_the_same_size_and_time_has_changed(folder, kind):
+    path = folder / f"x.{kind}"
+    written = {"npy": BODY, "idx": idx_bytes(ROWS.astype(np.uint8)), "csv": b"x\n1\n2\n"}
+    files = {"safetensors": format_pipelines.safetensors_file, "tar": format_pipelines.tar_file}
+    path.write_bytes(written[kind] if kind in written else pathlib.Path(files[kind]()).read_bytes())
+    makers = {"npy": ms.NpySource, "csv": ms.CsvSource, "safetensors": SafetensorsSource, "tar": WebDatasetSource}
+    source = ms.IdxSource({"x": path}) if kind == "idx" else makers[kind](path)
+    packed = pickle.dumps(source)
+    source.read(np.array([0]))
+    shutil.copy2(path, folder / "new")
+    os.replace(folder / "new", path)
+    with refuses(cloud.FileChanged, str(path), "has changed since it was opened", "build the source again"):
+        pickle.loads(packed).read(np.array([1]))
+    if kind != "csv":  # which is read once
+        with refuses(cloud.FileChanged, str(path), "has changed since it was opened", "at sample 1"):
+            source.read(np.array([1]))
 
 
 @pytest.mark.parametrize("kind", ["tar", "npy", "parquet", "arrow"])

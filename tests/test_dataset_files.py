@@ -103,6 +103,20 @@ def test_a_batch_that_python_3_has_written_runs_nothing(tmp_path, protocol):
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_disk_cache_is_used_with_a_restored_copy_of_its_source(tmp_path):
+    paths = [tmp_path / f"train-{name}.gz" for name in ("images-idx3-ubyte", "labels-idx1-ubyte")]
+    for path, array in zip(paths, (IMAGES, LABELS), strict=True):
+        write_idx(path, array)
+    ms.datasets.MNISTDataset.make_disk_source(cache_dir=tmp_path)
+    (cached,) = tmp_path.rglob("*.npz")
+    before = cached.stat()
+    for path in paths:  # another inode, the same time
+        shutil.copy2(path, tmp_path / "copy")
+        (tmp_path / "copy").replace(path)
+    ms.datasets.MNISTDataset.make_disk_source(cache_dir=tmp_path)
+    assert list(tmp_path.rglob("*.npz")) == [cached] and os.path.samestat(cached.stat(), before)
+
+
 def test_a_disk_cache_follows_its_source(tmp_path):
     options = {"split": "train", "cache_dir": tmp_path}
     write_idx(tmp_path / "train-labels-idx1-ubyte.gz", LABELS)

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import sys
 from typing import Any, cast
 
@@ -552,6 +553,18 @@ def test_a_chunk_that_changes_goes_or_breaks_is_named_with_its_samples(folder, k
     array.attrs["note"] = "changed"
     with refuses(FileChanged, "zarr.json", "has changed", "sample 0"):
         source.read(np.array([0]))
+
+
+def test_a_chunk_replaced_by_one_of_the_same_size_and_time_has_changed(folder):
+    array = zarr.create_array(folder / "a.zarr", shape=(4, 3), chunks=(2, 3), dtype="int32")
+    array[:] = 1
+    for name, samples in (("c/1/0", "samples [3, 2]"), ("zarr.json", "samples [0, 3, 2]")):
+        source = ZarrSource(folder / "a.zarr")
+        path = folder / "a.zarr" / name
+        shutil.copy2(path, folder / "new")
+        (folder / "new").replace(path)
+        with refuses(FileChanged, str(path), "has changed", samples):
+            source.read(np.array([0, 3, 2]))
 
 
 def resident():

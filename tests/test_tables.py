@@ -4,6 +4,7 @@ import collections
 import datetime
 import itertools
 import os
+import shutil
 import sys
 import threading
 import tracemalloc
@@ -447,8 +448,7 @@ def rewritten(path):
 
 def replaced(path):
     other = path.with_suffix(".new")
-    other.write_bytes(path.read_bytes())
-    os.utime(other, ns=(2, 2))
+    shutil.copy2(path, other)  # of the same size and time
     other.replace(path)
 
 

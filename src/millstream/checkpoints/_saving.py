@@ -22,6 +22,7 @@ import jax
 from millstream.checkpoints import _arrays, _peers, folders, manifest
 from millstream.checkpoints._errors import storage_failed
 from millstream.checkpoints.folders import LinkedFile
+from millstream.files.changed import ABSENT, Stamp
 from millstream.files.lock import locked
 from millstream.files.safe_path import plain_reader
 from millstream.text.errors import require_choice, require_int
@@ -190,7 +191,7 @@ class Saving:
                 self._attempt(self._commit)
                 self._attempt(self._tidy)
             _peers.meet(f"{self._number}-named")
-            if self.error is None and self._stamp() in (None, before):
+            if self.error is None and self._stamp() in (ABSENT, before):
                 self.error = RuntimeError(
                     "Another process could not save its part of a checkpoint. Its error says why."
                 )
@@ -270,13 +271,12 @@ class Saving:
         except OSError as error:
             self.left = {self.directory: error}
 
-    def _stamp(self) -> tuple[int, int] | None:
-        """Changes when the checkpoint gets its name; None before."""
+    def _stamp(self) -> Stamp:
+        """The stamp of the manifest, which changes when the checkpoint gets its name."""
         try:
-            found = os.stat(self.directory / folders.step_name(self.step) / manifest.NAME)
+            return Stamp.of(self.directory / folders.step_name(self.step) / manifest.NAME)
         except OSError:
-            return None
-        return found.st_ino, found.st_mtime_ns
+            return ABSENT  # an error here would leave the other processes waiting
 
 
 def whole_checkpoints(directory: pathlib.Path) -> dict[int, Mapping[str, float | None]]:

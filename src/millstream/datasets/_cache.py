@@ -10,6 +10,7 @@ import numpy as np
 
 from millstream.datasets._download import RemoteFile, fetch
 from millstream.files.atomic import written
+from millstream.files.changed import Stamp
 from millstream.files.lock import locked
 from millstream.files.safe_path import require_trust
 from millstream.files.user_cache import user_cache
@@ -32,7 +33,9 @@ def cache_arrays(
         sources: The files it is made from. If one of them changes, the arrays are made again.
         make: Makes the arrays.
     """
-    facts = [_VERSION, *((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sources)]
+    # Without inodes, so that a folder that was restored, or is part of a container image, keeps its cache.
+    stamps = ((str(path), Stamp.of(path)) for path in sources)
+    facts = [_VERSION, *((path, stamp.size, stamp.mtime_ns) for path, stamp in stamps)]
     key = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
     final = folder / f"{name}-{key}.npz"
     if not final.exists():

@@ -1,5 +1,71 @@
-"""Files that are not what they were."""
+"""Files that must stay what they are while they are read, and how a change is noticed and reported."""
+
+import os
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from millstream.text.errors import describe_value
 
 
 class FileChanged(OSError):
     """A file is not what it was when it was opened, or has become unreadable."""
+
+
+class Stamp(NamedTuple):
+    """What changes when a file is written to or replaced.
+
+    The inode tells a file from one of the same size that replaced it within a tick of the file system's clock.
+    """
+
+    inode: int
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, file: str | os.PathLike[str] | int) -> "Stamp":
+        """The stamp of a path or an open descriptor; `ABSENT` if there is no such file."""
+        try:
+            found = os.stat(file)
+        except (FileNotFoundError, NotADirectoryError):  # other failures say what they are
+            return ABSENT
+        return cls(found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+ABSENT = Stamp(0, 0, 0)
+
+
+class WatchedFiles:
+    """The stamps of files that another library reads; paths are kept absolute, for other processes."""
+
+    def __init__(self, who: str, paths: Iterable[str | os.PathLike[str]]) -> None:
+        self._who = who
+        self._stamps = {path: Stamp.of(path) for path in [os.path.abspath(path) for path in paths]}
+
+    def check(self, indices: np.ndarray) -> None:
+        """Raise `FileChanged` if any file has changed, with the samples that are being read."""
+        for path, stamp in self._stamps.items():
+            if Stamp.of(path) != stamp:
+                raise file_changed(self._who, path, f"noticed at {describe_samples(indices)}")
+
+
+def file_changed(who: str, name: str, detail: str = "", kind: str = "file") -> FileChanged:
+    """The error for a file that is not what it was."""
+    return FileChanged(
+        f"{who} reads {name}, and the {kind} has changed since it was opened{': ' if detail else ''}{detail}. "
+        "Leave it alone while it is read, and build the source again."
+    )
+
+
+def file_unreadable(who: str, name: str, indices: np.ndarray, error: Exception) -> FileChanged:
+    """The error for a file whose reader failed at some samples."""
+    return FileChanged(
+        f"{who} cannot read {name}, at {describe_samples(indices)}: {error}. The file has changed or is damaged; "
+        "get it again, and build the source again."
+    )
+
+
+def describe_samples(indices: np.ndarray) -> str:
+    """Name one sample or several."""
+    return f"sample {indices[0]}" if len(indices) == 1 else f"samples {describe_value(indices.tolist())}"

@@ -10,7 +10,7 @@ import urllib.parse
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from millstream.files.changed import FileChanged
+from millstream.files.changed import FileChanged, Stamp, file_changed
 from millstream.files.urls import shown
 from millstream.text.errors import require_path
 
@@ -24,12 +24,10 @@ class File(Protocol):
     Attributes:
         name: As the user wrote it, for errors, without secrets.
         size: In bytes.
-        version: Words that change when the contents do.
     """
 
     name: str
     size: int
-    version: str
 
     def read_at(self, start: int, size: int) -> bytes:
         """Exactly so many bytes from a position on; `FileChanged` if they are not there any more."""
@@ -50,26 +48,21 @@ class LocalFile:
     Args:
         who: Who speaks in errors.
         path: Where it is.
-        version: The version it must still have; None for the one it has now.
+        stamp: The one it must still have; None for the one it has now.
     """
 
-    def __init__(self, who: str, path: str | os.PathLike[str], version: str | None = None) -> None:
-        require_path(who, "a path", path)
+    def __init__(self, who: str, path: str | os.PathLike[str], stamp: Stamp | None = None) -> None:
+        found = require_file(who, path) if stamp is None else pathlib.Path(path)
         self.name, self._who = str(path), who
-        try:
-            self.path = require_file(who, path).absolute()
-        except FileNotFoundError:
-            if version is None:
-                raise
-            raise self._changed() from None  # it was there when its version was taken
+        self.path = found.absolute()
         self._text = os.fspath(self.path)
-        self._stamp = _stamp(os.stat(self._text))
-        self.size, self.version = self._stamp[0], f"{self._stamp[0]} bytes of {self._stamp[1]} ns"
-        if version is not None and self.version != version:
-            raise self._changed()
+        self._stamp = Stamp.of(self._text) if stamp is None else stamp
+        self.size = self._stamp.size
+        if stamp is not None:
+            self.check()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LocalFile, (self._who, self._text, self.version)
+        return LocalFile, (self._who, self._text, self._stamp)
 
     def read_at(self, start: int, size: int) -> bytes:
         return next(self.read_ranges([(start, size)]))
@@ -80,12 +73,12 @@ class LocalFile:
         except _GONE:
             raise self._changed() from None
         try:
-            self._require(os.fstat(handle))
+            self._require(handle)
             for start, size in ranges:
                 data = os.pread(handle, size, start)
                 while len(data) < size and (more := os.pread(handle, size - len(data), start + len(data))):
                     data += more  # the kernel gives 2 GB at most
-                self._require(os.fstat(handle))  # behind it, too: what is written in between is noticed
+                self._require(handle)  # after it, too: what is written in between is noticed
                 if len(data) != size:
                     raise self._changed()
                 yield data
@@ -93,25 +86,18 @@ class LocalFile:
             os.close(handle)
 
     def check(self) -> None:
-        """Refuse to go on if the file has changed; for those who read it by other means."""
-        try:
-            found = os.stat(self._text)
-        except _GONE:
-            raise self._changed() from None
-        self._require(found)
+        """Raise `FileChanged` if the file has changed; for code that reads it by other means."""
+        self._require(self._text)
 
     def close(self) -> None:
         pass  # it is open while it is read, and no longer
 
-    def _require(self, found: os.stat_result) -> None:
-        if _stamp(found) != self._stamp:
+    def _require(self, file: str | int) -> None:
+        if Stamp.of(file) != self._stamp:
             raise self._changed()
 
     def _changed(self) -> FileChanged:
-        return FileChanged(
-            f"{self._who} reads {self.name}, and the file has changed since it was opened. "
-            "Leave files alone while they are read, and build the source again."
-        )
+        return file_changed(self._who, self.name)
 
 
 def require_file(who: str, path: str | os.PathLike[str]) -> pathlib.Path:
@@ -122,10 +108,6 @@ def require_file(who: str, path: str | os.PathLike[str]) -> pathlib.Path:
     if not found.is_file():
         raise ValueError(f"{who} needs a plain file. {found} is a folder, a pipe or a device.")
     return found
-
-
-def _stamp(found: os.stat_result) -> tuple[int, int]:
-    return found.st_size, found.st_mtime_ns
 
 
 class FileStream(io.RawIOBase):

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from millstream.files.changed import FileChanged
+from millstream.files.changed import FileChanged, file_changed
 from millstream.files.file_cache import FileCache, file_cache
 from millstream.files.object_stores import Piece, Store, StoreFault, open_store
 from millstream.files.remote_options import CloudOptions, options_for
@@ -195,10 +195,7 @@ class RemoteFile:
         )
 
     def _changed(self, found: str) -> FileChanged:
-        return FileChanged(
-            f"{self._who} reads {self.name}, and the file has changed since it was opened: {found}. "
-            "Leave files alone while they are read, and build the source again."
-        )
+        return file_changed(self._who, self.name, found)
 
 
 def _cut(part: _Part, held: tuple[int, bytes]) -> bytes:

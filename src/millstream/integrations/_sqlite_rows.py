@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream.files.changed import FileChanged
+from millstream.files.changed import ABSENT, FileChanged, Stamp, file_changed
 from millstream.files.data_files import LocalFile, local_path
 from millstream.text.errors import describe_value, require_names
 
@@ -65,10 +65,7 @@ class Database:
         # The file tells of what happened before this connection was made; the connection, of what the file's clock
         # is too coarse for.
         if self._connection.has_news() or self._found_stamp() != self._stamp:
-            raise FileChanged(
-                f"{self._who} reads {self.path}, and the database has changed since it was opened. "
-                "Leave it alone while it is read, and build the source again."
-            )
+            raise file_changed(self._who, self.path, kind="database")
 
     @property
     def _connection(self) -> "_Connection":
@@ -77,19 +74,10 @@ class Database:
             connection = self._local.connection = _Connection(self.path, self._timeout)
         return connection
 
-    def _found_stamp(self) -> tuple[int, ...]:
-        """What changes with the file or its log. It is not opened: closing it would drop SQLite's locks."""
-        try:
-            found = os.stat(self.path)
-        except FileNotFoundError:
-            return ()
-        try:
-            log = os.stat(f"{self.path}-wal")
-        except FileNotFoundError:
-            log = None
-        # Readers make an empty log, too.
-        logged = (log.st_size, log.st_mtime_ns) if log is not None and log.st_size else ()
-        return found.st_ino, found.st_size, found.st_mtime_ns, *logged
+    def _found_stamp(self) -> tuple[Stamp, Stamp]:
+        """The stamps of the file and its log. They are not opened: closing them would drop SQLite's locks."""
+        log = Stamp.of(f"{self.path}-wal")
+        return Stamp.of(self.path), log if log.size else ABSENT  # readers make an empty log, too
 
 
 class _Connection:

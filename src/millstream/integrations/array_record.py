@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from millstream.files.changed import FileChanged
+from millstream.files.changed import WatchedFiles, file_unreadable
 from millstream.files.data_files import LocalFile, local_path
 from millstream.integrations._table import Paths, listed_paths, made_samples
-from millstream.integrations._watched_files import WatchedFiles, described
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
 from millstream.reading.host_source import HostSource
@@ -109,10 +108,7 @@ class ArrayRecordSource(HostSource):
             return self._reader(number).read((indices - first).tolist())
         except RuntimeError as error:
             if len(indices) == 1:
-                raise FileChanged(
-                    f"{self._who} cannot read {self._paths[number]}, at {described(indices)}: {error}. The file has "
-                    "changed or is damaged; get it again, and build the source again."
-                ) from None
+                raise file_unreadable(self._who, self._paths[number], indices, error) from None
             return [record for index in indices for record in self._read(number, np.array([index]))]
 
     def _reader(self, number: int) -> Any:

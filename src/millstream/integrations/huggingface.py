@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from millstream.files.changed import WatchedFiles
 from millstream.integrations._arrow_columns import Unreadable, to_numpy
 from millstream.integrations._huggingface_batches import HuggingFaceBatches as HuggingFaceBatches
 from millstream.integrations._huggingface_batches import are_numbers, numbers_table
 from millstream.integrations._table import Row, TableSource, chosen_columns
-from millstream.integrations._watched_files import WatchedFiles
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
 from millstream.reading.samples import SampleSpec

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from millstream.files.changed import FileChanged
+from millstream.files.changed import FileChanged, Stamp, describe_samples, file_changed, file_unreadable
 from millstream.files.data_files import local_path
 from millstream.integrations._table import chosen_columns
-from millstream.integrations._watched_files import changed, described
 from millstream.plan.ordering import Ordering
 from millstream.reading.host_source import HostSource
 from millstream.reading.samples import SampleSpec, spec_of
@@ -20,7 +19,7 @@ from millstream.reading.stats import timed
 from millstream.sources.array import check_ordering
 from millstream.text.errors import describe_leaf, needs, require_int, table
 
-_MISSING = (-1, -1)
+_STAMP = np.dtype([("inode", np.uint64), ("size", np.int64), ("mtime_ns", np.int64)])
 
 
 class _ZarrArray:
@@ -37,7 +36,7 @@ class _ZarrArray:
         self._cache_bytes = cache_bytes
         self.path = pathlib.Path(path).absolute()
         self._document = next(name for name in ("zarr.json", ".zarray") if (self.path / name).is_file())
-        self._stamp = _stamp(self.path / self._document)
+        self._stamp = Stamp.of(self.path / self._document)
         self._store: Any = None
         store = self._opened()
         self.shape: tuple[int, ...] = tuple(store.shape)
@@ -46,9 +45,8 @@ class _ZarrArray:
         self._prefix, self._separator = self._key_form()
         # A chunk without a file is one of zeros, so a file that goes away would not be missed otherwise.
         grid = [-(-size // step) for size, step in zip(self.shape, self._chunk, strict=True)]
-        self._stamps = np.array(
-            [_stamp(self._file(place)) for place in itertools.product(*map(range, grid))], np.int64
-        ).reshape(*grid, 2)
+        places = itertools.product(*map(range, grid))
+        self._stamps = np.array([Stamp.of(self._file(place)) for place in places], _STAMP).reshape(grid)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_store": None}
@@ -94,15 +92,18 @@ class _ZarrArray:
         return f"{self.path}/{self._prefix}{self._separator.join(map(str, place))}"
 
     def _check(self, indices: np.ndarray) -> None:
-        """Refuse to go on if a file that these rows come from has changed."""
-        if _stamp(self.path / self._document) != self._stamp:
-            raise changed(self._who, str(self.path / self._document), indices)
+        """Raise `FileChanged` if a file that these rows come from has changed."""
+        if Stamp.of(self.path / self._document) != self._stamp:
+            raise self._changed(str(self.path / self._document), indices)
         chunks = indices // self._chunk[0]
-        rest = list(np.ndindex(*self._stamps.shape[1:-1]))
+        rest = list(np.ndindex(*self._stamps.shape[1:]))
         for number in np.unique(chunks).tolist():
             for place in rest:
-                if _stamp(self._file((number, *place))) != tuple(self._stamps[number, *place]):
-                    raise changed(self._who, self._file((number, *place)), indices[chunks == number])
+                if Stamp.of(self._file((number, *place))) != self._stamps[number, *place].item():
+                    raise self._changed(self._file((number, *place)), indices[chunks == number])
+
+    def _changed(self, file: str, indices: np.ndarray) -> FileChanged:
+        return file_changed(self._who, file, f"noticed at {describe_samples(indices)}")
 
     def _unreadable(self, indices: np.ndarray, error: Exception) -> FileChanged:
         for index in indices:
@@ -111,18 +112,7 @@ class _ZarrArray:
             except ValueError as its_own:
                 indices, error = np.array([index]), its_own
                 break
-        return FileChanged(
-            f"{self._who} cannot read {self.path}, at {described(indices)}: {error}. The file has changed or is "
-            "damaged; get it again, and build the source again."
-        )
-
-
-def _stamp(path: str | os.PathLike[str]) -> tuple[int, int]:
-    try:
-        found = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return _MISSING
-    return found.st_size, found.st_mtime_ns
+        return file_unreadable(self._who, str(self.path), indices, error)
 
 
 class ZarrSource(HostSource):

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from millstream.files.atomic import written
+from millstream.files.changed import Stamp
 from millstream.files.lock import locked
 from millstream.files.plain import decode, encode
 from millstream.files.safe_path import require_trust
@@ -79,7 +80,7 @@ class OpenCache:
     path: pathlib.Path
     mode: Mode
     format: BatchFormat
-    _verified: set[tuple[int, int, int]] = dataclasses.field(default_factory=set)
+    _verified: set[Stamp] = dataclasses.field(default_factory=set)
     _storing: bool = True
     _warned: bool = False
 

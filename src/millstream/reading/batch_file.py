@@ -10,7 +10,6 @@ import functools
 import json
 import math
 import mmap
-import os
 import pathlib
 import struct
 import weakref
@@ -20,6 +19,7 @@ from typing import IO
 
 import numpy as np
 
+from millstream.files.changed import Stamp
 from millstream.files.safe_path import NotPlainFile, plain_reader
 from millstream.reading.memory import ALIGNMENT, aligned_empty
 
@@ -81,7 +81,7 @@ class BatchFormat:
             crc = zlib.crc32(piece, crc)
         return [start[: _CRC_END - 4] + crc.to_bytes(4, "little") + start[_CRC_END:], *pieces], total
 
-    def unpack(self, path: pathlib.Path, epoch: int, number: int, verified: set[tuple[int, int, int]]) -> Sections:
+    def unpack(self, path: pathlib.Path, epoch: int, number: int, verified: set[Stamp]) -> Sections:
         """The batch in a file, mapped.
 
         Args:
@@ -91,16 +91,15 @@ class BatchFormat:
             verified: Files whose checksum was right before; this one is added.
         """
         with _opened(path) as file:
-            status = os.fstat(file.fileno())
-            offsets, sizes = self._require_header(file, status, path, epoch, number)
-            content = _content(file, status.st_size)
-        token = (status.st_ino, status.st_size, status.st_mtime_ns)
-        if token not in verified:
+            stamp = Stamp.of(file.fileno())
+            offsets, sizes = self._require_header(file, stamp.size, path, epoch, number)
+            content = _content(file, stamp.size)
+        if stamp not in verified:
             found = zlib.crc32(content[_CRC_END:].data)
             claimed = int.from_bytes(content[_CRC_END - 4 : _CRC_END].tobytes(), "little")
             if found != claimed:
                 raise DamagedBatch(f"{path} is damaged: its checksum is {found:08x} and should be {claimed:08x}.")
-            verified.add(token)
+            verified.add(stamp)
         leaves = [
             np.ndarray(shape, dtype, content, offset)
             for shape, dtype, offset in zip(self.shapes, self.dtypes, offsets, strict=False)
@@ -109,19 +108,19 @@ class BatchFormat:
         return Sections(leaves, ok, content[offsets[-1] : offsets[-1] + sizes[1]].tobytes())
 
     def _require_header(
-        self, file: IO[bytes], status: os.stat_result, path: pathlib.Path, epoch: int, number: int
+        self, file: IO[bytes], size: int, path: pathlib.Path, epoch: int, number: int
     ) -> tuple[list[int], tuple[int, int]]:
         """Where the sections of a file begin and the two sizes that may vary, if the file is what its name says."""
         prefix = file.read(_PREFIX.size)
         if len(prefix) < _PREFIX.size or not prefix.startswith(_MAGIC):
-            raise DamagedBatch(f"{path} is no batch file, or its beginning is lost ({status.st_size} bytes).")
+            raise DamagedBatch(f"{path} is no batch file, or its beginning is lost ({size} bytes).")
         _, _, version, ok_size, additional_size = _PREFIX.unpack(prefix)
         if version != _VERSION:
             raise DamagedBatch(f"{path} has format version {version}, and this Millstream reads version {_VERSION}.")
         header, offsets, total = self._layout(epoch, number, ok_size, additional_size)
-        if status.st_size != total or ok_size not in (0, math.prod(self.mask_shape)):
+        if size != total or ok_size not in (0, math.prod(self.mask_shape)):
             raise DamagedBatch(
-                f"{path} holds {status.st_size} bytes, and its header asks for {total}. It is cut short or damaged."
+                f"{path} holds {size} bytes, and its header asks for {total}. It is cut short or damaged."
             )
         if file.read(len(header)) != header:
             raise DamagedBatch(
