@@ -4,7 +4,6 @@ import hashlib
 import os
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -14,8 +13,7 @@ from millstream.files.changed import Stamp
 from millstream.files.lock import locked
 from millstream.files.safe_path import require_trust
 from millstream.files.user_cache import user_cache
-from millstream.sources.array import check_ordering
-from millstream.text.errors import require_int, require_path
+from millstream.text.errors import require_path
 
 _VERSION = 1  # of what is made from the same files; counts up when that changes
 _TIMEOUT = 600.0
@@ -76,12 +74,6 @@ def require_place(who: str, name: str, place: CacheDir) -> None:
     """Refuse a folder or file that is neither a path nor None."""
     if place is not None:
         require_path(who, f"{name} to be a path", place)
-
-
-def require_reading(who: str, ordering: Any, prefetch_size: Any) -> None:
-    """Refuse what a source of the data set would refuse, before a download."""
-    check_ordering(who, ordering)
-    require_int(who, "prefetch_size", prefetch_size, least=1)
 
 
 def cache_folder(cache_dir: CacheDir, name: str) -> pathlib.Path:

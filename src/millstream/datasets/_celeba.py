@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from millstream.datasets._cache import CacheDir, find_file, find_or_fetch, require_place, require_reading
+from millstream.datasets._cache import CacheDir, find_file, find_or_fetch, require_place
 from millstream.datasets._download import RemoteFile
 from millstream.files.safe_path import safe_path
 from millstream.plan.ordering import Ordering
+from millstream.sources.array import check_reading
 from millstream.sources.disk import DiskSampleSource
 from millstream.sources.image_folder import decode_image, require_pillow
 from millstream.text.errors import require_bool, require_choice
@@ -117,7 +118,7 @@ class CelebADataset:
         include_attributes: bool = True,
     ) -> DiskSampleSource:
         """A source that decodes the pictures of a batch when it is due."""
-        require_reading("CelebADataset", ordering, prefetch_size)
+        check_reading("CelebADataset", ordering, prefetch_size)
         dataset = cls(split, cache_dir, data_dir, include_attributes)
         return DiskSampleSource(len(dataset), dataset.__getitem__, None, ordering, prefetch_size)
 

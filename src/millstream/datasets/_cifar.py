@@ -14,11 +14,11 @@ from millstream.datasets._cache import (
     find_file,
     find_or_fetch,
     require_place,
-    require_reading,
 )
 from millstream.datasets._download import RemoteFile
 from millstream.datasets._pickle import read_plain_pickle
 from millstream.plan.ordering import Ordering
+from millstream.sources.array import check_reading
 from millstream.sources.npy import NpySource
 from millstream.text.errors import require_choice
 
@@ -65,7 +65,7 @@ class _CifarDataset(ArrayDataset):
         cache_dir: CacheDir = None,
     ) -> NpySource:
         """A source whose pictures stay on disk: they are put in order once, then memory-mapped."""
-        require_reading(cls.__name__, ordering, prefetch_size)
+        check_reading(cls.__name__, ordering, prefetch_size)
         paths = cls._paths(split, cache_dir)
         folder = cache_folder(cache_dir, cls.folder)
         cached = cache_arrays(folder, f"{cls.folder}-{split}", paths, lambda: cls._read(paths))

@@ -5,8 +5,9 @@ from importlib import resources
 
 import numpy as np
 
-from millstream.datasets._cache import ArrayDataset, require_reading
+from millstream.datasets._cache import ArrayDataset
 from millstream.plan.ordering import Ordering
+from millstream.sources.array import check_reading
 from millstream.sources.host_array import HostArraySource
 from millstream.text.errors import require_choice
 
@@ -36,7 +37,7 @@ class DigitsDataset(ArrayDataset):
         cls, *, split: str = "train", ordering: Ordering = "shuffle", prefetch_size: int = 64
     ) -> HostArraySource:
         """A source whose images stay on the host."""
-        require_reading("DigitsDataset", ordering, prefetch_size)
+        check_reading("DigitsDataset", ordering, prefetch_size)
         return HostArraySource(cls(split).as_array_dict(), ordering, prefetch_size)
 
 

@@ -14,10 +14,11 @@ from millstream.datasets._cache import (
     find_file,
     find_or_fetch,
     require_place,
-    require_reading,
 )
 from millstream.datasets._download import RemoteFile
 from millstream.plan.ordering import Ordering
+from millstream.reading.host_source import HostSource
+from millstream.sources.array import check_reading
 from millstream.sources.file_source import FileSource
 from millstream.sources.idx import map_idx
 from millstream.sources.npy import NpySource
@@ -65,9 +66,9 @@ class _IdxDataset(ArrayDataset):
         ordering: Ordering = "shuffle",
         prefetch_size: int = 64,
         cache_dir: CacheDir = None,
-    ) -> FileSource:
+    ) -> HostSource:
         """A source whose images stay on disk: packed files are unpacked once, then memory-mapped."""
-        require_reading(cls.__name__, ordering, prefetch_size)
+        check_reading(cls.__name__, ordering, prefetch_size)
         paths = cls._paths(split, cache_dir)
         return _disk_source(cls.__name__, paths, cache_folder(cache_dir, cls.folder), ordering, prefetch_size)
 
@@ -201,16 +202,16 @@ class EMNISTDataset(ArrayDataset):
         prefetch_size: int = 64,
         cache_dir: CacheDir = None,
         subset: str = "balanced",
-    ) -> FileSource:
+    ) -> HostSource:
         """A source whose images stay on disk: packed files are unpacked once, then memory-mapped."""
-        require_reading("EMNISTDataset", ordering, prefetch_size)
+        check_reading("EMNISTDataset", ordering, prefetch_size)
         paths = cls._paths(split, cache_dir, subset)
         return _disk_source("EMNISTDataset", paths, cache_folder(cache_dir, cls.folder), ordering, prefetch_size)
 
 
 def MNISTDiskSource(
     split: str = "train", cache_dir: CacheDir = None, ordering: Ordering = "shuffle", prefetch_size: int = 64
-) -> FileSource:
+) -> HostSource:
     """MNIST as a source whose images stay on disk; the same as `MNISTDataset.make_disk_source`."""
     return MNISTDataset.make_disk_source(
         split=split, ordering=ordering, prefetch_size=prefetch_size, cache_dir=cache_dir
@@ -230,7 +231,7 @@ def _read(who: str, paths: list[pathlib.Path]) -> dict[str, np.ndarray]:
 
 def _disk_source(
     who: str, paths: list[pathlib.Path], folder: pathlib.Path, ordering: Ordering, prefetch_size: int
-) -> FileSource:
+) -> HostSource:
     if paths[0].suffix != ".gz":
         return FileSource(_read, (who, paths), ordering, prefetch_size)
     name = paths[0].name.removesuffix("-images-idx3-ubyte.gz")

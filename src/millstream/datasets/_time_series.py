@@ -6,10 +6,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from millstream.datasets._cache import ArrayDataset, CacheDir, find_or_fetch, require_place, require_reading
+from millstream.datasets._cache import ArrayDataset, CacheDir, find_or_fetch, require_place
 from millstream.datasets._download import RemoteFile
 from millstream.files.data_files import local_path, require_file
 from millstream.plan.ordering import Ordering
+from millstream.sources.array import check_reading
 from millstream.sources.csv import read_csv
 from millstream.sources.host_array import HostArraySource
 from millstream.text.errors import describe_leaf, describe_value, require_bool, require_choice, require_int
@@ -164,7 +165,7 @@ class _TimeSeriesDataset(ArrayDataset):
         data_path: str | os.PathLike[str] | None = None,
     ) -> HostArraySource:
         """A source whose windows stay on the host. The series are small and are read whole."""
-        require_reading(cls.__name__, ordering, prefetch_size)
+        check_reading(cls.__name__, ordering, prefetch_size)
         dataset = cls(
             split,
             cache_dir,

@@ -43,12 +43,9 @@ class File(Protocol):
 
 
 class LocalFile:
-    """A file of this machine. It is open only while it is read, so that there can be thousands.
+    """A file of this machine, open only while it is read, so that there can be thousands.
 
-    Args:
-        who: Who speaks in errors.
-        path: Where it is.
-        stamp: The one it must still have; None for the one it has now.
+    A copy in another process has the stamp that the file must still have.
     """
 
     def __init__(self, who: str, path: str | os.PathLike[str], stamp: Stamp | None = None) -> None:
@@ -111,11 +108,7 @@ def require_file(who: str, path: str | os.PathLike[str]) -> pathlib.Path:
 
 
 class FileStream(io.RawIOBase):
-    """A file as Python's own kind of file, for libraries that want one.
-
-    Args:
-        file: The file.
-    """
+    """A file as Python's own kind of file, for libraries that want one."""
 
     def __init__(self, file: File) -> None:
         self._source = file
@@ -162,12 +155,7 @@ def is_remote(path: object) -> bool:
 
 
 def local_path(who: str, path: str | os.PathLike[str]) -> pathlib.Path:
-    """A path, for those who read from this machine alone: an address is refused as one, and not as a missing file.
-
-    Args:
-        who: Who speaks in errors.
-        path: What the user gave.
-    """
+    """A path, for code that reads from this machine alone: an address is refused as one, not as a missing file."""
     found = require_path(who, "a path", path)
     if is_remote(path):
         raise ValueError(
@@ -204,12 +192,7 @@ def recorded(known: Sequence[File] = ()) -> Iterator[list[File]]:
 
 
 def open_file(who: str, path: str | os.PathLike[str]) -> File:
-    """A file by its path, or by an address such as `s3://`, `gs://` or `https://`.
-
-    Args:
-        who: Who speaks in errors.
-        path: Where it is.
-    """
+    """A file by its path, or by an address such as `s3://`, `gs://` or `https://`."""
     opening = _opening.get()
     if opening is None:
         return _open(who, path)

@@ -30,7 +30,7 @@ from millstream.reading.processes import Processes
 from millstream.reading.samples import ObjectSpec
 from millstream.reading.slots import slots_for
 from millstream.reading.workers.messages import SlotForm
-from millstream.sources.file_source import is_mapped
+from millstream.sources.file_source import OpenedRows, is_mapped
 from millstream.text.errors import describe_value
 from millstream.text.tables import WIDTH, name_table, size_text, text_table
 from millstream.transforms.buffer import BufferTransform
@@ -269,9 +269,10 @@ def _host_rows(source: HostSource, reader: str, per_batch: int) -> list[Explaine
 
 def _held(source: HostSource) -> tuple[int | None, list[str]]:
     """Bytes of the arrays of a source that are in memory, and a note on those that are not."""
-    if not isinstance(source, ArrayRows):
+    rows = getattr(source, "array_rows", None)
+    if not isinstance(rows, ArrayRows | OpenedRows):
         return None, []
-    leaves = jax.tree.leaves(source.data)
+    leaves = jax.tree.leaves(rows.data)
     outside = [leaf for leaf in leaves if is_mapped(leaf) or not isinstance(leaf, np.ndarray)]
     if not outside:
         return nbytes(leaves), []

@@ -16,7 +16,7 @@ from millstream.reading.dtypes import narrowed
 from millstream.reading.host_source import HostSource
 from millstream.reading.samples import NotAnArray, SampleSpec, first_sample, spec_of, spec_or_objects
 from millstream.reading.stats import spent
-from millstream.sources.array import check_ordering
+from millstream.sources.array import check_reading
 from millstream.text.errors import (
     describe_leaf,
     describe_value,
@@ -24,7 +24,6 @@ from millstream.text.errors import (
     listed,
     noted,
     require_callable,
-    require_int,
     require_path,
 )
 
@@ -117,8 +116,7 @@ class TableSource(HostSource):
     def __init__(
         self, who: str, ordering: Ordering, prefetch_size: int, row_fn: Callable[[Row], PyTree] | None
     ) -> None:
-        check_ordering(who, ordering)
-        require_int(who, "prefetch_size", prefetch_size, least=1)
+        check_reading(who, ordering, prefetch_size)
         if row_fn is not None:
             require_callable(who, "row_fn", row_fn)
         self._who = who

@@ -14,7 +14,7 @@ from millstream.reading.contracts import PyTree
 from millstream.reading.host_source import HostSource
 from millstream.reading.samples import first_sample, spec_or_objects
 from millstream.reading.stats import timed
-from millstream.sources.array import check_ordering
+from millstream.sources.array import check_reading
 from millstream.text.errors import describe_value, needs, require_callable, require_int
 
 _OPTIONS = "max_parallelism:0,readahead_buffer_size:0"  # what is read is known, and none of it is next to the other
@@ -55,8 +55,7 @@ class ArrayRecordSource(HostSource):
         self._who = "ArrayRecordSource"
         with needs(self._who, "array_record", "array_record"):
             import array_record.python.array_record_module  # noqa: F401
-        check_ordering(self._who, ordering)
-        require_int(self._who, "prefetch_size", prefetch_size, least=1)
+        check_reading(self._who, ordering, prefetch_size)
         require_int(self._who, "readers", readers, least=1)
         if record_fn is not None:
             require_callable(self._who, "record_fn", record_fn)

@@ -16,20 +16,14 @@ from millstream.plan.ordering import Ordering
 from millstream.reading.host_source import HostSource
 from millstream.reading.samples import SampleSpec, spec_of
 from millstream.reading.stats import timed
-from millstream.sources.array import check_ordering
+from millstream.sources.array import check_reading
 from millstream.text.errors import describe_leaf, needs, require_int, table
 
 _STAMP = np.dtype([("inode", np.uint64), ("size", np.int64), ("mtime_ns", np.int64)])
 
 
 class _ZarrArray:
-    """An array that is read by its rows, here or, as a copy, in another process.
-
-    Args:
-        who: Who speaks in errors.
-        path: The folder of the array.
-        cache_bytes: How much of it may be kept in memory, unpacked.
-    """
+    """The array in a folder, read by its rows, here or, as a copy, in another process."""
 
     def __init__(self, who: str, path: str | os.PathLike[str], cache_bytes: int) -> None:
         self._who = who
@@ -154,8 +148,7 @@ class ZarrSource(HostSource):
         self._who = "ZarrSource"
         with needs(self._who, "tensorstore", "zarr"):
             import tensorstore  # noqa: F401
-        check_ordering(self._who, ordering)
-        require_int(self._who, "prefetch_size", prefetch_size, least=1)
+        check_reading(self._who, ordering, prefetch_size)
         require_int(self._who, "cache_bytes", cache_bytes, least=0)
         folder = local_path(self._who, path)
         kind = _kind(folder)

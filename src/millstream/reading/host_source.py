@@ -125,21 +125,11 @@ class SampleReader(HostSource):
         return self.read_row(index, out, 0, None if keys is None else keys[0])
 
 
-class ArrayRows(HostSource):
-    """The rows of NumPy arrays.
+class ArrayRows:
+    """The rows of NumPy arrays, in memory or mapped."""
 
-    Args:
-        who: Who speaks in errors.
-        data: A tree of arrays with the same number of rows.
-        spec: The structure of a row.
-        ordering: As for every source.
-        prefetch_size: How many samples are read before they are needed.
-    """
-
-    def __init__(self, who: str, data: PyTree, spec: SampleSpec, ordering: Ordering, prefetch_size: int = 64) -> None:
-        self.sample_spec = spec
-        self.ordering: Ordering = ordering
-        self.prefetch_size = prefetch_size
+    def __init__(self, who: str, data: PyTree, spec: SampleSpec) -> None:
+        self.spec = spec
         self._who = who
         self._leaves = [np.asarray(leaf) for leaf in spec.flatten(who, data)]
 
@@ -149,10 +139,10 @@ class ArrayRows(HostSource):
     @property
     def data(self) -> PyTree:
         """The arrays, as a tree."""
-        assert isinstance(self.sample_spec, SampleSpec)
-        return self.sample_spec.unflatten(self._leaves)
+        return self.spec.unflatten(self._leaves)
 
-    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
+    def take(self, indices: np.ndarray, out: Sequence[np.ndarray]) -> None:
+        """Write the rows at `indices` into `out`, one array per leaf."""
         for leaf, target in zip(self._leaves, out, strict=True):
             take_rows(self._who, leaf, indices, target)
 
@@ -163,6 +153,21 @@ def take_rows(who: str, array: np.ndarray, indices: np.ndarray, out: np.ndarray)
         np.take(array, indices, axis=0, out=out, mode="clip")  # "raise" would go through a buffer
     else:
         out[...] = narrowed(who, np.take(array, indices, axis=0), out.dtype)
+
+
+class _Gathered(HostSource):
+    """A source of arrays, read on the host under its own name."""
+
+    def __init__(self, name: str, rows: ArrayRows, ordering: Ordering) -> None:
+        self._name = name
+        self.array_rows = rows
+        self.sample_spec, self.ordering = rows.spec, ordering
+
+    def __len__(self) -> int:
+        return len(self.array_rows)
+
+    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
+        self.array_rows.take(indices, out)
 
 
 class _Adapted(HostSource):
@@ -194,4 +199,5 @@ def as_host_source(source: IndexedSource) -> HostSource:
 
     name = type(source).__name__
     data = jax.tree.map(np.asarray, getattr(source, "data", source.arrays))  # on a CPU this shares the memory
-    return ArrayRows(name, data, spec_of(name, jax.tree.map(lambda leaf: leaf[0], data)), source.ordering)
+    spec = spec_of(name, jax.tree.map(lambda leaf: leaf[0], data))
+    return _Gathered(name, ArrayRows(name, data, spec), source.ordering)

@@ -9,7 +9,7 @@ import numpy as np
 from millstream.plan.ordering import Ordering, as_shuffle
 from millstream.reading.contracts import PyTree
 from millstream.reading.dtypes import check_array, holds_numbers, kept
-from millstream.text.errors import describe_leaf, describe_value, table
+from millstream.text.errors import describe_leaf, describe_value, require_int, table
 
 if TYPE_CHECKING:
     import jax
@@ -76,6 +76,12 @@ def _tree() -> Any:
 def check_ordering(who: str, ordering: Any) -> None:
     """Refuse an ordering that is not known."""
     as_shuffle(who, ordering)
+
+
+def check_reading(who: str, ordering: Any, prefetch_size: Any) -> None:
+    """Refuse an ordering or a prefetch_size that no source takes."""
+    check_ordering(who, ordering)
+    require_int(who, "prefetch_size", prefetch_size, least=1)
 
 
 def check_rows(who: str, data: PyTree) -> None:

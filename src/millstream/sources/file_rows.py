@@ -18,12 +18,7 @@ FREE_BYTES = 16 << 20
 
 
 class FileRows(Protocol):
-    """What takes the place of an array where there is none.
-
-    Attributes:
-        shape: Of the array.
-        dtype: In this machine's byte order.
-    """
+    """What takes the place of an array where there is none; its dtype is in this machine's byte order."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -40,14 +35,7 @@ class FileRows(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class RangedRows:
-    """An array in a file, row behind row.
-
-    Args:
-        file: The file.
-        stored: The dtype of its numbers.
-        shape: Of the array.
-        offset: Where the first row begins.
-    """
+    """An array in a file, row after row from an offset, in the dtype that is stored there."""
 
     file: File
     stored: np.dtype
@@ -83,11 +71,7 @@ class RangedRows:
 
 @dataclasses.dataclass(frozen=True)
 class ChainedRows:
-    """Arrays one behind the other.
-
-    Args:
-        parts: Arrays, mapped or not, with rows of one shape and dtype.
-    """
+    """Arrays, mapped or not, one after the other, with rows of one shape and dtype."""
 
     parts: Sequence[np.ndarray | FileRows]
 

@@ -9,55 +9,60 @@ from millstream.files.changed import FileChanged
 from millstream.files.data_files import File, LocalFile, recorded
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
-from millstream.reading.host_source import ArrayRows
+from millstream.reading.host_source import HostSource
 from millstream.reading.memory import mapped_file
-from millstream.sources.file_rows import ChainedRows, FileRows, take_rows
-from millstream.sources.host_array import HostArraySource
+from millstream.reading.samples import SampleSpec, spec_of
+from millstream.sources.array import check_reading, check_rows
+from millstream.sources.file_rows import ChainedRows, take_rows
 from millstream.text.errors import noted
 
 
-class FileSource(HostArraySource):
+class OpenedRows:
     """Rows of files. A copy in another process opens the files again instead of carrying their contents there.
 
     A file that is mapped or read row by row must stay as it is: what has changed is refused, here and there.
 
     Args:
+        who: The source, in errors.
         open_files: Gives the arrays, mapped, in memory, or as `FileRows`.
         arguments: What it is called with, here and there.
-        ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
-        prefetch_size: How many samples are read before they are needed.
+        spec: The structure of a row, for a copy: finding it takes JAX, which worker processes do without.
+        known: The files, for a copy.
     """
 
     def __init__(
         self,
+        who: str,
         open_files: Callable[..., PyTree],
         arguments: tuple[Any, ...],
-        ordering: Ordering = "shuffle",
-        prefetch_size: int = 64,
+        spec: SampleSpec | None = None,
+        known: Sequence[File] = (),
     ) -> None:
-        import jax
-
-        with recorded() as files:
+        with recorded(known) as self._files:
             data = open_files(*arguments)
-        super().__init__(jax.tree.map(_stand_in, data), ordering, prefetch_size)
-        self._opened_by = (open_files, arguments)
-        self._hold(data, files)
+        self.spec = _row_spec(who, data) if spec is None else spec
+        self._who, self._opened_by = who, (open_files, arguments)
+        self._leaves = self.spec.flatten(who, data)
+        mapped = any(map(is_mapped, self._leaves))
+        self._mapped = [file for file in self._files if mapped and isinstance(file, LocalFile)]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        rest = (self.sample_spec, self.ordering, self.prefetch_size)
-        return _reopen, (type(self), *self._opened_by, self._files, *rest)
+        return OpenedRows, (self._who, *self._opened_by, self.spec, self._files)
 
-    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
+    def __len__(self) -> int:
+        return len(self._leaves[0])
+
+    @property
+    def data(self) -> PyTree:
+        """The arrays, or what takes their place, as a tree."""
+        return self.spec.unflatten(self._leaves)
+
+    def take(self, indices: np.ndarray, out: Sequence[np.ndarray]) -> None:
+        """Write the rows at `indices` into `out`, one array per leaf."""
         self._check(indices)
         for leaf, target in zip(self._leaves, out, strict=True):
             take_rows(self._who, leaf, indices, target)
         self._check(indices)  # what was written in between is noticed, too
-
-    def _hold(self, data: PyTree, files: list[File]) -> None:
-        self._leaves = self.sample_spec.flatten(self._who, data)  # pyright: ignore[reportAttributeAccessIssue]
-        self._files = files
-        mapped = any(map(is_mapped, self._leaves))
-        self._mapped = [file for file in files if mapped and isinstance(file, LocalFile)]
 
     def _check(self, indices: np.ndarray) -> None:
         for file in self._mapped:
@@ -67,28 +72,37 @@ class FileSource(HostArraySource):
                 raise noted(error, f"This came from {self._who} at sample {indices[0]}.")  # noqa: B904
 
 
-def _reopen(
-    kind: type[FileSource],
-    open_files: Callable[..., PyTree],
-    arguments: tuple[Any, ...],
-    files: list[File],
-    *rest: Any,
-) -> FileSource:
-    """The source again, without the checks of its constructor: they need JAX, which worker processes do without."""
-    with recorded(files):
-        data = open_files(*arguments)
-    source = kind.__new__(kind)
-    spec = rest[0]
-    stand_ins = spec.unflatten([_stand_in(leaf) for leaf in spec.flatten(kind.__name__, data)])
-    ArrayRows.__init__(source, kind.__name__, stand_ins, *rest)
-    source._opened_by = (open_files, arguments)
-    source._hold(data, files)
-    return source
+class FileSource(HostSource):
+    """The rows of the arrays that a function opens, as in `OpenedRows`."""
+
+    def __init__(
+        self,
+        open_files: Callable[..., PyTree],
+        arguments: tuple[Any, ...],
+        ordering: Ordering = "shuffle",
+        prefetch_size: int = 64,
+    ) -> None:
+        check_reading("FileSource", ordering, prefetch_size)
+        self.array_rows = OpenedRows("FileSource", open_files, arguments)
+        self.sample_spec, self.ordering, self.prefetch_size = self.array_rows.spec, ordering, prefetch_size
+
+    def __len__(self) -> int:
+        return len(self.array_rows)
+
+    @property
+    def data(self) -> PyTree:
+        """The arrays, as a tree."""
+        return self.array_rows.data
+
+    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
+        self.array_rows.take(indices, out)
 
 
-def _stand_in(rows: np.ndarray | FileRows) -> np.ndarray:
-    """An array of the same shape and dtype that takes no memory."""
-    return rows if isinstance(rows, np.ndarray) else np.broadcast_to(np.zeros((), rows.dtype), rows.shape)
+def _row_spec(who: str, data: PyTree) -> SampleSpec:
+    import jax
+
+    check_rows(who, data)
+    return spec_of(who, jax.tree.map(lambda rows: jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype), data))
 
 
 def is_mapped(rows: Any) -> bool:
