@@ -15,14 +15,7 @@ from millstream.text.errors import table
 
 
 def common_schema(who: str, names: Sequence[str], schemas: Sequence[Any], columns: Sequence[str] | None) -> Any:
-    """The Arrow schema of the chosen columns, which must be the same in all files.
-
-    Args:
-        who: Who speaks in errors.
-        names: The names of the files.
-        schemas: The Arrow schema of each.
-        columns: The columns to read; None for all.
-    """
+    """The Arrow schema of the chosen columns, which must be the same in all files."""
     import pyarrow as pa
 
     chosen = chosen_columns(who, schemas[0].names, columns)
@@ -68,14 +61,7 @@ class Chunks(Protocol):
 
 
 class ChunkedSource(TableSource):
-    """The rows of chunks.
-
-    Args:
-        who: Who speaks in errors.
-        ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
-        prefetch_size: How many samples are read before they are needed.
-        row_fn: Makes a sample of a row.
-    """
+    """The rows of chunks."""
 
     def __init__(
         self, who: str, ordering: Ordering, prefetch_size: int, row_fn: Callable[[Row], PyTree] | None

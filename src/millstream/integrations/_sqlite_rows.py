@@ -24,12 +24,9 @@ _MANY = 10_000  # rows, from which on it hurts to go through all of them for eve
 
 
 class Database:
-    """A database in a file. A copy in another process opens connections of its own.
+    """A database in a file, which waits up to `timeout` seconds for a program that writes to it.
 
-    Args:
-        who: Who speaks in errors.
-        path: The file.
-        timeout: Seconds to wait for another program that writes to it.
+    A copy in another process opens connections of its own.
     """
 
     def __init__(self, who: str, path: str | os.PathLike[str], timeout: float) -> None:

@@ -35,15 +35,7 @@ Row = dict[str, Any]
 def made_samples(
     who: str, argument: str, fn: Callable[[Any], PyTree], indices: Iterable[int], items: Iterable[Any]
 ) -> list[PyTree]:
-    """A sample of each item; an error of the function says at which it was.
-
-    Args:
-        who: Whose function it is.
-        argument: As what it was given.
-        fn: The function.
-        indices: The numbers of the samples.
-        items: What is made into samples.
-    """
+    """Apply `fn`, the `argument` of a source, to each item; an error says at which sample it was."""
     samples = []
     for index, item in zip(indices, items, strict=True):
         try:
@@ -55,12 +47,7 @@ def made_samples(
 
 
 def listed_paths(who: str, paths: Paths) -> list[Path]:
-    """One path or several, as a list.
-
-    Args:
-        who: Who speaks in errors.
-        paths: What the user gave. A set is refused: it has no order, and samples are numbered by that of the files.
-    """
+    """One path or several, as a list. A set is refused: samples are numbered in the order of the files."""
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
     found = listed(paths)
@@ -72,13 +59,7 @@ def listed_paths(who: str, paths: Paths) -> list[Path]:
 
 
 def find_files(who: str, paths: Paths, suffixes: Sequence[str]) -> list[Path]:
-    """The files that are meant, in an order that depends on their names alone.
-
-    Args:
-        who: Who speaks in errors.
-        paths: A path, an address, a folder, a pattern such as "data/*.parquet", or several of them.
-        suffixes: What names in a folder end with.
-    """
+    """The files of paths, addresses, folders or patterns, in an order that depends on their names alone."""
     found = [file for path in listed_paths(who, paths) for file in _expanded(who, path, suffixes)]
     if not found:
         raise ValueError(f"{who} needs at least one file. Got an empty list of paths.")
@@ -103,12 +84,6 @@ class TableSource(HostSource):
     """The rows of a table. A subclass has a length and `take`, and calls `_settle` when it can be read.
 
     A sample is a dict with a number or an array for each column, or whatever `row_fn` makes of a row.
-
-    Args:
-        who: Who speaks in errors.
-        ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
-        prefetch_size: How many samples are read before they are needed.
-        row_fn: Makes a sample of a row, a dict of Python's own values.
     """
 
     reads_together = True  # one request for all rows of a batch
@@ -213,16 +188,7 @@ class TableSource(HostSource):
 
 
 class FrameSource(TableSource):
-    """A table in memory, whose columns are made into arrays once. A subclass has `_array` and `rows`.
-
-    Args:
-        who: Who speaks in errors.
-        frame: The table, of the chosen columns.
-        names: The names of its columns.
-        ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
-        prefetch_size: How many samples are read before they are needed.
-        row_fn: Makes a sample of a row.
-    """
+    """A table in memory, whose columns are made into arrays once. A subclass has `_array` and `rows`."""
 
     def __init__(
         self,
