@@ -9,7 +9,7 @@ import pathlib
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ from millstream.pipeline.state import key_words
 from millstream.plan.planned import PlannedSteps
 from millstream.reading.executor import InGraph
 from millstream.reading.processes import Processes
-from millstream.reading.reading import Reading
+from millstream.reading.reading import Reading, Report
 from millstream.reading.threads import Threads
 from millstream.text.bar_line import ProgressLine
 from millstream.text.errors import function_name, require_bool, require_callable, require_positive
@@ -30,14 +30,12 @@ from millstream.text.tables import WIDTH, name_table, text_table, time_text
 
 Executor = InGraph | Threads | Processes | None
 Step = Callable[[Any, Any], Any]
-Options = tuple[Executor, int]  # an executor and its prefetch
+Setting = tuple[Executor, int]  # an executor and its prefetch
 
-# Shares of the time.
-_STAGES, _GRID, _COMPARE, _TURN, _LONGEST_ROUND = 0.15, 0.6, 0.85, 0.025, 0.1
-_CONTENDER, _MOST_CONTENDERS = 0.5, 4  # of the best rate: less than this gets no further turn
-_COMPARISONS = 2  # turns of each contender, at least
+_STAGES = 0.15  # of the time, for the stages alone
+_TURNS = 3  # that every setting gets, if the time suffices
 _ROUNDS = 3  # of batches in a turn: one alone says little
-_PREFETCH = (1, 2, 4)  # times as many as keep all workers busy
+_LONGEST_ROUND = 0.1  # of the time: a setting whose batches take longer is not tried
 _CLOSE = 0.07  # of the best: a rate nearer to it than this is as good
 _CLOSE_IN_GRAPH = 0.25  # a program that makes its batches itself can also run whole epochs, in `scan_epoch`
 _LOCKED = 1.25  # two threads that read less than this as much as one hold each other up
@@ -177,21 +175,17 @@ def tune(
     """
     _require_tunable(loader, seconds, step, progress)
     words = np.asarray(key_words("tune", jax.random.key(0) if key is None else key))
-    line = ProgressLine("tune", shown=progress)
-    try:
-        with contextlib.ExitStack() as opened:
-            line.say("timing the stages")
-            stages, per_sample = _time_stages(loader, words, _STAGES * seconds)
-            search = _Search(loader, words, seconds * (1 - _STAGES), step, per_sample, line, opened)
-            best = search.run()
-    finally:
-        line.close()
-    tried, options = search.results(), {"executor": best.executor, "prefetch": best.prefetch}
-    present = next((row for row in tried if row.executor == search.present), None)
-    known = loader.options
+    with contextlib.closing(ProgressLine("tune", shown=progress)) as line:
+        line.say("timing the stages")
+        stages, per_sample = _time_stages(loader, words, _STAGES * seconds)
+        grid = _Grid(loader, words, (1 - _STAGES) * seconds, step, line)
+        tried = grid.run(per_sample)
+    rates = {(row.executor, row.prefetch): row.samples_per_second for row in tried if row.samples_per_second}
+    executor, prefetch = preferred(rates, grid.present, grid.readers)
+    options, known = {"executor": executor, "prefetch": prefetch}, loader.options
     others = {} if known["on_error"] == "raise" else {"on_error": repr(known["on_error"])}
     others |= {name: name for name in ("cache", "sharding") if known[name] is not None}
-    return Tuning(stages, tried, options, _reason(best.result(), present, tried, stages), others)
+    return Tuning(stages, tried, options, _reason(options, grid.present, tried, stages), others)
 
 
 def _require_tunable(loader: DataLoader, seconds: Any, step: Any, progress: Any) -> None:
@@ -239,22 +233,21 @@ def _time_reading(pipeline: Pipeline, words: np.ndarray, out: list[np.ndarray], 
     assert host is not None
     run, size = PlannedSteps(pipeline.plan, words, host.rows), host.layout(pipeline.plan).rows
     part, deadline = 1 if host.source.reads_samples else size, time.perf_counter() + seconds
-    samples, elapsed, cpu, times = 0, 0.0, 0.0, {}
+    samples, elapsed, cpu, total = 0, 0.0, 0.0, Report()
     for number in itertools.count():
         step, first = divmod(number * part, size)
         if number == 1:  # the first reading opens files and fills caches; it counts only if there is time for no other
-            samples, elapsed, cpu, times = 0, 0.0, 0.0, {}
+            samples, elapsed, cpu, total = 0, 0.0, 0.0, Report()
         request = run.request(step, host.source.keyed)
         begun, cpu_begun = time.perf_counter(), time.thread_time()
         report = Reading(host.source, request, out, tolerant=host.tolerant).read(first, first + part)
         cpu, elapsed = cpu + time.thread_time() - cpu_begun, elapsed + time.perf_counter() - begun
         samples += int(request.real[first : first + part].sum())
-        for name, taken in report.times.items():
-            times[name] = times.get(name, 0.0) + taken
+        total.add(report)
         if time.perf_counter() >= deadline:
             break
     count = max(1, samples)
-    rows = [TimedStage(name, "sample", taken / count) for name, taken in times.items()]
+    rows = [TimedStage(name, "sample", taken / count) for name, taken in total.times.items()]
     return [*rows, TimedStage("reading, all of it", "sample", elapsed / count, cpu / count)]
 
 
@@ -298,36 +291,30 @@ def _median(run: Callable[[], Any], seconds: float) -> float:
     return statistics.median(times)
 
 
-class _Turn(NamedTuple):
-    rate: float
-    idle: float
-    cores: float | None
-
-
 class _Trial:
-    """A loader with some options, kept ready for several turns."""
+    """A loader with the options of a setting, and the turns it has had."""
 
-    def __init__(self, loader: DataLoader, options: Options, begin: Callable[[int], Any], step: Step | None) -> None:
-        self.executor, self.prefetch = options
+    def __init__(self, loader: DataLoader, setting: Setting, step: Step | None) -> None:
+        self.executor, self.prefetch = setting
         # What is in a cache says nothing about reading, and a trial must not write into it.
         self.loader = loader.replace(executor=self.executor, prefetch=self.prefetch, cache=None)
         self.begun = False  # whether there was a batch
-        self._begin, self._step = begin, step  # `begin` gives the state before this many steps
-        self._turns: list[_Turn] = []
+        self._step = step
+        self._turns: list[TriedOptions] = []
         # Batches that are read side by side end at about the same time, so that only rounds of them can be compared.
         self._round = _batches_side_by_side(self.loader.pipeline)
 
-    def turn(self, seconds: float) -> None:
-        """Draw batches for about this long; a few rounds of them, if that takes at most twice as long."""
-        rate = self.rate if self._turns else self._drawn(1, seconds).rate  # the first starts workers, and compiles
+    def turn(self, seconds: float, begin: Callable[[int], Any]) -> None:
+        """Draw batches for about this long; `begin` gives the state before a number of steps."""
+        before = self.result() if self._turns else self._draw(1, seconds, begin)  # which starts workers, and compiles
         per_round = self._round * math.prod(self.loader.pipeline.plan.axes)
-        self._turns.append(self._drawn(max(_ROUNDS, round(seconds * rate / per_round)), seconds))
+        self._turns.append(self._draw(max(_ROUNDS, round(seconds * _rate(before) / per_round)), seconds, begin))
 
-    def _drawn(self, rounds: int, seconds: float) -> _Turn:
+    def _draw(self, rounds: int, seconds: float, begin: Callable[[int], Any]) -> TriedOptions:
         """Draw rounds of batches, from the first reading to the last; fewer if they take twice the time."""
         steps, samples, waited, cpu = rounds * self._round, 0, 0.0, _cpu_seconds()
         # Nothing after these steps is read, which would disturb the next turn.
-        with contextlib.closing(self.loader.iterate(self._begin(steps), steps=steps)) as batches:
+        with contextlib.closing(self.loader.iterate(begin(steps), steps=steps)) as batches:
             begun = time.perf_counter()
             for number in range(1, steps + 1):
                 asked = time.perf_counter()
@@ -349,17 +336,16 @@ class _Trial:
             elapsed = max(time.perf_counter() - begun, 1e-9)
         worked = _cpu_seconds()
         cores = None if cpu is None or worked is None else (worked - cpu) / elapsed
-        return _Turn(samples / elapsed, waited / elapsed, cores)
-
-    @property
-    def rate(self) -> float:
-        """Samples per second in the best turn: what else the machine does only takes away from it."""
-        return self.result().samples_per_second or 0.0
+        idle = None if self._step is None else waited / elapsed
+        return TriedOptions(self.executor, self.prefetch, samples / elapsed, idle, cores)
 
     def result(self, note: str = "") -> TriedOptions:
-        """The outcome: that of the best turn."""
-        rate, idle, cores = max(self._turns, key=lambda turn: turn.rate)
-        return TriedOptions(self.executor, self.prefetch, rate, None if self._step is None else idle, cores, note)
+        """The turn with the median rate."""
+        return dataclasses.replace(sorted(self._turns, key=_rate)[len(self._turns) // 2], note=note)
+
+
+def _rate(row: TriedOptions) -> float:
+    return row.samples_per_second or 0.0
 
 
 def _batches_side_by_side(pipeline: Pipeline) -> int:
@@ -385,93 +371,75 @@ def _cpu_seconds() -> float | None:
     return total if pathlib.Path("/proc/self/task").exists() else None
 
 
-class _Search:
-    """Tries a grid of executors, compares the best in turns, then tries a few values of prefetch."""
+class _Grid:
+    """Gives the settings turns, one after the other and again, so that other load on the machine affects all alike."""
 
     def __init__(
-        self,
-        loader: DataLoader,
-        words: np.ndarray,
-        seconds: float,
-        step: Step | None,
-        per_sample: float | None,
-        line: ProgressLine,
-        opened: contextlib.ExitStack,
+        self, loader: DataLoader, words: np.ndarray, seconds: float, step: Step | None, line: ProgressLine
     ) -> None:
-        self._loader, self._words, self._seconds, self._step = loader, words, seconds, step
-        self._per_sample, self._line, self._opened = per_sample, line, opened
+        self._loader, self._words, self._seconds, self._step, self._line = loader, words, seconds, step, line
         self._begun, self._next_step = time.perf_counter(), 0
-        self._trials: list[_Trial] = []
-        self._left_out: list[TriedOptions] = []
         host = loader.pipeline.host
         self.present = InGraph() if host is None else loader.options["executor"]
-        self._readers = 1 if host is None else host.source.readers
+        self.readers = 1 if host is None else host.source.readers
+        self._settings = _settings(loader, self.present)
+        self._turn_seconds = seconds / (_TURNS * len(self._settings))
 
-    def run(self) -> _Trial:
-        """The trial of the options that are best."""
-        for executor in dict.fromkeys([self.present, *_grid(self._loader, self.present)]):
-            self._try(executor)
-        if not self._trials:
-            why = self._left_out[0].note.removeprefix("not tried: ")
-            raise ValueError(f"tune has too little time to try anything: {why}. Give it more: tune(seconds=...).")
-        self._compare(self._contenders(), _COMPARE)
-        return self._with_prefetch(self._simplest(self._trials))
-
-    def results(self) -> list[TriedOptions]:
-        """All that were tried, and those that were not, with the reason."""
-        present = self.present, self._loader.options["prefetch"]
-        notes = ["as it is" if (trial.executor, trial.prefetch) == present else "" for trial in self._trials]
-        return [*(trial.result(note) for trial, note in zip(self._trials, notes, strict=True)), *self._left_out]
-
-    def _try(self, executor: Executor) -> None:
-        """Give an executor its first turn, unless it cannot read or takes too long."""
-        prefetch = self._loader.options["prefetch"]
-        if executor != self.present:
-            prefetch = _least_prefetch(self._loader.pipeline, executor, prefetch)
-        why = self._why_not(executor)
-        if why is None:
-            step, trial = self._next_step, self._entered(executor, prefetch)
-            try:
+    def run(self, per_sample: float | None) -> list[TriedOptions]:
+        """The speed of all settings; last those that were not tried, with the reason."""
+        trials, left_out = [], []
+        with contextlib.ExitStack() as opened:
+            for setting in self._settings:
+                kinds = {type(trial.executor) for trial in trials}
+                why = self._too_long(setting[0], per_sample)
+                if why is None and self._elapsed() > 1 and type(setting[0]) in kinds:
+                    why = "the time was over"
+                if why is None:
+                    outcome = self._first_turn(setting, opened)
+                    if isinstance(outcome, _Trial):
+                        trials.append(outcome)
+                        continue
+                    why = outcome
+                left_out.append(TriedOptions(*setting, note=f"not tried: {why}"))
+            if not trials:
+                why = left_out[0].note.removeprefix("not tried: ")
+                raise ValueError(f"tune has too little time to try anything: {why}. Give it more: tune(seconds=...).")
+            for trial in itertools.chain.from_iterable([trials] * (_TURNS - 1)):
+                if self._elapsed() > 1:
+                    break
                 self._turn(trial)
-                self._trials.append(trial)
-            except Exception as error:
-                trial.loader.close()
-                if trial.begun or not isinstance(executor, Processes) or isinstance(self.present, Processes):
-                    raise
-                self._read_here(step)  # raises if it is a sample that is at fault
-                first_line = str(error).partition("\n")[0]
-                why = f"{type(error).__name__}: {first_line}"
-        if why is not None:
-            self._left_out.append(TriedOptions(executor, prefetch, note=f"not tried: {why}"))
+        own = self.present, self._loader.options["prefetch"]
+        results = [trial.result("as it is" if (trial.executor, trial.prefetch) == own else "") for trial in trials]
+        return results + left_out
 
-    def _why_not(self, executor: Executor) -> str | None:
-        kinds = {type(trial.executor) for trial in self._trials}
-        if self._elapsed() > _GRID and type(executor) in kinds:
-            return "the time was over"
-        if self._per_sample is None:
-            return None
-        workers = 1 if isinstance(executor, Processes) else _workers(executor, self._readers)
-        seconds = math.prod(self._loader.pipeline.plan.axes) * self._per_sample / workers
-        return f"a batch would take about {time_text(seconds)}" if seconds > _LONGEST_ROUND * self._seconds else None
-
-    def _read_here(self, step: int) -> None:
-        """Read a batch in this thread."""
-        pipeline = self._loader.replace(executor=Threads(1), cache=None).pipeline
-        host, plan = pipeline.host, pipeline.plan
-        request = PlannedSteps(plan, self._words, host.rows).request(step, host.source.keyed)
-        out = host.source.sample_spec.empty(len(request.indices))
-        Reading(host.source, request, out, tolerant=host.tolerant).read(0, len(request.indices))
-
-    def _entered(self, executor: Executor, prefetch: int) -> _Trial:
-        trial = _Trial(self._loader, (executor, prefetch), self._state, self._step)
-        self._opened.enter_context(trial.loader)
+    def _first_turn(self, setting: Setting, opened: contextlib.ExitStack) -> _Trial | str:
+        """Give a setting its first turn; or say why worker processes cannot read these data."""
+        first, trial = self._next_step, _Trial(self._loader, setting, self._step)
+        if isinstance(trial.executor, Processes):  # which take long to start; threads would only keep their buffers
+            opened.enter_context(trial.loader)
+        try:
+            self._turn(trial)
+        except Exception as error:
+            if trial.begun or not isinstance(trial.executor, Processes) or isinstance(self.present, Processes):
+                raise
+            with contextlib.closing(self._loader.replace(executor=Threads(1), cache=None)) as here:
+                here.next_batch(here.init_state(self._words, step=first))  # raises if it is a sample that is at fault
+            first_line = str(error).partition("\n")[0]
+            return f"{type(error).__name__}: {first_line}"
         return trial
 
+    def _too_long(self, executor: Executor, per_sample: float | None) -> str | None:
+        if per_sample is None:
+            return None
+        workers = 1 if isinstance(executor, Processes) else _workers(executor, self.readers)
+        seconds = math.prod(self._loader.pipeline.plan.axes) * per_sample / workers
+        return f"a batch would take about {time_text(seconds)}" if seconds > _LONGEST_ROUND * self._seconds else None
+
     def _turn(self, trial: _Trial) -> None:
-        name, seconds = f"{_code(trial.executor)}, prefetch={trial.prefetch}", _TURN * self._seconds
+        name = f"{_code(trial.executor)}, prefetch={trial.prefetch}"
         self._line.say(f"{name} ({self._elapsed():.0%} of {self._seconds:.3g} s)")
         try:
-            trial.turn(seconds)
+            trial.turn(self._turn_seconds, self._state)
         except Exception as error:
             error.add_note(f"tune was trying {name}.")
             raise
@@ -482,58 +450,28 @@ class _Search:
         self._next_step = first + steps
         return self._loader.init_state(self._words, step=first)
 
-    def _contenders(self) -> list[_Trial]:
-        """The best so far, and those that may turn out to be as good. The others are closed."""
-        by_rate = sorted(self._trials, key=lambda trial: -trial.rate)[:_MOST_CONTENDERS]
-        kept = [trial for trial in by_rate if trial.rate >= _CONTENDER * by_rate[0].rate]
-        for trial in self._trials:
-            if trial not in kept:
-                trial.loader.close()
-        return kept
-
-    def _compare(self, trials: list[_Trial], until: float) -> None:
-        """Give them turns, one after the other, so that other load on the machine affects all alike."""
-        rounds = 0
-        while len(trials) > 1 and (rounds == 0 or self._elapsed() < (1.0 if rounds < _COMPARISONS else until)):
-            for trial in trials:
-                self._turn(trial)
-            rounds += 1
-
-    def _simplest(self, trials: list[_Trial]) -> _Trial:
-        rates = {(trial.executor, trial.prefetch): trial.rate for trial in trials}
-        best = preferred(rates, self.present, self._readers)
-        return next(trial for trial in trials if (trial.executor, trial.prefetch) == best)
-
-    def _with_prefetch(self, best: _Trial) -> _Trial:
-        """The trial with the prefetch that is enough for this executor."""
-        if best.executor is None:  # its source says how many samples are read ahead
-            return best
-        least, trials = _least_prefetch(self._loader.pipeline, best.executor, 1), [best]
-        for prefetch in (times * least for times in _PREFETCH):
-            if prefetch != best.prefetch and self._elapsed() < 1.0:
-                trials.append(self._entered(best.executor, prefetch))
-                self._turn(trials[-1])
-        self._trials += trials[1:]
-        self._compare(trials, 1.0)
-        if self._step is None and _is_good(best.executor, best.rate, max(trial.rate for trial in trials)):
-            return best  # how unevenly a step takes its batches is not known, so that less may be too little
-        return self._simplest(trials)
-
     def _elapsed(self) -> float:
         """The share of the time that is over."""
         return (time.perf_counter() - self._begun) / self._seconds
 
 
-def _grid(loader: DataLoader, present: Executor) -> list[Executor]:
-    """The executors to try besides the present one."""
+def _settings(loader: DataLoader, present: Executor) -> list[Setting]:
+    """The grid: the loader as it is, executors with its prefetch, all but processes with twice as much."""
+    own = loader.options["prefetch"]
+    settings = [(executor, _enough(loader.pipeline, executor, own)) for executor in _executors(loader, present)]
+    quick = [setting for setting in settings if not isinstance(setting[0], Processes)]
+    doubled = [(executor, 2 * prefetch) for executor, prefetch in quick]
+    return list(dict.fromkeys([(present, own), *quick, *doubled, *settings]))  # processes take long to start
+
+
+def _executors(loader: DataLoader, present: Executor) -> list[Executor]:
     if loader.pipeline.source.arrays is not None and loader.options["on_error"] == "raise":
         return [InGraph(), _like(present, Threads, 1)]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     processes = [_like(present, Processes, count) for count in sorted({2, max(2, cores // 2), max(2, cores)})]
     if getattr(present, "startup", None) is not None:  # what it prepares is there in workers alone
         return [_like(present, Processes, 1), *processes]
-    threads = [_like(present, Threads, count) for count in (1, 2, 4, 8, 16, 32)]
-    return [*threads[:3], processes[0], *threads[3:], *processes[1:]]
+    return [*(_like(present, Threads, count) for count in (1, 2, 4, 8, 16, 32)), *processes]
 
 
 def _like(present: Executor, kind: type[Any], workers: int) -> Any:
@@ -549,8 +487,8 @@ def _workers(executor: Executor, readers: int) -> int:
     return readers if executor is None else getattr(executor, "workers", 1)
 
 
-def _least_prefetch(pipeline: Pipeline, executor: Executor, prefetch: int) -> int:
-    """Enough batches in flight to keep all workers busy."""
+def _enough(pipeline: Pipeline, executor: Executor, prefetch: int) -> int:
+    """This prefetch, or more if it takes more to keep all workers busy."""
     host = pipeline.host
     if host is None or not isinstance(executor, Threads):
         return max(prefetch, 1)
@@ -559,30 +497,28 @@ def _least_prefetch(pipeline: Pipeline, executor: Executor, prefetch: int) -> in
     return max(prefetch, 1, -(-executor.workers // at_once) - 1)
 
 
-def preferred(rates: dict[Options, float], present: Executor, readers: int) -> Options:
-    """The simplest of the options that are as good as the best, by their samples per second.
+def preferred(rates: dict[Setting, float], present: Executor, readers: int) -> Setting:
+    """The simplest of the settings that are as good as the best, by their samples per second.
 
     The program itself comes before threads, and threads before processes; fewer workers, the present executor, and less
     prefetch are simpler. Without an executor there are this many readers.
     """
 
-    def simplicity(options: Options) -> tuple[int, ...]:
-        executor, prefetch = options
+    def is_good(executor: Executor, rate: float) -> bool:
+        return rate >= (1 - (_CLOSE_IN_GRAPH if isinstance(executor, InGraph) else _CLOSE)) * max(rates.values())
+
+    def simplicity(setting: Setting) -> tuple[int, ...]:
+        executor, prefetch = setting
         kind = 0 if isinstance(executor, InGraph) else 2 if isinstance(executor, Processes) else 1
         return kind, _workers(executor, readers), int(executor != present), prefetch
 
-    best = max(rates.values())
-    return min((options for options, rate in rates.items() if _is_good(options[0], rate, best)), key=simplicity)
-
-
-def _is_good(executor: Executor, rate: float, best: float) -> bool:
-    return rate >= (1 - (_CLOSE_IN_GRAPH if isinstance(executor, InGraph) else _CLOSE)) * best
+    return min((setting for setting, rate in rates.items() if is_good(setting[0], rate)), key=simplicity)
 
 
 def _code(executor: Executor) -> str:
     """An executor as it is written in a program: what differs from the defaults."""
-    if executor is None:
-        return "None"
+    if not dataclasses.is_dataclass(executor):
+        return repr(executor)
     arguments = []
     for field in dataclasses.fields(executor):
         value = getattr(executor, field.name)
@@ -597,29 +533,29 @@ def _name(executor: Executor) -> str:
     return "no executor" if executor is None else _code(executor).removeprefix("ms.")
 
 
-def _reason(
-    chosen: TriedOptions, present: TriedOptions | None, tried: list[TriedOptions], stages: list[TimedStage]
-) -> str:
-    """Why the chosen options are best, in a few sentences with the figures that were measured."""
-    rates = {(row.executor, row.prefetch): row.samples_per_second for row in tried if row.samples_per_second}
-    best, name = chosen.samples_per_second or math.inf, _name(chosen.executor)
+def _reason(options: dict[str, Any], present: Executor, tried: list[TriedOptions], stages: list[TimedStage]) -> str:
+    """Why these options are best, in a few sentences with the figures that were measured."""
+    measured = [row for row in tried if row.samples_per_second]
+    chosen = next(row for row in measured if {"executor": row.executor, "prefetch": row.prefetch} == options)
+    now = next((row for row in measured if row.executor == present), None)
     sentences = []
     reading = next((stage for stage in stages if stage.stage == "reading, all of it"), None)
     if reading is not None:
         busy = min(reading.seconds, reading.cpu_seconds or 0.0)
         how = "all of it busy" if busy > 0.9 * reading.seconds else f"busy for {time_text(busy)} of them"
         sentences.append(f"Reading takes {time_text(reading.seconds)} per sample in one thread, {how}.")
-    threads = {row.workers: rate for (row, _), rate in rates.items() if isinstance(row, Threads)}
+    threads = {row.executor.workers: _rate(row) for row in reversed(measured) if isinstance(row.executor, Threads)}
     if reading is not None and {1, 2} <= threads.keys():
         why = ": it keeps the interpreter's lock, or the cores are busy" if threads[2] < _LOCKED * threads[1] else ""
         sentences.append(f"2 threads read {threads[2] / threads[1]:.2f}x as much as 1{why}.")
-    idle = "" if chosen.idle is None else f", and the loop waits {chosen.idle:.0%} of its time"
-    gain = f"{name[0].upper()}{name[1:]} gives {best:,.0f} samples/s{idle}"
-    if present is not None and present.samples_per_second:
-        if present.executor == chosen.executor:
-            gain += ": that is what the loader has now"
-        else:
-            waits = "" if present.idle is None else f", where it waits {present.idle:.0%}"
-            gain += f": {best / present.samples_per_second:.2f}x of the present {_name(present.executor)}{waits}"
-    sentences.append(f"{gain}.")
-    return " ".join(sentences)
+    name, idle = (
+        _name(chosen.executor),
+        "" if chosen.idle is None else f", and the loop waits {chosen.idle:.0%} of its time",
+    )
+    gain = f"{name[0].upper()}{name[1:]} gives {_rate(chosen):,.0f} samples/s{idle}"
+    if now is not None and now.executor == chosen.executor:
+        gain += ": that is what the loader has now"
+    elif now is not None:
+        waits = "" if now.idle is None else f", where it waits {now.idle:.0%}"
+        gain += f": {_rate(chosen) / _rate(now):.2f}x of the present {_name(now.executor)}{waits}"
+    return " ".join([*sentences, f"{gain}."])
