@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from millstream.inspect._verification import Difference
 from millstream.text.errors import describe_leaf, describe_value
 
 # Contracting `x * a + b`, or adding in a different order, moves a result by a few units in the last place of the
@@ -29,10 +28,6 @@ class Mismatch:
     def shown(self) -> str:
         """The leaf and the place, as code."""
         return f"{self.leaf}[{', '.join(map(str, self.place))}]" if self.place else self.leaf
-
-    def as_difference(self, check: str, where: str, cause: str) -> Difference:
-        """The difference that a check reports."""
-        return Difference(check, where, self.shown, self.expected, self.found, cause)
 
 
 def raw_key(leaf: Any) -> Any:

@@ -155,6 +155,11 @@ def require_loader(who: str, loader: Any, *, built: bool = False) -> None:
         raise TypeError(f"{who} needs a loader that was built, not one that came out of jax.jit or jax.tree.map.")
 
 
+def calculating(stages: Iterable[Transform]) -> int:
+    """How many stages change values in a compiled program."""
+    return sum(not (stage.batches or stage.passive) for stage in stages)
+
+
 def _cells(row: ExplainedStage) -> tuple[str, ...]:
     leaves = [f"{path} {shape} {row.dtypes[path]}".lstrip() for path, shape in row.shapes.items()]
     if len(leaves) > _LEAVES:

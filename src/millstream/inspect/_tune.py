@@ -14,8 +14,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from millstream.inspect._explain import require_loader
-from millstream.inspect._stages import calculating
+from millstream.inspect._explain import calculating, require_loader
 from millstream.loader.loader import DataLoader
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.state import key_words
