@@ -568,7 +568,11 @@ def test_a_part_that_does_not_follow_the_others_is_refused():
 
 def test_a_state_with_other_rows_than_it_says_is_refused():
     state = committed([1.0, 2.0, 3.0]).to_state()
-    for rows, words in [((0, 2), "needs 3 rows of loss"), ((1, 4), "other rows"), (np.array([0, 2, 1]), "other rows")]:
+    for rows, words in [
+        ((0, 2), "needs 3 rows of metrics.loss"),
+        ((1, 4), "other rows"),
+        (np.array([0, 2, 1]), "other rows"),
+    ]:
         (column,) = state["columns"]
         with pytest.raises(ValueError, match=words):
             History.from_state({**state, "columns": [{**column, "rows": rows}]})

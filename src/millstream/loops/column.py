@@ -9,9 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from millstream.text.errors import describe_leaf
+from millstream.text.errors import describe_leaf, describe_value
 
 _LEAST = 256
+_WORDS = {1: np.uint8, 2: np.uint16}
 
 Run = np.ndarray | list[Any]
 IN_FLIGHT = 2  # steps that may still be computing; their values are not read unless somebody insists
@@ -94,11 +95,6 @@ class _ColumnValues:
                 runs.append((kind, []))
             runs[-1][1].append(value)
         return [values if kind is None else np.stack(values) for kind, values in runs]
-
-
-def unfold(run: Run) -> Run:
-    """One of `runs` as `extend` takes it: arrays with axes are values of their own."""
-    return list(run) if isinstance(run, np.ndarray) and run.ndim > 1 else run
 
 
 def _as_float(value: Any) -> float:
@@ -194,14 +190,6 @@ class Column:
         if len(self._waiting) >= self._read_at:
             self.read(IN_FLIGHT)
 
-    def restore(self, rows: np.ndarray, runs: Sequence[Run]) -> None:
-        """Values that were read before, of rows behind those there are."""
-        if len(rows):
-            first, last = int(rows[0]), int(rows[-1])
-            self._add_rows(range(first, last + 1) if last - first == len(rows) - 1 else rows.tolist())
-        for run in runs:
-            self._values.extend(run)
-
     def _add_rows(self, rows: Sequence[int]) -> None:
         """Several rows behind those there are."""
         if isinstance(rows, range) and self._sparse is None and (not len(self) or rows.start == self._stop):
@@ -256,6 +244,51 @@ class Column:
         """The values from one position to before another, exactly, as arrays of equals and lists of other objects."""
         self.read()
         return self._values.runs(position, stop)
+
+    def to_state(self, start: int, stop: int, *, arrays: bool = True) -> dict[str, Any] | None:
+        """What it has from row `start` to before `stop`, exactly; None if that is nothing.
+
+        Args:
+            start: The first row.
+            stop: The row after the last.
+            arrays: Whether to keep values that are arrays with axes.
+        """
+        position, last = self.position(start), self.position(stop)
+        rows, runs = [np.empty(0, np.int64)], []
+        for run in self.runs(position, last) if position < last else []:
+            if arrays or isinstance(run, list) or run.ndim == 1:
+                rows.append(self.row_numbers(position, position + len(run)))
+                runs.append(self._run_state(run))
+            position += len(run)
+        return {"rows": packed(np.concatenate(rows)), "values": runs} if runs else None
+
+    def _run_state(self, run: Run) -> dict[str, Any]:
+        if isinstance(run, list):
+            for value in run:
+                if not isinstance(value, bool | int | float | complex | str | bytes | None):
+                    raise TypeError(
+                        f"History.to_state keeps numbers, text and arrays of numbers. {self._name} was logged as "
+                        f"{describe_value(value)}. Log what of it is a number, or text."
+                    )
+            return {"objects": list(run)}
+        # Files know nothing of bfloat16 and its kin, so their bits travel as whole numbers.
+        if run.dtype.isbuiltin == 2:
+            return {"dtype": run.dtype.name, "array": run.view(_WORDS[run.dtype.itemsize])}
+        return {"dtype": run.dtype.str, "array": run}
+
+    def append_state(self, state: dict[str, Any], start: int, stop: int) -> None:
+        """Add what `to_state` gave, whose rows must lie between the two."""
+        runs = [_run_of(run) for run in state["values"]]
+        rows = unpacked(state["rows"], sum(map(len, runs)), f"rows of {self._name}")
+        if not len(rows) or rows[0] < start or rows[-1] >= stop or np.any(np.diff(rows) <= 0):
+            raise ValueError(f"History.from_state: {self._name} has values of other rows than {start} to {stop - 1}.")
+        if any(isinstance(run, np.ndarray) and run.ndim > 1 for run in runs):
+            self.plain, self._read_at = False, IN_FLIGHT + 1
+        first, last = int(rows[0]), int(rows[-1])
+        self._add_rows(range(first, last + 1) if last - first == len(rows) - 1 else rows.tolist())
+        for run in runs:
+            # Arrays with axes are values of their own.
+            self._values.extend(list(run) if isinstance(run, np.ndarray) and run.ndim > 1 else run)
 
     @property
     def single(self) -> bool:
@@ -323,6 +356,28 @@ def require_readable(name: str, value: Any) -> None:
             f"The logged value {name} ({describe_leaf(value)}) lies in several processes. "
             "Log a mean, or what every process has."
         )
+
+
+def packed(numbers: np.ndarray) -> Any:
+    """Whole numbers as the first and the one after the last, if none is left out; else as they are."""
+    if len(numbers) and numbers.dtype.kind == "i" and np.all(np.diff(numbers) == 1):
+        return int(numbers[0]), int(numbers[-1]) + 1
+    return numbers
+
+
+def unpacked(numbers: Any, count: int, what: str) -> np.ndarray:
+    """The numbers that `packed` was given, if there are `count` of them."""
+    found = numbers[1] - numbers[0] if isinstance(numbers, tuple) else len(numbers)
+    if found != count:
+        raise ValueError(f"History.from_state needs {count} {what}. Got {found}.")
+    return np.arange(*numbers) if isinstance(numbers, tuple) else np.asarray(numbers)
+
+
+def _run_of(state: dict[str, Any]) -> Run:
+    if "objects" in state:
+        return list(state["objects"])
+    array, dtype = np.asarray(state["array"]), np.dtype(state["dtype"])
+    return array if array.dtype == dtype else array.view(dtype)
 
 
 def _is_number(dtype: np.dtype) -> bool:

@@ -11,8 +11,8 @@ import numpy as np
 
 from millstream.loops import _plot, history_table
 from millstream.loops._clock import Passed
-from millstream.loops._moments import Moments, column_state, columns_of
-from millstream.loops.column import Column, require_readable, unfold
+from millstream.loops._moments import Moments
+from millstream.loops.column import Column, require_readable
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.logs import Logs, Name, as_logs, describe_logged, find_entry, require_name
 from millstream.text.errors import describe_value
@@ -391,9 +391,12 @@ class History(Sequence[Logs]):
             Dicts, lists and tuples of arrays of plain dtypes, numbers, text and None.
         """
         start, stop, _ = slice(start, stop).indices(len(self))
-        columns = [column_state(path, column, start, stop, arrays=outputs) for path, column in self._columns.items()]
-        moments = self._moments.to_state(start, stop)
-        return {"start": start, "moments": moments, "columns": [column for column in columns if column is not None]}
+        columns = []
+        for (collection, name), column in self._columns.items():
+            state = column.to_state(start, stop, arrays=outputs)
+            if state is not None:
+                columns.append({"collection": collection, "name": name, **state})
+        return {"start": start, "moments": self._moments.to_state(start, stop), "columns": columns}
 
     @classmethod
     def from_state(cls, *states: dict[str, Any]) -> "History":
@@ -421,12 +424,10 @@ class History(Sequence[Logs]):
         if start != len(self):
             raise ValueError(f"History.from_state needs row {len(self)} next. Got a part that starts with row {start}.")
         self._moments.append_state(state["moments"])
-        for path, rows, runs in columns_of(state["columns"], start, len(self)):
-            column = self._columns.get(path)
-            if column is None:
-                plain = all(run.ndim == 1 for run in runs if isinstance(run, np.ndarray))
-                column = self._new_column(path, None, plain=plain)
-            column.restore(rows, [unfold(run) for run in runs])
+        for column_state in state["columns"]:
+            path = column_state["collection"], column_state["name"]
+            column = self._columns[path] if path in self._columns else self._new_column(path, None, plain=True)
+            column.append_state(column_state, start, len(self))
         self._newest_step = self.elapsed().steps if len(self) else None
 
     def plot(
