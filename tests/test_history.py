@@ -211,6 +211,17 @@ def test_values_of_steps_under_way_can_be_left_out():
     assert len(column.since(0)) == 3 + IN_FLIGHT
 
 
+def test_a_history_says_which_rows_are_of_steps_that_are_over():
+    made = history()
+    assert made.ready_rows(0) == 0
+    for step in (1, 2, 3, 10, 20):
+        made.commit(elapsed_at(step), {"loss": 1.0})
+    assert [made.ready_rows(step) for step in (20, 21, 22)] == [4, 4, 5]
+    assert made.ready_rows(20, together=2) == 4  # two programs of two rows each may be in flight
+    assert made.ready_rows(20, together=5) == 4 and made.ready_rows(20, together=9) == 2
+    assert made.ready_rows(1) == 3  # a new run with an old history: at most two rows are in flight
+
+
 def test_large_values_do_not_wait_on_the_device():
     made, arrays = history(), [jnp.full(4, float(i)) for i in range(8)]
     for step, array in enumerate(arrays, start=1):

@@ -22,9 +22,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[re
 from tensorboardX.record_writer import masked_crc32c
 
 import millstream as ms
-from millstream.callbacks._background import Sink
-from millstream.callbacks._late_rows import LateRows, entry_name
-from millstream.callbacks._writer import Writer
+from millstream.callbacks._writer import RowCursor, Sink, Writer, entry_name
 from millstream.callbacks.csv_logger import csv_logger
 from millstream.callbacks.jsonl_logger import jsonl_logger
 from millstream.callbacks.mlflow_logger import mlflow_logger
@@ -265,14 +263,14 @@ def test_a_fused_loop_writes_every_row(tmp_path, key):
 
 def test_reading_leaves_steps_alone_that_may_be_under_way():
     history = ms.history()
-    rows = LateRows(history, None, entry_name)
+    rows = RowCursor(history, None, entry_name)
     for number in range(1, 301):
         loss = jnp.float32(number)
         if number >= 299:
             loss.delete()  # whoever reads it raises
         history.commit(ms.Elapsed(steps=number), {"loss": loss} | ({"rare": 1} if number in (50, 297) else {}))
         rows.add(number - 1, number)
-    taken = rows.take_ready(299, 300, 300)
+    taken = rows.take_ready(300)
     assert taken is not None
     assert [row.step for row in taken.made()] == list(range(1, 299))
     assert [row.step for row in taken.made() if "rare" in row.values] == [50, 297]
@@ -283,7 +281,7 @@ def test_reading_leaves_steps_alone_that_may_be_under_way():
 
 def test_reading_leaves_blocks_alone_that_may_be_under_way():
     history = ms.history()
-    rows = LateRows(history, None, entry_name)
+    rows = RowCursor(history, None, entry_name)
     for start in range(0, 40, 10):
         steps, block = range(start + 1, start + 11), jnp.arange(10.0)
         if start >= 20:
@@ -291,7 +289,7 @@ def test_reading_leaves_blocks_alone_that_may_be_under_way():
         passed = Passed(steps, list(steps), None, [0.1] * 10, 0.0, start)
         history.commit_block(passed, ms.logs().add_metric("loss", block))
         rows.add(start, start + 10)
-    taken = rows.take_ready(30, 40, 40)
+    taken = rows.take_ready(40, 10)
     assert taken is not None and [row.step for row in taken.made()] == list(range(1, 21))
     assert rows.steps() == list(range(21, 41))
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from millstream.callbacks.bar_progress import BarProgress
 from millstream.loops.callback import Observer
-from millstream.loops.column import IN_FLIGHT, Column
+from millstream.loops.column import Column
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.history import History
 from millstream.loops.logs import EVALUATIONS, Name, describe_logged
@@ -279,12 +279,11 @@ class Bar(Observer):
         """Draw, if that is due; else this does as good as nothing."""
         if loop_state is self._watched:
             self._seen = elapsed = loop_state.elapsed
-            settled = min(start, len(loop_state.history) - IN_FLIGHT)
             if self._epochs is not None and (self._ended or elapsed.epochs != self._epochs):
                 self._end_epochs(elapsed)
-                self._write_epochs(elapsed, settled)
+                self._write_epochs(elapsed, loop_state.history.ready_rows(elapsed.steps, stop - start))
             if elapsed.time >= self._due and not self._ended:
-                self._look(elapsed, settled)
+                self._look(elapsed, loop_state.history.ready_rows(elapsed.steps, stop - start))
 
     def _end_epochs(self, elapsed: Elapsed) -> None:
         """Remember the epochs that have ended since the last look: each of them gets a line, where lines stay."""

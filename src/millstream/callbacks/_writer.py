@@ -1,17 +1,27 @@
-"""Writers of logs: observers that remember rows, read them late, and leave the writing to a thread."""
+"""Writers of logs: a cursor that follows a history, a thread, and a sink that the thread writes to."""
 
 import atexit
+import bisect
+import collections
+import contextlib
+import dataclasses
 import functools
 import math
+import queue
+import threading
 import time
+import warnings
 import weakref
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, Self
 
 import jax
 
-from millstream.callbacks._background import Background, Sink
-from millstream.callbacks._late_rows import LateRows, entry_name
 from millstream.loops.callback import Observer
+from millstream.loops.column import Column
+from millstream.loops.elapsed import Elapsed
+from millstream.loops.history import History
+from millstream.loops.logs import Name
 from millstream.loops.loop_state import LoopState, is_inside
 from millstream.loops.schedules import Schedule, as_schedule
 from millstream.loops.schedules import every as every_so_many
@@ -19,6 +29,315 @@ from millstream.text.errors import require_int
 
 _MANY = 256  # rows that are handed to the thread at once
 _SECONDS = 1.0  # or after this time
+_QUEUED = 64  # lists of rows that may wait for the thread
+_NUMBERS = (int, float, bool)
+
+
+class Row(NamedTuple):
+    """What a step has logged: single numbers by name, and where the run was."""
+
+    step: int
+    samples: int
+    epochs: int | None
+    time: float
+    date: float
+    values: dict[str, float]
+
+
+class Sink:
+    """Where rows are written to; opened by the loop, and all the rest by the thread.
+
+    Attributes:
+        who: Who speaks in errors.
+        separator: What stands between collection and entry, where an entry's name alone says too little.
+        reserved: Names that entries cannot have.
+        patience: Seconds that the end of a run waits for it. It must not hold up a run, then: rows that come too fast
+            are left out, oldest first, and its errors are only warned of. None: nothing is left out, the run waits for
+            as long as it takes, and an error ends it.
+    """
+
+    who: str
+    separator = "/"
+    reserved: frozenset[str] = frozenset()
+    patience: float | None = None
+
+    def open(self, step: int) -> int:
+        """Get ready for rows behind a step; returns the step of the newest row that is there already, if it knows."""
+        return 0
+
+    def write(self, rows: list[Row]) -> None:
+        """Write rows so that they are there if the process is killed."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """No more rows will come."""
+
+
+class Rows(Protocol):
+    """Rows whose numbers have been read, and that the thread puts together."""
+
+    def steps(self) -> list[int]:
+        """The step of each."""
+        ...
+
+    def made(self) -> list[Row]:
+        """The rows; those without a single number are left out."""
+        ...
+
+
+@dataclasses.dataclass(eq=False)
+class _Batch:
+    rows: Rows | None  # None: no more will come
+    done: bool = False
+
+    def steps(self) -> list[int]:
+        return [] if self.rows is None else self.rows.steps()
+
+
+class WriterThread:
+    """A thread that hands rows to a sink, in order, from the construction of this object to `close`.
+
+    Args:
+        sink: It must be open.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self.failure: BaseException | None = None  # what went wrong and has not been reported yet
+        self._sink = sink
+        self._queue: queue.Queue[_Batch] = queue.Queue(_QUEUED)
+        self._handed: collections.deque[_Batch] = collections.deque()
+        self._broken = self._abandoned = self._warned = False
+        self._dropped = self._failed = 0  # rows; the one is counted by the loop, the other by the thread
+        self._thread = threading.Thread(target=self._work, name=f"millstream {sink.who}", daemon=True)
+        self._thread.start()
+
+    def put(self, rows: Rows) -> None:
+        """Have rows written."""
+        while self._handed and self._handed[0].done:
+            self._handed.popleft()
+        batch = _Batch(rows)
+        self._handed.append(batch)
+        self._put(batch)
+
+    def _put(self, batch: _Batch) -> None:
+        while self._sink.patience is not None and self._queue.full():
+            with contextlib.suppress(queue.Empty):
+                oldest = self._queue.get_nowait()
+                oldest.done = True
+                self._dropped += len(oldest.steps())
+        self._queue.put(batch)
+
+    def unwritten(self) -> list[int]:
+        """The steps whose rows were put here and are not written yet."""
+        return [step for batch in self._handed if not batch.done for step in batch.steps()]
+
+    def report(self) -> None:
+        """Raise what went wrong; or warn of it, if it must not end a run."""
+        failure, self.failure = self.failure, None
+        if failure is None:
+            return
+        if self._sink.patience is None:
+            raise failure
+        if not self._warned:
+            self._warned = True
+            _warn(f"{self._sink.who} could not write some rows; the run goes on. {type(failure).__name__}: {failure}")
+
+    def close(self) -> None:
+        """Have all the rest written, and end the thread."""
+        self._put(_Batch(None))
+        patience = self._sink.patience
+        self._thread.join(None if patience is None else min(patience, threading.TIMEOUT_MAX))
+        self._abandoned = self._thread.is_alive()
+        self.report()
+        if self._abandoned:
+            _warn(
+                f"{self._sink.who} was given {self._sink.patience:g} seconds to write what was left, and did not get "
+                f"done: {len(self.unwritten())} rows are missing. A larger timeout= gives it more time."
+            )
+        if self._dropped or self._failed:
+            _warn(
+                f"{self._sink.who} left out {self._dropped + self._failed} rows: {self._dropped} came faster than they "
+                f"could be written, {self._failed} were refused. every= writes fewer rows."
+            )
+
+    def _work(self) -> None:
+        while (batch := self._queue.get()).rows is not None and not self._abandoned:
+            # After an error nothing is written any more, but rows are still taken: a loop may be waiting for room.
+            if not self._broken:
+                self._write(batch, batch.rows.made())
+        try:
+            self._sink.close()
+        except BaseException as error:
+            self.failure = self.failure or (None if self._broken else error)
+
+    def _write(self, batch: _Batch, rows: list[Row]) -> None:
+        try:
+            if rows:
+                self._sink.write(rows)
+            batch.done = True
+        except BaseException as error:
+            steps = f"{rows[0].step} to {rows[-1].step}"
+            error.add_note(f"Raised in the thread of {self._sink.who}, while it wrote the rows of steps {steps}.")
+            self.failure = self.failure or error
+            if self._sink.patience is None:
+                self._broken = True
+            else:
+                self._failed += len(rows)
+                batch.done = True
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ReadRows:
+    """Rows that have been read, still by columns.
+
+    Attributes:
+        elapsed: Where the run was at each of them, by row number.
+        columns: Name, row numbers and values of each column. There may be values of other rows, too.
+    """
+
+    elapsed: dict[int, Elapsed]
+    columns: list[tuple[str, Sequence[int], list[Any]]]
+
+    def steps(self) -> list[int]:
+        """The step of each."""
+        return [elapsed.steps for elapsed in self.elapsed.values()]
+
+    def made(self) -> list[Row]:
+        """The rows; those without a single number are left out."""
+        made = {row: Row(e.steps, e.samples, e.epochs, e.time, e.date, {}) for row, e in self.elapsed.items()}
+        for name, rows, values in self.columns:
+            for row, value in zip(rows, values, strict=False):
+                if row in made and type(value) in _NUMBERS:
+                    made[row].values[name] = +value  # a bool becomes a number by this
+        return [row for row in made.values() if row.values]
+
+
+class RowCursor:
+    """Row numbers that are remembered, and read later.
+
+    Args:
+        history: Whose rows they are.
+        every: Which of them are wanted; None: all.
+        name: The name of an entry, from its path and all columns; None if it is not wanted.
+    """
+
+    def __init__(
+        self,
+        history: History,
+        every: Callable[[Elapsed], bool] | None,
+        name: Callable[[Name, Mapping[Name, Column]], str | None],
+    ) -> None:
+        self._history = history
+        self._every = every
+        self._name = name
+        self._names: dict[Name, str | None] = {}
+        self._waiting: dict[int, Elapsed | None] = {}  # rows, in order; None: the history knows where it was
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, start: int, stop: int, elapsed: Elapsed | None = None) -> None:
+        """Remember the rows from `start` to before `stop`, but none twice; `elapsed` is that of the last, if known."""
+        if stop - start > 1 or start < self._next:
+            self._waiting.update(dict.fromkeys(range(max(start, self._next), stop)))
+        elif stop > start:
+            self._waiting[start] = elapsed
+        self._next = max(self._next, stop)
+
+    def add_steps(self, steps: list[int]) -> None:
+        """Remember the rows of earlier steps, as far as the history has them."""
+        for step in steps:
+            row = bisect.bisect_left(range(len(self._history)), step, key=lambda row: self._history.elapsed(row).steps)
+            if row < len(self._history) and self._history.elapsed(row).steps == step:
+                self.add(row, row + 1)
+
+    def steps(self) -> list[int]:
+        """The steps of the remembered rows."""
+        return [self._elapsed(row).steps for row in self._waiting]
+
+    def first_step(self) -> int | None:
+        """The step of the oldest of them; None if there is none."""
+        return next((self._elapsed(row).steps for row in self._waiting), None)
+
+    def _elapsed(self, row: int) -> Elapsed:
+        elapsed = self._waiting[row]
+        return self._history.elapsed(row) if elapsed is None else elapsed
+
+    def take_ready(self, step: int, together: int = 1) -> ReadRows | None:
+        """Those rows that can be read without waiting for a device; for the arguments see `History.ready_rows`."""
+        ready = self._history.ready_rows(step, together)
+        return self._take([row for row in self._waiting if row < ready], wait=False)
+
+    def take_older(self) -> ReadRows | None:
+        """All but those of the newest steps, which have failed if the run has."""
+        return self.take_ready(self._history.elapsed().steps) if len(self._history) else None
+
+    def take_all(self) -> ReadRows | None:
+        """All of them, the newest as the last of its run."""
+        return self._take(list(self._waiting), wait=True)
+
+    def _take(self, rows: list[int], *, wait: bool) -> ReadRows | None:
+        if not rows:
+            return None
+        bound, all_columns, columns = rows[-1] + 1, self._history.columns(), []
+        for path, column in all_columns.items():
+            first, last = column.position(rows[0]), column.position(bound)
+            if first == last:
+                continue
+            if path not in self._names:
+                self._names[path] = self._name(path, all_columns)
+            name = self._names[path]
+            if name is None:
+                continue
+            numbers = column.rows[first:last]
+            values = column.between(first, last) if wait else column.since(first, settled=bound)
+            if len(values) < len(numbers):
+                bound = numbers[len(values)]
+            columns.append((name, numbers, values))
+        taken = {row: self._elapsed(row) for row in rows if row < bound}
+        for row in taken:
+            del self._waiting[row]
+        if self._every is not None:
+            newest = len(self._history) - 1 if wait else -1
+            taken = {
+                row: elapsed
+                for row, elapsed in taken.items()
+                if self._every(elapsed.replace(final=True) if row == newest else elapsed)
+            }
+        return ReadRows(taken, columns) if taken else None
+
+
+def entry_name(
+    path: Name, columns: Mapping[Name, Column], *, separator: str = ".", reserved: frozenset[str] = frozenset()
+) -> str | None:
+    """What a column is called where names have no collections: by its entry alone, unless that is taken.
+
+    It depends only on columns that are no younger, so a name is never taken away again. Outputs have no name, and
+    neither has a loss that is logged as a metric, too.
+
+    Args:
+        path: Collection and entry.
+        columns: All columns.
+        separator: Between collection and entry, if both are needed.
+        reserved: Names that are taken by something else.
+    """
+    collection, name = path
+    born = columns[path].rows[0]
+    rivals = {
+        other: column.rows[0]
+        for (other, entry), column in columns.items()
+        if entry == name and other not in (collection, "outputs") and column.rows[0] <= born
+    }
+    if collection == "outputs" or (collection == "losses" and "metrics" in rivals):
+        return None
+    if rivals.get("losses") == born:
+        del rivals["losses"]  # the metric has the name; the loss steps back, even if it is another value
+    return separator.join(path) if rivals or name in reserved else name
 
 
 class Writer(Observer):
@@ -75,9 +394,9 @@ class Writer(Observer):
         if self._writes:
             newest = self._sink.open(step)
             names = functools.partial(entry_name, separator=self._sink.separator, reserved=self._sink.reserved)
-            self._rows = LateRows(loop_state.history, self._every, names)
+            self._rows = RowCursor(loop_state.history, self._every, names)
             self._rows.add_steps([unwritten for unwritten in self._unwritten if newest < unwritten <= step])
-            self._background = Background(self._sink)
+            self._background = WriterThread(self._sink)
             # Rows are written, too, if nobody closes the writer: when it is gone, or at the end of the process, and
             # then before JAX lets go of its devices, which it does in an earlier registered function.
             self._ending = weakref.finalize(self, _end, self._rows, self._background)
@@ -100,7 +419,7 @@ class Writer(Observer):
         rows.add(start, stop, loop_state.elapsed)
         if len(rows) >= _MANY or time.monotonic() - self._handed_at > _SECONDS:
             self._handed_at = time.monotonic()
-            ready = rows.take_ready(start, stop, loop_state.elapsed.steps)
+            ready = rows.take_ready(loop_state.elapsed.steps, stop - start)
             if ready is not None:
                 self._background.put(ready)
 
@@ -133,7 +452,7 @@ class Writer(Observer):
         self.close()
 
 
-def _end(rows: LateRows, background: Background) -> None:
+def _end(rows: RowCursor, background: WriterThread) -> None:
     """Write all rows, and end the thread whatever comes."""
     try:
         for take in (rows.take_older, rows.take_all):

@@ -5,8 +5,7 @@ import math
 import os
 from typing import Any
 
-from millstream.callbacks._background import Row, Sink
-from millstream.callbacks._writer import Writer
+from millstream.callbacks._writer import Row, Sink, Writer
 from millstream.callbacks.log_file import UNITS, LogFile
 
 _encode = json.JSONEncoder(allow_nan=False).encode

@@ -4,8 +4,7 @@ import itertools
 import re
 from typing import Any
 
-from millstream.callbacks._background import Row, Sink
-from millstream.callbacks._writer import Writer
+from millstream.callbacks._writer import Row, Sink, Writer
 from millstream.loops.elapsed import seconds
 from millstream.text.errors import describe_value, needs
 

@@ -14,8 +14,7 @@ import jax
 import numpy as np
 
 import millstream
-from millstream.callbacks._background import Row, Sink
-from millstream.callbacks._writer import Writer, writes_here
+from millstream.callbacks._writer import Row, Sink, Writer, writes_here
 from millstream.callbacks.log_file import LogFile
 from millstream.callbacks.throughput import compile_seconds
 from millstream.files.safe_path import NotPlainFile

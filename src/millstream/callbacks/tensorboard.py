@@ -7,8 +7,7 @@ import struct
 import time
 from typing import Any
 
-from millstream.callbacks._background import Row, Sink
-from millstream.callbacks._writer import Writer
+from millstream.callbacks._writer import Row, Sink, Writer
 from millstream.callbacks.log_file import write_whole
 from millstream.text.errors import needs, require_path
 

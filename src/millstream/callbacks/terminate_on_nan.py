@@ -9,7 +9,6 @@ import numpy as np
 
 from millstream.callbacks._monitor import require_logged
 from millstream.loops.callback import Observer
-from millstream.loops.column import IN_FLIGHT
 from millstream.loops.history import History
 from millstream.loops.logs import Name, find_entry, require_name
 from millstream.loops.loop_state import LoopState
@@ -70,7 +69,7 @@ class terminate_on_nan(Observer):
         """Look at what has been computed, once in a while."""
         if stop - self._looked_at >= _ROWS_BETWEEN_LOOKS:
             self._looked_at = stop
-            self._look(loop_state, ready=True)
+            self._look(loop_state, loop_state.history.ready_rows(loop_state.elapsed.steps, stop - start))
 
     def finish(self, loop_state: LoopState | None = None) -> None:
         """Look at what is left; by hand this is called behind the last step.
@@ -79,36 +78,31 @@ class terminate_on_nan(Observer):
             loop_state: Of the loop that has ended.
         """
         loop_state = self._by_hand if loop_state is None else loop_state
-        self._look(loop_state, ready=False)
+        self._look(loop_state)
         require_logged(_WHO, self._names or [], loop_state)
 
-    def _look(self, loop_state: LoopState, *, ready: bool) -> None:
-        """Look at what is new, and report the first value that is not finite.
-
-        Args:
-            loop_state: Of the loop.
-            ready: Leave out values that may still be in flight.
-        """
+    def _look(self, loop_state: LoopState, ready: int | None = None) -> None:
+        """Look at what is new, and report the first value that is not finite; None: wait for rows in flight."""
         if self._has_reported:
             return
         history = loop_state.history
-        found = self._find(history, ready=ready)
+        found = self._find(history, ready)
         if not found:
             return
         self._has_reported = True
         # The run ends, so waiting does no harm; another entry may have been the first, in a row that was left out.
-        first = min([*found, *self._find(history, ready=False)], key=lambda one: one.row)
+        first = min([*found, *self._find(history, None)], key=lambda one: one.row)
         text = _report(history, first)
         if self._raises:
             raise FloatingPointError(text)
         loop_state.stop(text)
 
-    def _find(self, history: History, *, ready: bool) -> list[_Found]:
+    def _find(self, history: History, ready: int | None) -> list[_Found]:
         """The first bad value of each entry among those that are new."""
         found, columns = [], history.columns()
         for path in self._watched(list(columns)):
             column, position = columns[path], self._positions.get(path, 0)
-            values = column.since(position, settled=len(history) - IN_FLIGHT if ready else None)
+            values = column.since(position, settled=ready)
             self._positions[path] = position + len(values)
             bad = _first_bad(values)
             if bad is not None:

@@ -12,7 +12,7 @@ import numpy as np
 from millstream.loops import _plot, history_table
 from millstream.loops._clock import Passed
 from millstream.loops._moments import Moments
-from millstream.loops.column import Column, require_readable
+from millstream.loops.column import IN_FLIGHT, Column, require_readable
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.logs import Logs, Name, as_logs, describe_logged, find_entry, require_name
 from millstream.text.errors import describe_value
@@ -155,6 +155,19 @@ class History(Sequence[Logs]):
             for row, value in zip(column.rows[first:last], column.between(first, last), strict=True):
                 made[row - start].add_entry(collection, name, value)
         return iter(made)
+
+    def ready_rows(self, step: int, together: int = 1) -> int:
+        """How many rows, from the first on, can be read without waiting for a device.
+
+        Args:
+            step: Where the run is.
+            together: How many rows its last steps have that were begun at once; those count as one in flight.
+        """
+        in_flight = IN_FLIGHT * max(together, 1)
+        ready = max(len(self) - in_flight, 0)
+        while ready < len(self) and self.elapsed(ready).steps <= step - in_flight:
+            ready += 1
+        return ready
 
     def names(self) -> list[str]:
         """All entries, as "collection.name"."""
