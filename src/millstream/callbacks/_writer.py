@@ -13,7 +13,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 
@@ -61,6 +61,16 @@ class Sink:
     reserved: frozenset[str] = frozenset()
     patience: float | None = None
 
+    def begin(self, loop_state: LoopState) -> None:
+        """See the run whose rows will be written, before `open`."""
+
+    def watch(self, loop_state: LoopState) -> bool:
+        """See the run at a step; returns whether it wants to know which rows have come, by a row without values."""
+        return False
+
+    def finish(self, loop_state: LoopState) -> None:
+        """See the run at its end, before the last rows are written."""
+
     def open(self, step: int) -> int:
         """Get ready for rows behind a step; returns the step of the newest row that is there already, if it knows."""
         return 0
@@ -73,21 +83,48 @@ class Sink:
         """No more rows will come."""
 
 
-class Rows(Protocol):
-    """Rows whose numbers have been read, and that the thread puts together."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class ReadRows:
+    """Rows that have been read, still by columns.
+
+    Attributes:
+        elapsed: Where the run was at each of them, by row number.
+        columns: Name, row numbers and values of each column. There may be values of other rows, too.
+    """
+
+    elapsed: dict[int, Elapsed]
+    columns: list[tuple[str, Sequence[int], list[Any]]]
 
     def steps(self) -> list[int]:
         """The step of each."""
-        ...
+        return [elapsed.steps for elapsed in self.elapsed.values()]
 
     def made(self) -> list[Row]:
         """The rows; those without a single number are left out."""
-        ...
+        made = {row: Row(e.steps, e.samples, e.epochs, e.time, e.date, {}) for row, e in self.elapsed.items()}
+        for name, rows, values in self.columns:
+            for row, value in zip(rows, values, strict=False):
+                if row in made and type(value) in _NUMBERS:
+                    made[row].values[name] = +value  # a bool becomes a number by this
+        return [row for row in made.values() if row.values]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Reached:
+    """Says that all rows before a step have been handed to the thread, by a row without values."""
+
+    step: int
+
+    def steps(self) -> list[int]:
+        return []
+
+    def made(self) -> list[Row]:
+        return [Row(self.step, 0, None, 0.0, 0.0, {})]
 
 
 @dataclasses.dataclass(eq=False)
 class _Batch:
-    rows: Rows | None  # None: no more will come
+    rows: ReadRows | _Reached | None  # None: no more will come
     done: bool = False
 
     def steps(self) -> list[int]:
@@ -111,7 +148,7 @@ class WriterThread:
         self._thread = threading.Thread(target=self._work, name=f"millstream {sink.who}", daemon=True)
         self._thread.start()
 
-    def put(self, rows: Rows) -> None:
+    def put(self, rows: ReadRows | _Reached) -> None:
         """Have rows written."""
         while self._handed and self._handed[0].done:
             self._handed.popleft()
@@ -188,32 +225,6 @@ class WriterThread:
 
 def _warn(text: str) -> None:
     warnings.warn(text, RuntimeWarning, stacklevel=2)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class ReadRows:
-    """Rows that have been read, still by columns.
-
-    Attributes:
-        elapsed: Where the run was at each of them, by row number.
-        columns: Name, row numbers and values of each column. There may be values of other rows, too.
-    """
-
-    elapsed: dict[int, Elapsed]
-    columns: list[tuple[str, Sequence[int], list[Any]]]
-
-    def steps(self) -> list[int]:
-        """The step of each."""
-        return [elapsed.steps for elapsed in self.elapsed.values()]
-
-    def made(self) -> list[Row]:
-        """The rows; those without a single number are left out."""
-        made = {row: Row(e.steps, e.samples, e.epochs, e.time, e.date, {}) for row, e in self.elapsed.items()}
-        for name, rows, values in self.columns:
-            for row, value in zip(rows, values, strict=False):
-                if row in made and type(value) in _NUMBERS:
-                    made[row].values[name] = +value  # a bool becomes a number by this
-        return [row for row in made.values() if row.values]
 
 
 class RowCursor:
@@ -392,14 +403,15 @@ class Writer(Observer):
     def _begin(self, loop_state: LoopState, step: int) -> None:
         self._writes = writes_here()
         if self._writes:
+            self._sink.begin(loop_state)
             newest = self._sink.open(step)
             names = functools.partial(entry_name, separator=self._sink.separator, reserved=self._sink.reserved)
             self._rows = RowCursor(loop_state.history, self._every, names)
             self._rows.add_steps([unwritten for unwritten in self._unwritten if newest < unwritten <= step])
-            self._background = WriterThread(self._sink)
+            self._thread = WriterThread(self._sink)
             # Rows are written, too, if nobody closes the writer: when it is gone, or at the end of the process, and
             # then before JAX lets go of its devices, which it does in an earlier registered function.
-            self._ending = weakref.finalize(self, _end, self._rows, self._background)
+            self._ending = weakref.finalize(self, _end, self._rows, self._thread)
             self._ending.atexit = False
             atexit.register(self._ending)
             self._handed_at = time.monotonic()
@@ -413,19 +425,24 @@ class Writer(Observer):
             self._begin(loop_state, 0)
         if not self._writes:
             return
-        if self._background.failure is not None:
-            self._background.report()
+        if self._thread.failure is not None:
+            self._thread.report()
         rows = self._rows
         rows.add(start, stop, loop_state.elapsed)
         if len(rows) >= _MANY or time.monotonic() - self._handed_at > _SECONDS:
             self._handed_at = time.monotonic()
             ready = rows.take_ready(loop_state.elapsed.steps, stop - start)
             if ready is not None:
-                self._background.put(ready)
+                self._thread.put(ready)
+        if self._sink.watch(loop_state):
+            waiting = rows.first_step()
+            self._thread.put(_Reached(loop_state.elapsed.steps + 1 if waiting is None else waiting))
 
     def finish(self, loop_state: LoopState) -> None:
         """The loop has ended: write all the rest."""
         if loop_state is self._owner:
+            if self._writes:
+                self._sink.finish(loop_state)
             self.close()
 
     def close(self) -> None:
@@ -438,7 +455,7 @@ class Writer(Observer):
 
     def get_state(self) -> dict[str, Any]:
         """The steps whose rows are not written yet; a resumed run writes them, if it has their history."""
-        unwritten = [] if self._owner is None or not self._writes else self._background.unwritten() + self._rows.steps()
+        unwritten = [] if self._owner is None or not self._writes else self._thread.unwritten() + self._rows.steps()
         return {"unwritten": unwritten}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -452,15 +469,15 @@ class Writer(Observer):
         self.close()
 
 
-def _end(rows: RowCursor, background: WriterThread) -> None:
+def _end(rows: RowCursor, thread: WriterThread) -> None:
     """Write all rows, and end the thread whatever comes."""
     try:
         for take in (rows.take_older, rows.take_all):
             taken = take()
             if taken is not None:
-                background.put(taken)
+                thread.put(taken)
     finally:
-        background.close()
+        thread.close()
 
 
 def writes_here() -> bool:

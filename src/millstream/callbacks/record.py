@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 import millstream
-from millstream.callbacks._writer import Row, Sink, Writer, writes_here
+from millstream.callbacks._writer import Row, Sink, Writer
 from millstream.callbacks.log_file import LogFile
 from millstream.callbacks.throughput import compile_seconds
 from millstream.files.safe_path import NotPlainFile
@@ -102,10 +102,7 @@ def _when(schedule: Any) -> str:
 
 
 class Line(Row):
-    """Something else than what was logged: its `values` are the rest of its line.
-
-    One without values is not written. It says that all rows before its step have come.
-    """
+    """Something else than what was logged: its `values` are the rest of its line."""
 
 
 class _RecordFile(Sink):
@@ -115,14 +112,13 @@ class _RecordFile(Sink):
     write again.
 
     Attributes:
-        description: What the run is. It is written whenever a run begins or goes on.
         lines: Lines to be written as soon as all rows of their steps are; added by the loop, taken by the thread.
     """
 
     who = _WHO
     separator = "."
 
-    def __init__(self, directory: Any, overwrite: bool) -> None:
+    def __init__(self, directory: Any, overwrite: bool, loaders: Mapping[str, Any]) -> None:
         folder = require_path(_WHO, "the path of a folder", directory).expanduser()
         if folder.exists() and not folder.is_dir():
             raise NotADirectoryError(f"{_WHO} needs the path of a folder. {folder} is a file.")
@@ -133,9 +129,37 @@ class _RecordFile(Sink):
             )
         self._file = LogFile(_WHO, folder / RECORD, True, lambda line: int(json.loads(line)["steps"]))
         self._overwrite = overwrite
-        self.description: dict[str, Any] = {}
+        self._loaders = loaders
+        self._description: dict[str, Any] = {}  # of the run; written whenever one begins or goes on
         self.lines: collections.deque[Line] = collections.deque()
         self._is_whole = True  # not so if a write has failed: there may be half a line, and rows are missing
+
+    def begin(self, loop_state: LoopState) -> None:
+        self._description = _describe_run(loop_state, self._loaders)
+        self._last = _counts(loop_state)
+        self._due = 0.0  # the first window is that in which programs are compiled and workers start
+
+    def watch(self, loop_state: LoopState) -> bool:
+        if time.perf_counter() < self._due:
+            return False
+        self._measure(loop_state)
+        return True  # rows would take their lines along, but there may not be any for long
+
+    def finish(self, loop_state: LoopState) -> None:
+        self._measure(loop_state)
+        reason = "it broke off with an error" if loop_state.failed else loop_state.reason
+        self._add(loop_state.elapsed, {"ended": reason})
+
+    def _measure(self, loop_state: LoopState) -> None:
+        """Write what the time since the last measurement was used for."""
+        now, last, elapsed = _counts(loop_state), self._last, loop_state.elapsed
+        self._last = now
+        self._due = now["seconds"] + min(max(elapsed.time / _WINDOWS, _FINEST), _COARSEST)
+        self._add(elapsed, {"spent": {name: round(now[name] - last[name], 6) for name in now}})
+
+    def _add(self, elapsed: Elapsed, content: Any) -> None:
+        line = Line(elapsed.steps, elapsed.samples, elapsed.epochs, elapsed.time, elapsed.date, content)
+        self.lines.append(line)
 
     def open(self, step: int) -> int:
         if step == 0 and self._file.size() and not self._overwrite:
@@ -143,7 +167,7 @@ class _RecordFile(Sink):
         newest = self._file.open(step)
         self._is_whole = True
         # It has the step of the row before it: rows that an earlier process did not come to write still follow.
-        self._file.write(_encode({"steps": newest, "run": self.description}))
+        self._file.write(_encode({"steps": newest, "run": self._description}))
         return newest
 
     def _set_apart(self) -> None:
@@ -187,20 +211,21 @@ def _encode(line: dict[str, Any]) -> bytes:
     return json.dumps(line, separators=(",", ":")).encode() + b"\n"
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Handed:
-    """Tells the thread that all rows before a step have been handed to it, those left out that nobody wants."""
-
-    step: int
-
-    def steps(self) -> list[int]:
-        return []
-
-    def made(self) -> list[Row]:
-        return [Line(self.step, 0, None, 0.0, 0.0, {})]
+def _counts(loop_state: LoopState) -> dict[str, float]:
+    """What has been counted so far; a loop by hand, which has no dataset, does not say what it waits for."""
+    elapsed = loop_state.elapsed
+    counts = {"seconds": time.perf_counter(), "steps": elapsed.steps, "samples": elapsed.samples}
+    waits = {} if loop_state.dataset is None else dataclasses.asdict(loop_state.waits)
+    return {**counts, "compiling": compile_seconds(), **waits}
 
 
-class record(Writer):
+def record(
+    directory: str | os.PathLike[str],
+    *,
+    every: Any = None,
+    overwrite: bool = False,
+    loaders: Mapping[str, Any] | None = None,
+) -> Writer:
     """Write down a run while it goes on, so that `millstream report` can show it: also one that was killed.
 
     Example:
@@ -225,59 +250,6 @@ class record(Writer):
         loaders: Further loaders whose stages are shown, by name, such as `{"test": test_loader}`. That of the loop is
             known.
     """
-
-    def __init__(
-        self,
-        directory: str | os.PathLike[str],
-        *,
-        every: Any = None,
-        overwrite: bool = False,
-        loaders: Mapping[str, Any] | None = None,
-    ) -> None:
-        if not isinstance(loaders, Mapping | None):
-            raise TypeError(f"record needs loaders as a dict from names to loaders. Got {describe_value(loaders)}.")
-        self._file = _RecordFile(directory, overwrite)
-        self._loaders = {} if loaders is None else loaders
-        super().__init__(self._file, every)
-
-    def _begin(self, loop_state: LoopState, step: int) -> None:
-        if writes_here():
-            self._file.description = _describe_run(loop_state, self._loaders)
-        super()._begin(loop_state, step)
-        self._last = self._counts(loop_state)
-        self._due = 0.0  # the first window is that in which programs are compiled and workers start
-
-    def observe(self, loop_state: LoopState, start: int, stop: int) -> None:
-        """As all writers do, and see now and then what the time was used for."""
-        super().observe(loop_state, start, stop)
-        if loop_state is self._owner and self._writes and time.perf_counter() >= self._due:
-            self._measure(loop_state)
-
-    def finish(self, loop_state: LoopState) -> None:
-        """The loop has ended: write all the rest, and why."""
-        if loop_state is self._owner and self._writes:
-            self._measure(loop_state)
-            reason = "it broke off with an error" if loop_state.failed else loop_state.reason
-            self._add(loop_state.elapsed, {"ended": reason})
-        super().finish(loop_state)
-
-    def _measure(self, loop_state: LoopState) -> None:
-        """Write what the time since the last measurement was used for."""
-        now, last, elapsed = self._counts(loop_state), self._last, loop_state.elapsed
-        self._last = now
-        self._due = now["seconds"] + min(max(elapsed.time / _WINDOWS, _FINEST), _COARSEST)
-        self._add(elapsed, {"spent": {name: round(now[name] - last[name], 6) for name in now}})
-
-    def _counts(self, loop_state: LoopState) -> dict[str, float]:
-        """What has been counted so far; a loop by hand does not say what it waits for."""
-        elapsed = loop_state.elapsed
-        counts = {"seconds": time.perf_counter(), "steps": elapsed.steps, "samples": elapsed.samples}
-        waits = {} if loop_state is self._by_hand else dataclasses.asdict(loop_state.waits)
-        return {**counts, "compiling": compile_seconds(), **waits}
-
-    def _add(self, elapsed: Elapsed, content: Any) -> None:
-        line = Line(elapsed.steps, elapsed.samples, elapsed.epochs, elapsed.time, elapsed.date, content)
-        self._file.lines.append(line)
-        waiting = self._rows.first_step()
-        # Rows would take their lines along, but there may not be any for long.
-        self._background.put(_Handed(elapsed.steps + 1 if waiting is None else waiting))
+    if not isinstance(loaders, Mapping | None):
+        raise TypeError(f"record needs loaders as a dict from names to loaders. Got {describe_value(loaders)}.")
+    return Writer(_RecordFile(directory, overwrite, {} if loaders is None else loaders), every)
