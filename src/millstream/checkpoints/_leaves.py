@@ -143,8 +143,10 @@ def _require_sense(leaf: Leaf) -> None:
 def require_same(who: str, where: str, saved: Mapping[str, Leaf], now: Mapping[str, Leaf]) -> None:
     """Refuse to load into a tree with other leaves than were saved, naming all that differ side by side."""
     alike = {path for path in saved if path in now and saved[path].can_replace(now[path])}
-    words = ({f"tree{path}": leaf.words() for path, leaf in tree.items() if path not in alike} for tree in (saved, now))
-    if differing := differences(*words):
+    then, current = (
+        {f"tree{path}": leaf.words() for path, leaf in tree.items() if path not in alike} for tree in (saved, now)
+    )
+    if differing := differences(then, current):
         raise ValueError(
             f"{who} needs a tree like the one {where} was saved from. They differ in\n{differing}\n"
             "Build the state as it was. To go on with another one on purpose, load with like=None, which gives what "

@@ -98,8 +98,8 @@ class Tuning:
     Example:
         >>> tuning = loader.tune(seconds=0.5, progress=False)
         >>> faster = loader.replace(**tuning.options)
-        >>> tuning.options["executor"]
-        InGraph()
+        >>> sorted(tuning.options)
+        ['executor', 'prefetch']
 
     Attributes:
         stages: How long each stage takes, alone.

@@ -70,9 +70,12 @@ def set_policy_state(who: str, state: PyTree, policy_state: PyTree, new_episode:
 def tree_differences(expected: PyTree, found: PyTree) -> str:
     """Where two trees differ in structure, shape or dtype, a line per leaf; empty if they do not."""
     wanted, given = ({name: describe_leaf(leaf) for name, leaf in _leaves(tree)} for tree in (expected, found))
-    structures = ({"policy_state": f"a tree of {jax.tree.structure(tree)}"} for tree in (expected, found))
     places = ("expected", "found")
-    return differences(wanted, given, places) or differences(*structures, places)
+    return differences(wanted, given, places) or differences(_structure(expected), _structure(found), places)
+
+
+def _structure(tree: PyTree) -> dict[str, str]:
+    return {"policy_state": f"a tree of {jax.tree.structure(tree)}"}
 
 
 def as_arrays(who: str, policy_state: PyTree) -> PyTree:

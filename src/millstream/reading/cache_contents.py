@@ -68,10 +68,10 @@ class CacheContents:
         except (AttributeError, KeyError, TypeError):
             raise _no_manifest(who, path) from None
         names = [name for name in {**there, **here} if here.get(name) != there.get(name)]
-        shown = ({name: _short(values.get(name)) for name in names} for values in (there, here))
+        there, here = ({name: _short(values.get(name)) for name in names} for values in (there, here))
         raise ValueError(
             f"{who}: {path} is a cache of something else. They differ in\n"
-            f"{differences(*shown, ('in the cache', 'here'))}\n"
+            f"{differences(there, here, ('in the cache', 'here'))}\n"
             "Give another folder, or delete this one."
         )
 
