@@ -27,7 +27,7 @@ import jax
 import numpy as np
 
 import millstream as ms
-from millstream.reading.workers import crew as _crew
+from millstream.reading.workers import worker_group
 
 SAMPLES, ROWS = 96, 4
 KEY = jax.random.key(3)
@@ -114,8 +114,8 @@ def deaths():
 def death(outcome, runs, chance):
     """Each way to die, at a random sample or while starting; the time is that until it is noticed."""
     noticed = []
-    bury = _crew.Crew._bury
-    _crew.Crew._bury = lambda self, worker: noticed.append(time.monotonic()) or bury(self, worker)
+    bury = worker_group.WorkerGroup._on_death
+    worker_group.WorkerGroup._on_death = lambda self, worker: noticed.append(time.monotonic()) or bury(self, worker)
     expected = epoch(loader_of(sample, ms.Threads(2)))
     for number in range(runs):
         kind, die = list(deaths().items())[number % len(deaths())]

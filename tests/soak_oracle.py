@@ -13,7 +13,7 @@ import numpy as np
 import soak_trouble
 from soak_cases import Case, Part
 
-from millstream.loader.mixed import Turns
+from millstream.loader.mixed import WeightedOrder
 from millstream.plan import order
 from millstream.plan.keys import fold, name_words, named_key
 
@@ -242,7 +242,7 @@ class Mixed:
         self._parts = parts
         lengths = [part.steps_per_epoch for part in parts]
         self.steps_per_epoch = sum(lengths)
-        turns = Turns(lengths)
+        turns = WeightedOrder(lengths)
         periods = self.steps_per_epoch // turns.period
         whose = [turns.at(step) for step in range(turns.period)] * periods
         if not interleaved:

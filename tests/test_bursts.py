@@ -46,7 +46,7 @@ def bursts(monkeypatch):
     """How many steps each burst had, if none is cut short because the machine is slow."""
     monkeypatch.setattr(_burst, "_MOST_SECONDS", 60)
     lengths = []
-    run = _burst.Burst.run
+    run = _burst.StepBurst.run
 
     def counted(self, *args):
         try:
@@ -54,7 +54,7 @@ def bursts(monkeypatch):
         finally:
             lengths.extend([len(self.logs)] if args[2] is not None else [])
 
-    monkeypatch.setattr(_burst.Burst, "run", counted)
+    monkeypatch.setattr(_burst.StepBurst, "run", counted)
     return lengths
 
 

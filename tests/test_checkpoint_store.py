@@ -82,13 +82,13 @@ def assert_same_leaves(left, right):
 
 # What is saved is loaded
 
-Moments = collections.namedtuple("Moments", "mean variance")
+Timeline = collections.namedtuple("Timeline", "mean variance")
 
 
 def many_kinds():
     return {
         "params": [jnp.arange(6.0).reshape(2, 3), jnp.ones((), jnp.bfloat16)],
-        "moments": Moments(np.arange(3), np.array(2.5, ml_dtypes.bfloat16)),
+        "moments": Timeline(np.arange(3), np.array(2.5, ml_dtypes.bfloat16)),
         "key": jax.random.key(5),
         "keys": jax.random.split(jax.random.key(6, impl="rbg"), 3),
         "numbers": (3, 2**70, -0.0, float("inf"), True, 1 - 2j, "text ü"),
@@ -365,7 +365,7 @@ def losses(*values):
     ],
 )
 def test_retention_keeps_the_latest_the_best_and_every_so_many(keep, values, kept):
-    assert [step for step in losses(*values) if step not in keep.doomed(losses(*values))] == kept
+    assert [step for step in losses(*values) if step not in keep.to_delete(losses(*values))] == kept
 
 
 @given(
@@ -379,8 +379,8 @@ def test_the_newest_and_the_best_are_never_deleted(values, latest, best, mode):
     kept: dict = {}
     for step, metrics in losses(*values).items():
         kept[step] = metrics
-        for doomed in keep.doomed(kept):
-            del kept[doomed]
+        for to_delete in keep.to_delete(kept):
+            del kept[to_delete]
         assert step in kept and len(kept) <= latest + best
     finite = [value for value in values if value is not None and np.isfinite(value)]
     if best and finite:

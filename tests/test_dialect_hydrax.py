@@ -42,7 +42,7 @@ from millstream.dialects.hydrax import (
 )
 from millstream.dialects.hydrax.pandas import RowData
 from millstream.dialects.hydrax.tqdm import tbatches
-from millstream.loader.mixed import InSequence
+from millstream.loader.mixed import SequentialOrder
 
 SEED = pathlib.Path(__file__).parent / "seeds" / "004_hydrax.md"
 ARRAYS = {"x": ((2,), np.uint8, jnp.float32), "label": ((), np.int32, jnp.int32)}
@@ -879,7 +879,7 @@ def test_loaders_refuse_what_they_cannot_use(folder):
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5))
 def test_loaders_in_sequence_have_given_all_that_came_before(lengths):
-    turns, given_so_far = InSequence(lengths), [0] * len(lengths)
+    turns, given_so_far = SequentialOrder(lengths), [0] * len(lengths)
     expected = [number for number, length in enumerate(lengths) for _ in range(length)]
     for step in range(2 * turns.period + 1):
         assert turns.before(step) == given_so_far

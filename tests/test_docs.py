@@ -17,7 +17,7 @@ import pytest
 from conftest import code_blocks
 
 import millstream as ms
-from millstream.reading import held_batches
+from millstream.reading import batch_holders
 
 ROOT = pathlib.Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -101,7 +101,7 @@ def test_the_examples_in_docstrings_run(name, usual_promotion, tmp_path, monkeyp
             "gymnax": gymnax,
             "cartpole": ms.rl.GymnaxSource(env, env_params, policy_fn=act, policy_params=weights),
         }
-    held_batches._handed_out.clear()  # an example does not know of batches that earlier tests have kept alive
+    batch_holders._handed_out.clear()  # an example does not know of batches that earlier tests have kept alive
     finder, runner = doctest.DocTestFinder(exclude_empty=True), doctest.DocTestRunner()
     module = importlib.import_module(name)
     for test in finder.find(module, name, extraglobs=known):

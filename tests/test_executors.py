@@ -19,7 +19,7 @@ from pipelines import BATCH, PIPELINES, SAMPLES, data, sample, source
 from test_bad_input import refuses
 
 import millstream as ms
-from millstream.reading import held_batches
+from millstream.reading import batch_holders
 from millstream.reading.slots import Layout, Slots
 
 cloudpickle.register_pickle_by_value(pipelines)  # so that workers do not import it, and JAX with it
@@ -396,7 +396,7 @@ def started(generator):
     ids=["variable", "attribute", "closure", "generator", "nested"],
 )
 def test_kept_batches_are_named_by_the_variable_that_holds_them(keep, words, key, capsys):
-    held_batches._handed_out.clear()
+    batch_holders._handed_out.clear()
     loader = ms.DataLoader([source(), BATCH], executor=ms.Threads(1))
     holder = keep([batch for batch, _ in loader.iterate(loader.init_state(key), steps=2)])
     ms.debug_batch_references()
@@ -412,7 +412,7 @@ def test_kept_batches_are_named_by_the_variable_that_holds_them(keep, words, key
 
 
 def test_a_batch_that_is_kept_twice_is_named_twice(key, capsys):
-    held_batches._handed_out.clear()
+    batch_holders._handed_out.clear()
     loader = ms.DataLoader([source(), BATCH], executor=ms.Threads(1))
     kept = []
     for batch, _ in loader.iterate(loader.init_state(key), steps=1):
@@ -483,14 +483,14 @@ def test_large_batches_reach_jax_without_a_copy(key):
         return {"x": np.full((128, 128), index, np.float32)}
 
     addresses = []
-    make = Slots.hand_out
+    make = Slots.lend
 
     def spying(self, slot):
         rows = make(self, slot)
         addresses.append(rows[0].ctypes.data)
         return rows
 
-    Slots.hand_out = spying
+    Slots.lend = spying
     try:
         for executor in (ms.Threads(1), ms.Processes(1)):
             addresses.clear()
@@ -498,7 +498,7 @@ def test_large_batches_reach_jax_without_a_copy(key):
             for number, (batch, _) in enumerate(loader.iterate(loader.init_state(key))):
                 assert batch["x"].unsafe_buffer_pointer() == addresses[number]
     finally:
-        Slots.hand_out = make
+        Slots.lend = make
 
 
 def test_streams_that_are_left_early_give_their_memory_back(key):
@@ -522,7 +522,7 @@ def test_a_ring_grows_to_its_limit_and_then_copies():
     layout = Layout((4,), ((256,),), (np.dtype(np.float32),))
     told = []
     slots = Slots(layout, 2, limit=4 * layout.nbytes, on_limit=told.append)
-    held = [slots.hand_out(slots.take()) for _ in range(10)]
+    held = [slots.lend(slots.take()) for _ in range(10)]
     assert slots.count == 4 and told == [3]
     assert slots.held == 3
     held.clear()
@@ -532,14 +532,14 @@ def test_a_ring_grows_to_its_limit_and_then_copies():
 def test_threads_may_hand_out_batches_at_the_same_time():
     before, errors = sys.getswitchinterval(), []
 
-    def hand_out():
+    def lend():
         try:
             for step in range(2000):
-                held_batches.remember(step, [np.empty(1), np.empty(1)])
+                batch_holders.remember(step, [np.empty(1), np.empty(1)])
         except RuntimeError as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=hand_out) for _ in range(4)]
+    threads = [threading.Thread(target=lend) for _ in range(4)]
     sys.setswitchinterval(1e-6)
     try:
         for thread in threads:

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from millstream.callbacks.jsonl_logger import jsonl_logger
 from millstream.files import plain
-from millstream.loops._clock import Passed
+from millstream.loops._clock import StepSpan
 from millstream.loops.column import IN_FLIGHT, Column
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.history import History, history
@@ -103,7 +103,7 @@ def test_committing_and_reading_compiles_nothing_and_puts_nothing_on_a_device(co
     with count_compilations() as count, jax.transfer_guard_host_to_device("disallow"):
         for step, each in enumerate(outputs, start=1):
             made.commit(elapsed_at(step), each)
-        made.commit_block(Passed(range(101, 104), [801, 802, 803], None, [30.0] * 3, 1000.5, 800), block)
+        made.commit_block(StepSpan(range(101, 104), [801, 802, 803], None, [30.0] * 3, 1000.5, 800), block)
         made.latest()
         assert made.collect("loss")[-3:] == [0.0, 1.0, 2.0]
         made.to_state()
@@ -252,7 +252,7 @@ def test_a_block_equals_its_rows_one_by_one():
             one_by_one.commit(now, logs().add_metric("loss", values[i]).add_output("y", jnp.stack([values[i]] * 2)))
         epochs, samples = [step // 4 for step in steps], [10 * step for step in steps]
         blocks.commit_block(
-            Passed(steps, samples, epochs, [float(first)] * len(steps), 5.0, 10 * (first - 1)),
+            StepSpan(steps, samples, epochs, [float(first)] * len(steps), 5.0, 10 * (first - 1)),
             logs().add_metric("loss", values).add_output("y", jnp.stack([values] * 2, axis=1)),
         )
         assert blocks.latest().metrics.loss == values[2]
@@ -699,7 +699,7 @@ def test_long_curves_are_thinned_without_losing_their_extremes():
     made, values = history(), np.random.default_rng(0).standard_normal(20_000)
     values[12_345] = 50
     steps = range(1, 20_001)
-    made.commit_block(Passed(steps, list(steps), None, [1.0] * 20_000, 0.0, 0), logs().add_metric("noise", values))
+    made.commit_block(StepSpan(steps, list(steps), None, [1.0] * 20_000, 0.0, 0), logs().add_metric("noise", values))
     raw = np.asarray(panels_of(made.plot())["noise"].lines[0].get_ydata())
     assert len(raw) < 5_000 and raw.max() == 50 and raw.min() == values.min()
 

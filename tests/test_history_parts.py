@@ -271,7 +271,5 @@ def test_a_checkpoint_of_an_earlier_format_is_refused_with_what_to_do(folder, mo
     with monkeypatch.context() as patched:
         patched.setattr(saved_run, "_FORMAT", 1)
         Run(folder).log(1).save().checkpoint.close()
-    with pytest.raises(
-        DamagedCheckpoint, match=r"has format 1, and this version reads format 3: load it with the ver"
-    ):
+    with pytest.raises(DamagedCheckpoint, match=r"has format 1, and this version reads format 3: load it with the ver"):
         restored(folder)

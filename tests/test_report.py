@@ -19,7 +19,7 @@ from conftest import CACHE
 
 import millstream as ms
 from millstream.callbacks.record import record
-from millstream.loops._clock import Passed
+from millstream.loops._clock import StepSpan
 from millstream.report._chart import binned, linear_axis, log_axis, steps_axis
 from millstream.report._charts import time_charts
 from millstream.report._reading import read_run, read_runs
@@ -60,7 +60,7 @@ def logged(folder):
 
 def history_of(**columns):
     history, count = ms.History(), len(next(iter(columns.values())))
-    passed = Passed(
+    passed = StepSpan(
         range(1, count + 1), list(range(4, 4 * count + 1, 4)), None, (np.arange(count) / 10).tolist(), 0.0, 0
     )
     history.commit_columns(passed, {("metrics", name): list(values) for name, values in columns.items()})

@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import millstream as ms
-from millstream.loader.mixed import MixedLoader, Turns
-from millstream.loader.train_stream import Schedule, TrainStream
+from millstream.loader.mixed import MixedLoader, WeightedOrder
+from millstream.loader.train_stream import PassSchedule, TrainStream
 from millstream.pipeline.state import LoaderState
 
 
@@ -70,7 +70,7 @@ weights_of_loaders = st.lists(st.integers(1, 40), min_size=1, max_size=7)
 
 @given(weights_of_loaders)
 def test_at_every_step_each_loader_has_given_its_share_rounded_down_or_up(weights):
-    turns, given_so_far = Turns(weights), np.zeros(len(weights), int)
+    turns, given_so_far = WeightedOrder(weights), np.zeros(len(weights), int)
     for step in range(2 * turns.period + 1):
         share = step * np.array(weights) / sum(weights)
         assert (np.abs(given_so_far - share) < 1 - 1e-9).all()
@@ -79,12 +79,12 @@ def test_at_every_step_each_loader_has_given_its_share_rounded_down_or_up(weight
 
 
 def test_loaders_of_equal_length_come_in_turn():
-    turns = Turns([5, 5, 5])
+    turns = WeightedOrder([5, 5, 5])
     assert [turns.at(step) for step in range(7)] == [0, 1, 2, 0, 1, 2, 0]
 
 
 def test_few_batches_among_many_do_not_come_together():
-    turns = Turns([90, 2, 2, 2, 2, 2])
+    turns = WeightedOrder([90, 2, 2, 2, 2, 2])
     order = [turns.at(step) for step in range(turns.period)]
     rare = [step for step, loader in enumerate(order) if loader != 0]
     assert min(np.diff(rare)) > 3
@@ -92,7 +92,7 @@ def test_few_batches_among_many_do_not_come_together():
 
 @given(st.integers(1, 9), st.integers(1, 5), st.integers(0, 60), st.integers(0, 60))
 def test_a_schedule_counts_the_items_it_has(interval, length, step, end):
-    schedule = Schedule(interval, length)
+    schedule = PassSchedule(interval, length)
     passes, batch = schedule.before(step)
     expected = 0
     for slot in schedule.slots(step):

@@ -28,7 +28,7 @@ from millstream.callbacks.jsonl_logger import jsonl_logger
 from millstream.callbacks.mlflow_logger import mlflow_logger
 from millstream.callbacks.tensorboard import tensorboard
 from millstream.callbacks.wandb_logger import wandb_logger
-from millstream.loops._clock import Passed
+from millstream.loops._clock import StepSpan
 from millstream.loops.loop_state import LoopState
 from millstream.loops.train_loop import train_loop
 
@@ -246,7 +246,7 @@ def test_rows_that_come_in_bulk_are_written_in_order(tmp_path):
         steps = range(start + 1, start + 101)
         logs = ms.logs().add_metric("loss", jnp.arange(100.0) + start)
         samples = [4 * number for number in steps]
-        history.commit_block(Passed(steps, samples, None, [0.1] * 100, 0.0, 4 * start), logs)
+        history.commit_block(StepSpan(steps, samples, None, [0.1] * 100, 0.0, 4 * start), logs)
         loop_state.elapsed = history.elapsed()
         writer.observe(loop_state, start, start + 100)
     writer.finish(loop_state)
@@ -286,7 +286,7 @@ def test_reading_leaves_blocks_alone_that_may_be_under_way():
         steps, block = range(start + 1, start + 11), jnp.arange(10.0)
         if start >= 20:
             block.delete()
-        passed = Passed(steps, list(steps), None, [0.1] * 10, 0.0, start)
+        passed = StepSpan(steps, list(steps), None, [0.1] * 10, 0.0, start)
         history.commit_block(passed, ms.logs().add_metric("loss", block))
         rows.add(start, start + 10)
     taken = rows.take_ready(40, 10)

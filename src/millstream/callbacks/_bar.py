@@ -15,7 +15,7 @@ from millstream.loops.column import Column
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.history import History
 from millstream.loops.logs import EVALUATIONS, Name, describe_logged
-from millstream.loops.loop_state import LoopState, is_inside
+from millstream.loops.loop_state import LoopState, is_nested_in
 from millstream.loops.schedules import Period, as_period
 from millstream.text.errors import require_names
 
@@ -246,7 +246,7 @@ class Bar(Observer):
     def start(self, loop_state: LoopState) -> None:
         """A loop begins; testing inside of training is not shown."""
         inner = loop_state.parent is not None and loop_state.name in ("test", "predict")
-        if not inner and not is_inside(loop_state, self._watched):
+        if not inner and not is_nested_in(loop_state, self._watched):
             resumed = loop_state.elapsed.steps > 0
             self._begin(loop_state, loop_state.elapsed, 0 if resumed else len(loop_state.history))
 

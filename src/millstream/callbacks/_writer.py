@@ -22,7 +22,7 @@ from millstream.loops.column import Column
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.history import History
 from millstream.loops.logs import Name
-from millstream.loops.loop_state import LoopState, is_inside
+from millstream.loops.loop_state import LoopState, is_nested_in
 from millstream.loops.schedules import Schedule, as_schedule
 from millstream.loops.schedules import every as every_so_many
 from millstream.text.errors import require_int
@@ -395,7 +395,7 @@ class Writer(Observer):
 
     def start(self, loop_state: LoopState) -> None:
         """A loop begins; one inside of the loop that is written is left alone."""
-        if self._owner is not None and not is_inside(loop_state, self._owner):
+        if self._owner is not None and not is_nested_in(loop_state, self._owner):
             self.close()  # what it wrote before was never ended
         if self._owner is None:
             self._begin(loop_state, loop_state.elapsed.steps)

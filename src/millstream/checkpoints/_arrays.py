@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from millstream.checkpoints._errors import DamagedCheckpoint
-from millstream.checkpoints._leaves import Leaf, is_key
+from millstream.checkpoints._leaves import SavedLeaf, is_key
 from millstream.files.safe_path import plain_reader
 from millstream.reading.dtypes import kept_dtype, named_dtype
 from millstream.text.errors import table
@@ -27,7 +27,7 @@ _LONGEST = 1 << 30  # bytes of an index
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class ArrayPart:
     """A part of an array that this process writes.
 
     Attributes:
@@ -50,7 +50,7 @@ def to_store(leaf: Any) -> Any:
     return np.asarray(leaf) if jax.process_count() > 1 and leaf.is_fully_addressable else leaf
 
 
-def copied(arrays: Mapping[int, Any]) -> list[Part]:
+def copied(arrays: Mapping[int, Any]) -> list[ArrayPart]:
     """The parts that this process writes, copied, so that the arrays may be changed or donated."""
     parts = []
     for number, array in arrays.items():
@@ -61,7 +61,7 @@ def copied(arrays: Mapping[int, Any]) -> list[Part]:
             parts += [(number, tuple(part.start or 0 for part in shard.index), shard.data) for shard in shards]
         elif jax.process_index() == 0:
             parts.append((number, (0,) * array.ndim, array))
-    return [Part(number, start, _host_copy(data)) for number, start, data in parts]
+    return [ArrayPart(number, start, _host_copy(data)) for number, start, data in parts]
 
 
 def _host_copy(data: Any) -> np.ndarray:
@@ -71,7 +71,7 @@ def _host_copy(data: Any) -> np.ndarray:
     return np.array(host, order="C") if shared else np.ascontiguousarray(host).reshape(host.shape)
 
 
-def write(folder: pathlib.Path, parts: Iterable[Part]) -> None:
+def write(folder: pathlib.Path, parts: Iterable[ArrayPart]) -> None:
     """Write the parts of this process."""
     process, offset, index = jax.process_index(), 0, []
     with open(folder / f"{process}.bin", "xb", buffering=1 << 20) as file:
@@ -111,7 +111,7 @@ class ArrayFiles:
         ValueError: The files do not hold these leaves.
     """
 
-    def __init__(self, folder: pathlib.Path, saved: Iterable[Leaf]) -> None:
+    def __init__(self, folder: pathlib.Path, saved: Iterable[SavedLeaf]) -> None:
         self._folder = folder
         self._open: tuple[str, BufferedReader] | None = None
         self._layouts = {number: _layout(leaf) for number, leaf in enumerate(saved) if leaf.is_stored}
@@ -184,7 +184,7 @@ def _slices(low: tuple[int, ...], high: tuple[int, ...], base: tuple[int, ...]) 
     return tuple(slice(first - zero, last - zero) for first, last, zero in zip(low, high, base, strict=True))
 
 
-def _layout(leaf: Leaf) -> tuple[tuple[int, ...], np.dtype]:
+def _layout(leaf: SavedLeaf) -> tuple[tuple[int, ...], np.dtype]:
     """The shape and dtype in which a leaf is stored."""
     assert leaf.shape is not None
     if leaf.impl is None:
@@ -205,7 +205,7 @@ def _require_grid(number: int, places: list[_Place], shape: tuple[int, ...]) -> 
         raise ValueError(f"the parts of leaf {number} do not make an array of shape {shape}")
 
 
-def read(who: str, files: ArrayFiles, saved: Iterable[Leaf], like: Mapping[str, Any]) -> dict[str, Any]:
+def read(who: str, files: ArrayFiles, saved: Iterable[SavedLeaf], like: Mapping[str, Any]) -> dict[str, Any]:
     """The leaves of a checkpoint by their paths.
 
     Args:
@@ -225,7 +225,7 @@ def read(who: str, files: ArrayFiles, saved: Iterable[Leaf], like: Mapping[str, 
         files.close()
 
 
-def _require_exact(who: str, saved: Iterable[Leaf], like: Mapping[str, Any]) -> None:
+def _require_exact(who: str, saved: Iterable[SavedLeaf], like: Mapping[str, Any]) -> None:
     """Refuse to make arrays of JAX of what JAX would cut to 32 bits."""
     rows = []
     for leaf in saved:
@@ -240,7 +240,7 @@ def _require_exact(who: str, saved: Iterable[Leaf], like: Mapping[str, Any]) -> 
         )
 
 
-def template(leaf: Leaf) -> Any:
+def template(leaf: SavedLeaf) -> Any:
     """What to load a leaf as by default: an array of NumPy, or a key on the default device."""
     if leaf.shape is None:
         return None
@@ -250,7 +250,7 @@ def template(leaf: Leaf) -> Any:
     return np.broadcast_to(np.zeros((), named_dtype(leaf.dtype)), leaf.shape)
 
 
-def _read_leaf(files: ArrayFiles, number: int, leaf: Leaf, like: Any) -> Any:
+def _read_leaf(files: ArrayFiles, number: int, leaf: SavedLeaf, like: Any) -> Any:
     shape, dtype = _layout(leaf)
 
     def part(index: tuple[slice, ...] | None) -> np.ndarray:
@@ -267,7 +267,7 @@ def _sharding(like: Any) -> Any:
     return getattr(like, "sharding", None)
 
 
-def _as_before(leaf: Leaf, array: Any, like: Any) -> Any:
+def _as_before(leaf: SavedLeaf, array: Any, like: Any) -> Any:
     """A restored array as the kind of leaf that it has to be."""
     if is_key(like):
         impl = jax.random.key_impl(like) if isinstance(like, jax.Array) else leaf.impl

@@ -25,7 +25,7 @@ _ARRAYS_OF = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Leaf:
+class SavedLeaf:
     """What is known of a leaf besides its bytes.
 
     Attributes:
@@ -51,7 +51,7 @@ class Leaf:
         """As an error shows it."""
         return self.dtype if self.shape is None else f"shape {self.shape}, {self.dtype}"
 
-    def can_replace(self, other: "Leaf") -> bool:
+    def can_replace(self, other: "SavedLeaf") -> bool:
         """Whether this one, which was saved, can take the place of another.
 
         A Python number, such as the first `step` of a state, is an array as soon as a compiled step has changed it.
@@ -60,7 +60,7 @@ class Leaf:
         return became_array or (self.dtype, self.shape) == (other.dtype, other.shape)
 
 
-def leaves_of(who: str, tree: Any) -> dict[str, tuple[Leaf, Any]]:
+def leaves_of(who: str, tree: Any) -> dict[str, tuple[SavedLeaf, Any]]:
     """The leaves of a tree by their paths, each in words and as it is."""
     flat, _ = jax.tree_util.tree_flatten_with_path(tree)
     found = {}
@@ -77,17 +77,17 @@ def is_key(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _describe(who: str, path: str, leaf: Any) -> Leaf:
+def _describe(who: str, path: str, leaf: Any) -> SavedLeaf:
     if type(leaf) in _VALUES:
-        return Leaf(path, type(leaf).__name__, value=leaf)
+        return SavedLeaf(path, type(leaf).__name__, value=leaf)
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         check_array(f"{who}: tree{path}", leaf)
         shape = tuple(leaf.shape)
         if is_key(leaf):
             impl = str(jax.random.key_impl(leaf)) if isinstance(leaf, jax.Array) else None
-            return Leaf(path, str(leaf.dtype), shape, impl)
+            return SavedLeaf(path, str(leaf.dtype), shape, impl)
         if _can_be_stored(np.dtype(leaf.dtype)):
-            return Leaf(path, dtype_name(np.dtype(leaf.dtype)), shape)
+            return SavedLeaf(path, dtype_name(np.dtype(leaf.dtype)), shape)
     raise TypeError(
         f"{who} keeps trees of arrays of numbers, typed PRNG keys, Python numbers and text. "
         f"Got tree{path}: {describe_leaf(leaf)}. Leave it out of the tree, and put it back in after loading."
@@ -99,7 +99,7 @@ def _can_be_stored(dtype: np.dtype) -> bool:
     return holds_numbers(dtype) and dtype.type not in (np.longdouble, np.clongdouble)
 
 
-def encode(leaves: Sequence[Leaf]) -> bytes:
+def encode(leaves: Sequence[SavedLeaf]) -> bytes:
     """The leaves as JSON, one on a line."""
     lines = []
     for leaf in leaves:
@@ -112,18 +112,18 @@ def encode(leaves: Sequence[Leaf]) -> bytes:
     return ("[\n" + ",\n".join(lines) + "\n]\n").encode()
 
 
-def decode(data: bytes) -> dict[str, Leaf]:
+def decode(data: bytes) -> dict[str, SavedLeaf]:
     """The leaves that `encode` was given, by their paths, in their order; any other bytes raise some error."""
     leaves = {}
     for facts in _document.decode(data):
         shape = tuple(facts["shape"]) if "shape" in facts else None
-        leaf = Leaf(facts["path"], facts["dtype"], shape, facts.get("impl"), facts.get("value"))
+        leaf = SavedLeaf(facts["path"], facts["dtype"], shape, facts.get("impl"), facts.get("value"))
         _require_sense(leaf)
         leaves[leaf.path] = leaf
     return leaves
 
 
-def _require_sense(leaf: Leaf) -> None:
+def _require_sense(leaf: SavedLeaf) -> None:
     """Refuse a leaf that `encode` cannot have written."""
     if leaf.shape is None:
         sense = type(leaf.value) in _VALUES and type(leaf.value).__name__ == leaf.dtype
@@ -140,7 +140,7 @@ def _require_sense(leaf: Leaf) -> None:
         raise ValueError(f"no leaf is {leaf.words()} at {leaf.path!r}")
 
 
-def require_same(who: str, where: str, saved: Mapping[str, Leaf], now: Mapping[str, Leaf]) -> None:
+def require_same(who: str, where: str, saved: Mapping[str, SavedLeaf], now: Mapping[str, SavedLeaf]) -> None:
     """Refuse to load into a tree with other leaves than were saved, naming all that differ side by side."""
     alike = {path for path in saved if path in now and saved[path].can_replace(now[path])}
     then, current = (

@@ -59,7 +59,7 @@ def _told_by_first(text: str) -> str:
     return bytes(np.asarray(multihost_utils.broadcast_one_to_all(padded))).decode()
 
 
-def by_first(action: Callable[[], Any]) -> Any:
+def on_process_zero(action: Callable[[], Any]) -> Any:
     """What process 0 gets by an action; where that fails, all processes fail. For the main thread.
 
     Args:

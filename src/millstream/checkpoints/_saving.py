@@ -30,7 +30,7 @@ from millstream.text.errors import require_choice, require_int
 Metrics = Mapping[str, float | None]
 _LOCK_FILE = ".lock"
 ARRAYS = "state"
-_under_way: "set[Saving]" = set()
+_under_way: "set[PendingSave]" = set()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Retention:
         finite = {step: value for step, value in values.items() if value is not None and math.isfinite(value)}
         return sorted(finite, key=lambda step: (sign * finite[step], step))
 
-    def doomed(self, checkpoints: Mapping[int, Metrics]) -> list[int]:
+    def to_delete(self, checkpoints: Mapping[int, Metrics]) -> list[int]:
         """The steps of the checkpoints that are not kept.
 
         Args:
@@ -132,7 +132,7 @@ def _holder(path: pathlib.Path) -> str:
 
 
 @dataclasses.dataclass(eq=False)
-class Saving:
+class PendingSave:
     """A checkpoint on its way to the disk.
 
     Attributes:
@@ -265,7 +265,7 @@ class Saving:
         """Delete what is not kept. Where that cannot be done, the checkpoint is saved all the same."""
         try:
             if self.error is None:
-                for step in self.keep.doomed(whole_checkpoints(self.directory)):
+                for step in self.keep.to_delete(whole_checkpoints(self.directory)):
                     folders.withdraw(self.directory, step)
             self.left = folders.clear_leftovers(self.directory)
         except OSError as error:

@@ -15,7 +15,7 @@ import jax
 
 from millstream.checkpoints import _arrays, _document, _leaves, _peers, folders, manifest
 from millstream.checkpoints._errors import DamagedCheckpoint, NoCheckpoint, StorageFailed, storage_errors
-from millstream.checkpoints._saving import ARRAYS, Retention, RunLock, Saving, whole_checkpoints
+from millstream.checkpoints._saving import ARRAYS, PendingSave, Retention, RunLock, whole_checkpoints
 from millstream.checkpoints.folders import LinkedFile
 from millstream.files.safe_path import plain_reader, require_trust
 from millstream.reading.contracts import PyTree
@@ -95,12 +95,12 @@ class CheckpointStore:
         if not isinstance(self.keep, Retention):
             raise TypeError(f"{_WHO} needs keep to be a Retention. Got {describe_value(keep)}.")
         require_bool(_WHO, "read_only", read_only)
-        self._saving: Saving | None = None
+        self._saving: PendingSave | None = None
         self._lock: RunLock | None = None
         self._is_open = not read_only
         require_trust(self.directory, _WHO, "directory")
         if not read_only:
-            _peers.by_first(self._take)
+            _peers.on_process_zero(self._take)
 
     def _take(self) -> None:
         with storage_errors(f"{_WHO} cannot use {self.directory}"):
@@ -148,7 +148,7 @@ class CheckpointStore:
         arrays = {
             number: _arrays.to_store(value) for number, (leaf, value) in enumerate(leaves.values()) if leaf.is_stored
         }
-        self._saving = Saving(self.directory, step, arrays, texts, shared, checked, self.keep, self._lock)
+        self._saving = PendingSave(self.directory, step, arrays, texts, shared, checked, self.keep, self._lock)
         self._saving.start()
 
     def has_files(self, step: int, files: Mapping[str, tuple[int, str]]) -> bool:
@@ -217,7 +217,7 @@ class CheckpointStore:
         self._require_open("discard_after")
         self.wait()
         last = whole_number(f"{_WHO}.discard_after", "step", step, least=-1)
-        _peers.by_first(lambda: self._discard_after(last))
+        _peers.on_process_zero(lambda: self._discard_after(last))
 
     def _discard_after(self, step: int) -> None:
         with storage_errors(f"{_WHO}.discard_after cannot change {self.directory}"):
@@ -230,7 +230,7 @@ class CheckpointStore:
         """Move all checkpoints into a folder of their own, out of the way of a new run; where that is."""
         self._require_open("set_apart")
         self.wait()
-        return pathlib.Path(_peers.by_first(lambda: str(self._set_apart())))
+        return pathlib.Path(_peers.on_process_zero(lambda: str(self._set_apart())))
 
     def _set_apart(self) -> pathlib.Path:
         with storage_errors(f"{_WHO}.set_apart cannot change {self.directory}"):
@@ -291,7 +291,7 @@ class CheckpointStore:
     def _load(self, step: int | None, like: PyTree, damaged: dict[int, str]) -> Checkpoint:
         """Load the checkpoint of a step, or the newest that is not damaged; what is wrong with others is added."""
         for _ in range(_ATTEMPTS):
-            found, stamp = _peers.by_first(lambda: self._find(step, damaged))
+            found, stamp = _peers.on_process_zero(lambda: self._find(step, damaged))
             if found is None:
                 continue
             loaded, error = self._try_to_read(found, like)
@@ -364,7 +364,9 @@ class CheckpointStore:
         with storage_errors(f"{_WHO}.load cannot read checkpoint {step} in {self.directory}"):
             return dataclasses.replace(found, tree=self._read_tree(step, arrays, saved, like))
 
-    def _read_tree(self, step: int, arrays: _arrays.ArrayFiles, saved: dict[str, _leaves.Leaf], like: PyTree) -> PyTree:
+    def _read_tree(
+        self, step: int, arrays: _arrays.ArrayFiles, saved: dict[str, _leaves.SavedLeaf], like: PyTree
+    ) -> PyTree:
         who = f"{_WHO}.load"
         if like is None:
             templates = {path: _arrays.template(leaf) for path, leaf in saved.items()}

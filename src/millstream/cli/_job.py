@@ -21,7 +21,7 @@ TIMED_OUT = 124  # as the command `timeout` returns
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Job:
+class LaunchJob:
     """Processes that run together and end together.
 
     When one fails, the others are sent SIGTERM and, after a grace period, SIGKILL. A signal to the launcher is passed

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from millstream.cli._job import Job
+from millstream.cli._job import LaunchJob
 from millstream.cli._launched import Launched
 
 _DESCRIPTION = """\
@@ -61,7 +61,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         logs = _open_logs(parser, options, stack)
         environments = [make_environment(number, count, port, options) for number in range(count)]
         processes = [Launched(number, count, command, environments[number], logs[number]) for number in range(count)]
-        job = Job(processes, options.grace, float("inf") if options.timeout is None else options.timeout)
+        job = LaunchJob(processes, options.grace, float("inf") if options.timeout is None else options.timeout)
         try:
             code = job.run()
         except BrokenPipeError:  # nobody reads our output any more, as in `millstream launch ... | head`
@@ -156,7 +156,7 @@ def _reserved_port() -> Iterator[int]:
         yield reserved.getsockname()[1]
 
 
-def _say_how_it_ended(job: Job, options: argparse.Namespace) -> None:
+def _say_how_it_ended(job: LaunchJob, options: argparse.Namespace) -> None:
     if job.first_failed is not None:
         process, code = job.first_failed
         log = "" if options.log_dir is None else f" (all of it: {shlex.quote(options.log_dir)}/{process.number}.log)"

@@ -23,13 +23,13 @@ from millstream.plan.ordering import Shuffle
 from millstream.plan.plan import Batching, Plan
 from millstream.reading.contracts import PyTree, Stream
 from millstream.reading.derived_sources import CollatedSource, is_random, named_parts
-from millstream.reading.host_side import HostSide
 from millstream.reading.host_source import ArrayRows, HostSource
 from millstream.reading.memory import nbytes
 from millstream.reading.processes import Processes
+from millstream.reading.read_config import ReadConfig
 from millstream.reading.samples import ObjectSpec
 from millstream.reading.slots import slots_for
-from millstream.reading.workers.messages import SlotForm
+from millstream.reading.workers.messages import SlotLayout
 from millstream.sources.file_source import OpenedRows, is_mapped
 from millstream.text.errors import describe_value
 from millstream.text.tables import WIDTH, name_table, size_text, text_table
@@ -285,11 +285,11 @@ def _held(source: HostSource) -> tuple[int | None, list[str]]:
     return nbytes(leaves) - nbytes(outside), [f"{size_text(nbytes(outside))} in files, {how}"]
 
 
-def _buffers(host: HostSide, plan: Plan) -> tuple[int, str]:
+def _buffers(host: ReadConfig, plan: Plan) -> tuple[int, str]:
     """The memory that batches are read into, and a note on it."""
     layout, count, kind = host.layout(plan), slots_for(host.ahead(plan)), "buffers"
     if isinstance(host.executor, Processes):
-        layout, kind = SlotForm(layout).layout, "shared buffers"
+        layout, kind = SlotLayout(layout).layout, "shared buffers"
     return count * layout.nbytes, f"{count:,} {kind} of {size_text(layout.nbytes)}"
 
 
@@ -385,7 +385,7 @@ def _indexed_words(pipeline: Pipeline, made_ahead: int) -> dict[str, str]:
     return words | {"state": "a key and a step"}
 
 
-def _reader_words(host: HostSide) -> str:
+def _reader_words(host: ReadConfig) -> str:
     count = host.source.readers if host.executor is None else getattr(host.executor, "workers", 1)
     one, many = ("process", "processes") if isinstance(host.executor, Processes) else ("thread", "threads")
     return f"{count} {'worker ' if one == 'process' else ''}{one if count == 1 else many}"

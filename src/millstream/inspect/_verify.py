@@ -19,7 +19,7 @@ from millstream.checkpoints import CheckpointStore
 from millstream.files import plain
 from millstream.inspect._compare import Mismatch, compare, compare_batches, on_host, raw_key
 from millstream.inspect._explain import calculating, require_loader
-from millstream.loader.info import BatchInfo
+from millstream.loader.batch_info import BatchInfo
 from millstream.loader.loader import DataLoader
 from millstream.pipeline.host_calls import call_and_wait
 from millstream.pipeline.pipeline import Pipeline
@@ -239,7 +239,10 @@ def verify(
     executors = _usual_executors(loader.options["executor"]) if executors is None else executors
     key = jax.random.key(0) if key is None else key
     words = np.asarray(key_words("verify", key))
-    begun, run = time.perf_counter(), _Run(loader, key, words, loader.steps_per_epoch + 2 if steps is None else steps)
+    begun, run = (
+        time.perf_counter(),
+        _Verifier(loader, key, words, loader.steps_per_epoch + 2 if steps is None else steps),
+    )
     with contextlib.closing(ProgressLine("verify", shown=progress)) as line:
         if isinstance(loader.pipeline, Pipeline):
             rows = _check_indexed(loader, run, executors, hosts, seconds, line)
@@ -270,7 +273,7 @@ def _check_arguments(steps: Any, seconds: Any, executors: Any, hosts: Any) -> No
 
 def _check_indexed(
     loader: DataLoader,
-    run: "_Run",
+    run: "_Verifier",
     executors: Sequence[Executor],
     hosts: Sequence[int],
     seconds: float,
@@ -290,7 +293,7 @@ def _check_indexed(
     return [stages, samples.row(run.raised), *(run.row(check) for check in ("executors", "resume", "hosts"))]
 
 
-def _check_stream(run: "_Run", seconds: float, line: ProgressLine) -> list[VerificationRow]:
+def _check_stream(run: "_Verifier", seconds: float, line: ProgressLine) -> list[VerificationRow]:
     """All checks of a stream."""
     run.add("drawn twice", functools.partial(_iterating, run.reference.replace), _DRAWN_AGAIN, "stages")
     run.add_calls(_STREAM_SCAN)
@@ -751,7 +754,7 @@ def _usual_executors(own: Executor | None) -> list[Executor]:
     return [one for one in [InGraph(), *tried] if one != (InGraph() if own is None else own)]
 
 
-class _Run:
+class _Verifier:
     """Draws the batches of a loader in all ways side by side, so that few are in memory at a time, and compares them.
 
     The reference, which all are compared with, hands out every batch, in order, and without a cache.

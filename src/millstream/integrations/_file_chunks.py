@@ -239,7 +239,7 @@ class FileChunks:
             raise noted(error, note)  # noqa: B904 (`from` would take away the error's own cause)
 
 
-class KeptColumns:
+class InMemoryColumns:
     """All columns in their full length, for tables that fit; filled with a chunk when a row of it is wanted.
 
     Args:
@@ -257,7 +257,7 @@ class KeptColumns:
         return self._chunks
 
     def __setstate__(self, chunks: FileChunks) -> None:
-        KeptColumns.__init__(self, chunks)
+        InMemoryColumns.__init__(self, chunks)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """The rows at `indices`, an array for each column."""

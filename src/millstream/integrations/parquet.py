@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from millstream.integrations._chunked import ChunkedSource, common_schema
-from millstream.integrations._file_chunks import ChunkCache, DataFile, FileChunks, KeptColumns, readable
+from millstream.integrations._file_chunks import ChunkCache, DataFile, FileChunks, InMemoryColumns, readable
 from millstream.integrations._table import Paths, Row, find_files
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
@@ -128,11 +128,11 @@ class ParquetSource(ChunkedSource):
         names = [file.name for file in files]
         schema = common_schema(who, names, [footer.schema.to_arrow_schema() for footer in footers], columns)
         groups = _ParquetGroups(files, footers, schema.names, self._contents, cache_bytes, together=row_fn is None)
-        self._kept: KeptColumns | None = None
+        self._kept: InMemoryColumns | None = None
         self._settle_on(schema, groups)
         if row_fn is None and groups.row_bytes * len(self) <= cache_bytes:
             groups.keep_nothing()
-            self._kept = KeptColumns(groups)
+            self._kept = InMemoryColumns(groups)
 
     def take(self, indices: np.ndarray) -> Mapping[str, np.ndarray]:
         return super().take(indices) if self._kept is None else self._kept.take(indices)

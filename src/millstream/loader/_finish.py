@@ -10,10 +10,10 @@ import numpy as np
 from millstream.loader._program import Program, finishing
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.static_part import split
+from millstream.reading.batch_holders import remember
 from millstream.reading.contracts import PyTree
-from millstream.reading.held_batches import remember
-from millstream.reading.host_side import HostSide
 from millstream.reading.host_source import HostSource
+from millstream.reading.read_config import ReadConfig
 from millstream.reading.reading import ReadBatch
 from millstream.reading.samples import SampleSpec
 
@@ -52,7 +52,7 @@ class Finish:
         self._plain = all(stage.batches or stage.passive for stage in pipeline.stages)
         if not isinstance(host.source.sample_spec, SampleSpec):
             return
-        described = HostSide(_Described(host.source.sample_spec), on_error=host.on_error)
+        described = ReadConfig(_Described(host.source.sample_spec), on_error=host.on_error)
         with program.own_mesh():
             static, _ = split(dataclasses.replace(pipeline, source=None, host=described))
             self._structure, self._passing = _trace(dataclasses.replace(pipeline, host=described, placement=None))

@@ -10,8 +10,8 @@ import numpy as np
 
 from millstream.loader._finish import Finish, as_placed
 from millstream.loader._program import Program, gathering, next_batch
-from millstream.loader.hosts import require_agreement
-from millstream.loader.info import describe_batch
+from millstream.loader.agreement import require_agreement
+from millstream.loader.batch_info import describe_batch
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.placement import readable
 from millstream.pipeline.state import LoaderState, check_origin, check_position

@@ -51,7 +51,7 @@ class BatchIterator(Iterator[Any]):
         replay: int | None = None,
     ) -> None:
         self._cursor = cursor
-        self._clock = _Clock(stats)
+        self._clock = _WaitClock(stats)
         self._interrupts = interrupts
         self._ahead = ahead
         self._replay = replay
@@ -226,7 +226,7 @@ class BatchIterator(Iterator[Any]):
         self.close()
 
 
-class _Clock:
+class _WaitClock:
     """Tells waiting for a stream from working with its batches.
 
     Args:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import jax.numpy as jnp
 import numpy as np
 
-from millstream.loader._part import JoinedCursor, JoinedIterator, Part, require_indexed, step_limit
+from millstream.loader._sub_stream import JoinedCursor, JoinedIterator, SubStream, require_indexed, step_limit
 from millstream.loader.feed import Drawn, state_at
 from millstream.loader.iterator import BatchIterator
 from millstream.loader.loader import DataLoader
@@ -24,7 +24,7 @@ from millstream.text.errors import describe_value, require_int
 _LONGEST_ROUND = 1_000_000
 
 
-class Turns:
+class WeightedOrder:
     """Which loader gives the batch of a step: a function of the step alone.
 
     At every step each loader has given its share of the batches so far, rounded down or up. The order repeats after
@@ -76,7 +76,7 @@ class Turns:
         return -(-(batch + 1) * self.period // self.weights[loader])
 
 
-class InSequence:
+class SequentialOrder:
     """Which loader gives the batch of a step, if they come one after the other.
 
     Example:
@@ -159,9 +159,9 @@ class MixedLoader:
         }
         lengths = [loader.steps_per_epoch for loader in self._loaders.values()]
         if weights is not None:
-            self._turns = Turns(_weights(weights, list(self._loaders)))
+            self._turns = WeightedOrder(_weights(weights, list(self._loaders)))
         else:
-            self._turns = Turns(lengths) if interleave else InSequence(lengths)
+            self._turns = WeightedOrder(lengths) if interleave else SequentialOrder(lengths)
         passes = [-(-length // weight) for length, weight in zip(lengths, self._turns.weights, strict=True)]
         self._steps_per_epoch = self._turns.period * max(passes)
         self._every_batch_once = self._steps_per_epoch == sum(lengths)
@@ -230,7 +230,7 @@ class MixedLoader:
         draw = functools.partial(self._draw, parts, with_info)
         return JoinedCursor(parts, draw, functools.partial(self._cursor, "set_state", with_info))
 
-    def _draw(self, parts: list[Part], with_info: bool, state: LoaderState) -> Drawn:
+    def _draw(self, parts: list[SubStream], with_info: bool, state: LoaderState) -> Drawn:
         """The next batch, and the state after it."""
         step = int(state.step)
         part = parts[self._turns.at(step)]
@@ -242,12 +242,12 @@ class MixedLoader:
             value = batch, mask, dataclasses.replace(info, **place, group=part.name)
         return value, state_at(state, step + 1), part.real
 
-    def _parts(self, words: np.ndarray, first: int, steps: int, with_info: bool) -> list[Part]:
+    def _parts(self, words: np.ndarray, first: int, steps: int, with_info: bool) -> list[SubStream]:
         parts = []
         ranges = zip(self._turns.before(first), self._turns.before(first + steps), strict=True)
         for (name, loader), (begin, end) in zip(self._loaders.items(), ranges, strict=True):
             state = loader.init_state(np.stack(named_key(words, f"millstream mix 1 {name}")), step=begin)
-            parts.append(Part(name, loader.iterate(state, steps=end - begin, with_info=with_info), begin))
+            parts.append(SubStream(name, loader.iterate(state, steps=end - begin, with_info=with_info), begin))
         return parts
 
     def __enter__(self) -> Self:
@@ -262,8 +262,8 @@ class MixedLoader:
                 entered.push(loader.__exit__)
 
 
-def _origin(loaders: dict[str, DataLoader], turns: Turns | InSequence) -> Origin:
-    mixed = ", " if isinstance(turns, Turns) else ", then "
+def _origin(loaders: dict[str, DataLoader], turns: WeightedOrder | SequentialOrder) -> Origin:
+    mixed = ", " if isinstance(turns, WeightedOrder) else ", then "
     shares = mixed.join(f"{weight} of {name!r}" for name, weight in zip(loaders, turns.weights, strict=True))
     parts = [(f"{name}: {what}", words) for name, loader in loaders.items() for what, words in loader.pipeline.origin]
     return (("mix", shares), *parts)
@@ -292,7 +292,7 @@ def _weights(weights: Any, names: list[str]) -> list[int]:
                 f"Got {weight} for {name!r}."
             )
         require_int("MixedLoader", f"weights[{name!r}]", weight, least=1)
-    period = Turns(list(named.values())).period
+    period = WeightedOrder(list(named.values())).period
     if period > _LONGEST_ROUND:
         raise ValueError(
             f"MixedLoader needs weights that add up to at most {_LONGEST_ROUND:,} in lowest terms. Got {period:,}. "

@@ -9,9 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from millstream.loader._part import JoinedCursor, JoinedIterator, Part, crosses_epochs, require_indexed, step_limit
+from millstream.loader._sub_stream import (
+    JoinedCursor,
+    JoinedIterator,
+    SubStream,
+    crosses_epochs,
+    require_indexed,
+    step_limit,
+)
+from millstream.loader.batch_info import BatchInfo
 from millstream.loader.feed import Drawn, state_at
-from millstream.loader.info import BatchInfo
 from millstream.loader.loader import DataLoader
 from millstream.loader.mixed import MixedLoader
 from millstream.pipeline.state import LoaderState, Origin, check_origin, check_position, key_words
@@ -39,7 +46,7 @@ class _Slot(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Schedule:
+class PassSchedule:
     """The steps of a stream: training batches, and validation passes, each of which is one step.
 
     Example:
@@ -122,8 +129,8 @@ class StreamIterator(JoinedIterator):
 
     def __init__(
         self,
-        parts: list[Part],
-        schedule: Schedule,
+        parts: list[SubStream],
+        schedule: PassSchedule,
         state: LoaderState,
         end: int | None,
         limit: int,
@@ -145,7 +152,7 @@ class StreamIterator(JoinedIterator):
 class _Draw:
     """Draws the items of a stream, slot by slot."""
 
-    def __init__(self, parts: list[Part], slots: Iterator[_Slot], limit: int) -> None:
+    def __init__(self, parts: list[SubStream], slots: Iterator[_Slot], limit: int) -> None:
         self._parts = parts
         self._slots = slots
         self._slot = next(slots)
@@ -212,10 +219,10 @@ class TrainStream:
         self._validation = None if validation is None else _checked("validation", validation)
         interval = self._batches("every", every, least=1)
         if self._validation is None:
-            self._schedule = Schedule(STEP_LIMIT + 1, 0)  # a pass is never due
+            self._schedule = PassSchedule(STEP_LIMIT + 1, 0)  # a pass is never due
         else:
             _require_complete_passes(self._validation)
-            self._schedule = Schedule(interval, self._validation.steps_per_epoch)
+            self._schedule = PassSchedule(interval, self._validation.steps_per_epoch)
         self._limit = self._countable_batches()
         self._origin = self._words()
         self._interrupts = Interrupts()
@@ -303,7 +310,7 @@ class TrainStream:
             words += [(f"validation: {what}", text) for what, text in _origin_of(self._validation)]
         return tuple(words)
 
-    def _parts(self, state: LoaderState, end: int, with_info: bool) -> list[Part]:
+    def _parts(self, state: LoaderState, end: int, with_info: bool) -> list[SubStream]:
         """The batches for training and for validation, up to training batch number `end`."""
         words, schedule = np.asarray(state.key), self._schedule
         passes, first = schedule.before(int(state.step))
@@ -315,9 +322,9 @@ class TrainStream:
         return [train, _part("validation", self._validation, words, numbers, with_info)]
 
 
-def _part(name: str, loader: DataLoader | MixedLoader, words: np.ndarray, numbers: range, with_info: bool) -> Part:
+def _part(name: str, loader: DataLoader | MixedLoader, words: np.ndarray, numbers: range, with_info: bool) -> SubStream:
     state = loader.init_state(words, step=numbers.start)
-    return Part(name, loader.iterate(state, steps=len(numbers), with_info=with_info), numbers.start)
+    return SubStream(name, loader.iterate(state, steps=len(numbers), with_info=with_info), numbers.start)
 
 
 def _checked(name: str, loader: Any) -> DataLoader | MixedLoader:

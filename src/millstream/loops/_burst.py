@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from millstream.loops._calls import absorb
-from millstream.loops._clock import Passed
+from millstream.loops._calls import apply_output
+from millstream.loops._clock import StepSpan
 from millstream.loops._dataset import Batches, LoaderBatches, batch_size
-from millstream.loops._in_flight import InFlight, array_of
+from millstream.loops._dispatch_limiter import DispatchLimiter, array_of
 from millstream.loops._tasks import Task
 from millstream.loops.callback import arguments, is_compiled
 from millstream.loops.history import History
@@ -30,7 +30,7 @@ _LOGS = (dict, Logs)
 _NOWHERE = object()  # a key that nothing has
 
 
-class Burst:
+class StepBurst:
     """Draws batches, calls a compiled step with each, and keeps what must be known of them.
 
     Args:
@@ -50,7 +50,7 @@ class Burst:
     """
 
     def __init__(
-        self, interrupts: Interrupts, in_flight: InFlight, checks: list[Callable[[], None]], patience: float
+        self, interrupts: Interrupts, in_flight: DispatchLimiter, checks: list[Callable[[], None]], patience: float
     ) -> None:
         self._interrupts = interrupts
         self._in_flight = in_flight
@@ -146,7 +146,7 @@ class Burst:
         """Logs and state after a step that returned something else than most."""
         loop_state.state, loop_state.logs = state, Logs()
         if output is not None:
-            absorb(loop_state, output, name)
+            apply_output(loop_state, output, name)
         return loop_state.logs, loop_state.state
 
 
@@ -179,7 +179,7 @@ def only_step(tasks: list[Task]) -> Task | None:
     return always[0] if arguments(always[0].name, always[0].callback) == 2 else None
 
 
-def commit_rows(history: History, passed: Passed, rows: list[Any]) -> int:
+def commit_rows(history: History, passed: StepSpan, rows: list[Any]) -> int:
     """Keep what several steps have logged, None for nothing; how many rows that are."""
     columns = _columns(rows)
     if columns is not None:

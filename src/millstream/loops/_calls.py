@@ -16,7 +16,7 @@ from millstream.loops.metrics import with_computed
 from millstream.text.errors import describe_value
 
 
-def absorb(loop_state: LoopState, output: Any, callback: str) -> None:
+def apply_output(loop_state: LoopState, output: Any, callback: str) -> None:
     """Take in what a callback returned: logs, a state, or both.
 
     Args:
@@ -87,7 +87,7 @@ class TaskCalls:
                     self._leave_unfinished(task, ending=ending)
                 return True
             if output is not None:
-                absorb(loop_state, output, task.name)
+                apply_output(loop_state, output, task.name)
             if in_step and loop_state.stop_iteration:
                 break
         self._parts.calling = None

@@ -9,7 +9,7 @@ from millstream.loops.elapsed import Elapsed
 from millstream.loops.schedules import Period
 
 
-class Passed(NamedTuple):
+class StepSpan(NamedTuple):
     """Several steps, by columns.
 
     Attributes:
@@ -70,7 +70,7 @@ class Clock:
             made.append(elapsed)
         return made
 
-    def skip(self, samples: list[int], moments: Sequence[float] | None = None) -> Passed:
+    def skip(self, samples: list[int], moments: Sequence[float] | None = None) -> StepSpan:
         """Several steps more.
 
         Args:
@@ -91,7 +91,7 @@ class Clock:
             # Of steps that are one program, the last is the only one at which something can be due because of the time.
             last = self._after(earlier, samples[-2], before.time if moments is None else times[-2])
         self.now = self._after(last, samples[-1], times[-1])
-        return Passed(steps, reached, self._epochs_at(steps, reached), times, before.date_start, before.samples)
+        return StepSpan(steps, reached, self._epochs_at(steps, reached), times, before.date_start, before.samples)
 
     def _epochs_at(self, steps: range, samples: list[int]) -> list[int] | None:
         """How many epochs were complete at each of some steps, which had reached so many samples."""

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from millstream.loops._acting import Acting
-from millstream.loops._calls import TaskCalls, absorb, due
+from millstream.loops._calls import TaskCalls, apply_output, due
 from millstream.loops._dataset import Loader, loader_state
-from millstream.loops._in_flight import array_of
+from millstream.loops._dispatch_limiter import array_of
 from millstream.loops._run_parts import RunParts
 from millstream.loops._tasks import Task
 from millstream.loops.callback import arguments, bind, is_compiled
@@ -67,7 +67,7 @@ class Body:
             before = jax.tree.leaves_with_path(loop_state.state)  # taken now: a module may be changed in place
             output = call(loop_state)
             if output is not None:
-                absorb(loop_state, output, name)
+                apply_output(loop_state, output, name)
             _refuse_new_numbers(name, before, loop_state.state)
         return Carry(loop_state.state, (elapsed, timing[1]) if self.times else None), loop_state.logs
 

@@ -8,7 +8,7 @@ from typing import Any
 from millstream.loops._acting import Policy, acting
 from millstream.loops._clock import Clock
 from millstream.loops._dataset import Batches, Loader, LoaderBatches, as_dataset, open_batches, save_position
-from millstream.loops._in_flight import InFlight
+from millstream.loops._dispatch_limiter import DispatchLimiter
 from millstream.loops._tasks import Task, as_pairs, bind_all, bind_some, parts
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.history import History
@@ -113,7 +113,7 @@ class RunParts:
         self.catches = options.catch_keyboard_interrupt
         self.interrupts = Interrupts()
         self.preemption: PreemptionPoint | None = None
-        self.in_flight = InFlight()
+        self.in_flight = DispatchLimiter()
         self.batches: Any = None
         self.rewound: PyTree = None  # the data state before a batch that came in the moment of an interrupt
         self.calling: Task | None = None

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import Any
 
-from millstream.loops._burst import Burst, commit_rows, only_step
+from millstream.loops._burst import StepBurst, commit_rows, only_step
 from millstream.loops._calls import TaskCalls
 from millstream.loops._dataset import too_short
 from millstream.loops._run_parts import RunParts
@@ -38,11 +38,11 @@ class Steps:
             if alone is not None and not together:
                 next_due = self._next_due() or 0
 
-    def _burst(self) -> Burst:
+    def _burst(self) -> StepBurst:
         parts = self._parts
         watching = [task.callback.patience for task in parts.observers if task.schedule is None]
         checks = [saver.check for saver in parts.savers]
-        return Burst(parts.interrupts, parts.in_flight, checks, min(watching, default=math.inf))
+        return StepBurst(parts.interrupts, parts.in_flight, checks, min(watching, default=math.inf))
 
     def _compiled_step(self) -> Task | None:
         """The step that can be done several times with nothing in between; None if each has to be looked at."""
@@ -63,7 +63,7 @@ class Steps:
         told = [schedule.next_due(parts.clock.now.steps, epoch) for schedule in schedules if schedule is not None]
         return None if None in told else min(told, default=math.inf)
 
-    def _some_steps(self, burst: Burst, batches: Any, alone: Task | None, most: float) -> bool | None:
+    def _some_steps(self, burst: StepBurst, batches: Any, alone: Task | None, most: float) -> bool | None:
         """Up to `most` steps of a compiled task alone, or one step with all its tasks; see `TaskCalls.ended`."""
         parts, calls, loop_state = self._parts, self._calls, self._parts.loop_state
         if parts.acting is not None:
@@ -85,7 +85,7 @@ class Steps:
             parts.in_step = False
         return calls.ended(loop_state.elapsed)
 
-    def _keep(self, burst: Burst, alone: Task | None) -> None:
+    def _keep(self, burst: StepBurst, alone: Task | None) -> None:
         """Count, commit and show the steps of a burst, and be in the step that it has begun and not done."""
         parts, loop_state, clock, complete = self._parts, self._parts.loop_state, self._parts.clock, len(burst.logs)
         loop_state.waits.data += burst.waited

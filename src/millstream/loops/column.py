@@ -125,7 +125,7 @@ class Column:
         self._start = self._stop = -1
         self._sparse: array.array[int] | None = None  # instead, as soon as a row is left out
         self._values = _ColumnValues()
-        self._waiting: list[Any] = []  # single values, perhaps as `RealRows`, and `Block`s
+        self._waiting: list[Any] = []  # single values, perhaps as `RealRows`, and `ValueBlock`s
 
     @property
     def rows(self) -> Sequence[int]:
@@ -170,7 +170,7 @@ class Column:
 
     def _forget_newest(self) -> None:
         """Let go of the newest value; its row gets another."""
-        if self._waiting and not isinstance(self._waiting[-1], Block):
+        if self._waiting and not isinstance(self._waiting[-1], ValueBlock):
             self._waiting.pop()
         else:
             self.read()
@@ -179,7 +179,7 @@ class Column:
     def extend(self, rows: range, block: Any, masks: np.ndarray | None = None) -> None:
         """The values of several new rows, as one array whose first rows they are; `masks` says what is kept of each."""
         self._add_rows(rows)
-        self._waiting.append(Block(block.copy() if isinstance(block, np.ndarray) else block, len(rows), masks))
+        self._waiting.append(ValueBlock(block.copy() if isinstance(block, np.ndarray) else block, len(rows), masks))
         if len(self._waiting) >= self._read_at:
             self.read(IN_FLIGHT)
 
@@ -298,13 +298,13 @@ class Column:
 
     def newest(self) -> Any:
         """The newest value, as it came if it has not been read yet; what a fused run logged is read."""
-        if self._waiting and not isinstance(self._waiting[-1], Block | RealRows):
+        if self._waiting and not isinstance(self._waiting[-1], ValueBlock | RealRows):
             return self._waiting[-1]
         return self.since(len(self) - 1)[0]
 
     def _on_host(self, value: Any) -> Run:
         """A value as a run of its own."""
-        if isinstance(value, Block):
+        if isinstance(value, ValueBlock):
             host = self._host(value.array)[: value.count]
             if value.masks is not None:
                 return [row[mask] for row, mask in zip(host, value.masks, strict=True)]
@@ -330,7 +330,7 @@ class Column:
             raise
 
 
-class Block:
+class ValueBlock:
     """Values of several rows in one array, and a mask for each if only some of its own rows are kept."""
 
     def __init__(self, array: Any, count: int, masks: np.ndarray | None) -> None:
@@ -388,7 +388,7 @@ def _numbers_at_once(values: list[Any]) -> np.ndarray | None:
     """Numbers of one type as one array; None if they are not that, or one of them cannot be read."""
     kinds = {*map(type, values)}
     kind = kinds.pop()
-    if kinds or kind in (Block, RealRows):
+    if kinds or kind in (ValueBlock, RealRows):
         return None
     if issubclass(kind, jax.Array):
         return _device_numbers(values)
@@ -417,11 +417,11 @@ def _device_numbers(values: list[Any]) -> np.ndarray | None:
 
 def _start_copies(values: Sequence[Any]) -> None:
     """Let copies from another device run beside each other; on the CPU there is nothing to copy."""
-    first = values[0].array if isinstance(values[0], Block | RealRows) else values[0]
+    first = values[0].array if isinstance(values[0], ValueBlock | RealRows) else values[0]
     # Values of one column come from one place, so the first speaks for all.
     if not isinstance(first, jax.Array) or next(iter(first.sharding.device_set)).platform == "cpu":
         return
     for value in values:
-        held = value.array if isinstance(value, Block | RealRows) else value
+        held = value.array if isinstance(value, ValueBlock | RealRows) else value
         if isinstance(held, jax.Array) and not held.is_deleted():
             held.copy_to_host_async()

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from millstream.loops import _plot, history_table
-from millstream.loops._clock import Passed
-from millstream.loops._moments import Moments
+from millstream.loops._clock import StepSpan
+from millstream.loops._timeline import Timeline
 from millstream.loops.column import IN_FLIGHT, Column, require_readable
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.logs import Logs, Name, as_logs, describe_logged, find_entry, require_name
@@ -37,7 +37,7 @@ class History(Sequence[Logs]):
     """
 
     def __init__(self) -> None:
-        self._moments = Moments()
+        self._moments = Timeline()
         self._newest_step: int | None = None
         self._columns: dict[Name, Column] = {}
 
@@ -69,7 +69,7 @@ class History(Sequence[Logs]):
         if steps != self._newest_step:
             self._newest_step = None
 
-    def commit_block(self, passed: Passed, logs: Logs, masks: np.ndarray | None = None) -> None:
+    def commit_block(self, passed: StepSpan, logs: Logs, masks: np.ndarray | None = None) -> None:
         """Keep what several steps have logged that were one program.
 
         Args:
@@ -85,7 +85,7 @@ class History(Sequence[Logs]):
             has_rows = path[0] == "outputs" and masks is not None and block.shape[1 : masks.ndim] == masks.shape[1:]
             column.extend(rows, block, masks if has_rows else None)
 
-    def commit_columns(self, passed: Passed, columns: Mapping[Name, list[Any]]) -> None:
+    def commit_columns(self, passed: StepSpan, columns: Mapping[Name, list[Any]]) -> None:
         """Keep what several steps have logged, all of them the same entries.
 
         Args:
@@ -99,7 +99,7 @@ class History(Sequence[Logs]):
                 column = self._new_column(path, values[0], plain=getattr(values[0], "ndim", 0) == 0)
             column.extend_values(rows, values)
 
-    def _new_rows(self, passed: Passed) -> range:
+    def _new_rows(self, passed: StepSpan) -> range:
         rows = range(len(self), len(self) + len(passed.steps))
         self._moments.extend(passed)
         self._newest_step = passed.steps[-1]

@@ -144,7 +144,7 @@ class LoopState:
         self.reason = reason
 
 
-def is_inside(loop_state: LoopState, outer: LoopState | None) -> bool:
+def is_nested_in(loop_state: LoopState, outer: LoopState | None) -> bool:
     """Whether a loop runs inside of another one; of none, if that is None."""
     parent = loop_state.parent
     while parent is not None and parent is not outer:

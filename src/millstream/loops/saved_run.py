@@ -25,7 +25,7 @@ _FORMAT = 3
 reached: dict[str, int] = {}
 
 
-class _Remembered:
+class _CallbackStates:
     """What all callbacks remember, taken apart.
 
     Args:
@@ -227,7 +227,7 @@ def save_run(
 ) -> None:
     """Save a run; all arguments are of one moment, and may change as soon as this returns."""
     kept = _storable(state)
-    remembered = _Remembered({name: callback.get_state() for name, callback in _named(callbacks).items()}, kept)
+    remembered = _CallbackStates({name: callback.get_state() for name, callback in _named(callbacks).items()}, kept)
     document = {
         "format": _FORMAT,
         "elapsed": {name: getattr(elapsed, name) for name in FIELDS},
@@ -256,7 +256,7 @@ def load_run(
         key: The key of that run; None if it is whatever it was.
         step: The step of the checkpoint; None for the newest.
     """
-    run: list[_Run] = []
+    run: list[_SavedDocument] = []
 
     def like(checkpoint: Checkpoint) -> PyTree:
         run[:] = [_decoded(checkpoint)]
@@ -295,7 +295,7 @@ def load_run(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Run:
+class _SavedDocument:
     """What a checkpoint holds of a run besides arrays."""
 
     elapsed: Elapsed
@@ -316,7 +316,7 @@ class _Run:
         return {"state": kept, "data": data, "callbacks": _tree_like(self.callbacks, kept)}
 
 
-def _decoded(checkpoint: Checkpoint) -> _Run:
+def _decoded(checkpoint: Checkpoint) -> _SavedDocument:
     """What a checkpoint holds of a run; whatever else it is, is damage."""
     try:
         document = checkpoint.document
@@ -336,7 +336,7 @@ def _decoded(checkpoint: Checkpoint) -> _Run:
         if not isinstance(stopped, str | None):
             raise ValueError(f"stopped is {stopped!r}")
         history = decode_history(checkpoint.files)
-        return _Run(elapsed, history, document["position"], document["callbacks"], unfinished, stopped)
+        return _SavedDocument(elapsed, history, document["position"], document["callbacks"], unfinished, stopped)
     except Exception as error:  # it may be forged, or of a version to come
         words = f"{type(error).__name__}: {error}"[:200]
         raise DamagedCheckpoint(f"it is not a run as `ms.checkpoint` saves it ({words})") from error

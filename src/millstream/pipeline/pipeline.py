@@ -24,8 +24,8 @@ from millstream.plan.keys import Array
 from millstream.plan.plan import Plan, Rows
 from millstream.plan.planned import Coordinates
 from millstream.reading.contracts import IndexedSource, PyTree, Stream
-from millstream.reading.host_side import HostSide
 from millstream.reading.host_source import as_host_source
+from millstream.reading.read_config import ReadConfig
 from millstream.reading.samples import ObjectSpec
 from millstream.text.errors import describe_value
 
@@ -57,7 +57,7 @@ def as_stream(source: Any) -> Stream:
                 f"{type(source).__name__} has {len(source):,} samples; a compiled program can index at most "
                 f"{MAX_IN_GRAPH:,} rows. Split the data into several sources."
             )
-        host = HostSide(as_host_source(source)) if source.arrays is None else None
+        host = ReadConfig(as_host_source(source)) if source.arrays is None else None
         return Pipeline(source.arrays, Plan(len(source), source.ordering), (), source, host)
     raise TypeError(
         f"A pipeline starts with a source, such as ArraySampleSource(data). Got {describe_value(source)}. "
@@ -84,7 +84,7 @@ class Pipeline:
     plan: Plan
     stages: tuple["Transform", ...]
     source: IndexedSource | None = None
-    host: HostSide | None = None  # how the samples are read, unless they are gathered from the arrays
+    host: ReadConfig | None = None  # how the samples are read, unless they are gathered from the arrays
     placement: BatchPlacement | None = None  # where batches lie, if they lie over a mesh
 
     def then(self, transform: "Transform") -> "Pipeline":
@@ -105,11 +105,11 @@ class Pipeline:
         return dataclasses.replace(self.read_by(rows=rows, cache=cache), placement=placement)
 
     def read_by(self, **how: Any) -> "Pipeline":
-        """This pipeline with its samples read on the host, with these fields of `HostSide`."""
+        """This pipeline with its samples read on the host, with these fields of `ReadConfig`."""
         host = self.host
         if host is None:
             assert self.source is not None
-            host = HostSide(as_host_source(self.source))
+            host = ReadConfig(as_host_source(self.source))
         return dataclasses.replace(self, arrays=None, host=dataclasses.replace(host, **how))
 
     @property

@@ -9,12 +9,12 @@ import numpy as np
 from millstream.pipeline.host_calls import remembering
 from millstream.plan.keys import Array
 from millstream.plan.plan import Plan
-from millstream.reading.host_side import HostSide
+from millstream.reading.read_config import ReadConfig
 from millstream.reading.reader import Reader, reader_of
 from millstream.reading.samples import ObjectSpec
 
 
-def read_in_graph(host: HostSide, plan: Plan, words: Array, step: Array) -> tuple[list[Any], Any]:
+def read_in_graph(host: ReadConfig, plan: Plan, words: Array, step: Array) -> tuple[list[Any], Any]:
     """The leaves of the samples of a step, fetched by a callback that finds them read ahead, and which could be read.
 
     The rows are a function of key and step alone, so the callback is pure: it may be repeated, dropped and `vmap`ped.
@@ -37,10 +37,10 @@ def read_in_graph(host: HostSide, plan: Plan, words: Array, step: Array) -> tupl
 
 
 # The programs that use one hold on to it, and nobody else does.
-_fetchers: "weakref.WeakValueDictionary[tuple[HostSide, Plan], _Fetcher]" = weakref.WeakValueDictionary()
+_fetchers: "weakref.WeakValueDictionary[tuple[ReadConfig, Plan], _Fetcher]" = weakref.WeakValueDictionary()
 
 
-def _fetcher(host: HostSide, plan: Plan) -> "_Fetcher":
+def _fetcher(host: ReadConfig, plan: Plan) -> "_Fetcher":
     """One callback per pipeline, so that programs that are traced again are the same."""
     found = _fetchers.get((host, plan))
     if found is None:

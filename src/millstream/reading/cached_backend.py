@@ -56,7 +56,7 @@ class CacheOf:
 
 
 @dataclasses.dataclass
-class _Job:
+class _CachedJob:
     request: Request
     entry: Entry | None
     inner: Any = None
@@ -91,14 +91,14 @@ class CachedBackend:
         self._storing: collections.deque[Future[None]] = collections.deque()
         self.closed = False
 
-    def start(self, request: Request) -> _Job:
+    def start(self, request: Request) -> _CachedJob:
         """Find a batch, or have it read."""
         entry = self._cache(request).read(*self._place(request))
-        return _Job(request, entry, None if entry is not None else self._reader.start(request))
+        return _CachedJob(request, entry, None if entry is not None else self._reader.start(request))
 
     prepare = start
 
-    def collect(self, job: _Job) -> ReadBatch:
+    def collect(self, job: _CachedJob) -> ReadBatch:
         """The batch; one that was read is stored in the background."""
         if job.entry is not None:
             extras = {row: extra for row, extra in enumerate(job.entry.additional or []) if extra is not None}
@@ -108,11 +108,11 @@ class CachedBackend:
             self._store(job.request, filled)
         return filled
 
-    def is_done(self, job: _Job) -> bool:
+    def is_done(self, job: _CachedJob) -> bool:
         """Whether a batch can be collected without waiting, as far as is known."""
         return job.entry is not None or self._reader.is_done(job.inner)
 
-    def first_of(self, jobs: list[_Job]) -> _Job:
+    def first_of(self, jobs: list[_CachedJob]) -> _CachedJob:
         """Whichever of these batches is there first."""
         for job in jobs:
             if job.entry is not None:
@@ -120,7 +120,7 @@ class CachedBackend:
         first = self._reader.first_of([job.inner for job in jobs])
         return next(job for job in jobs if job.inner is first)
 
-    def drop(self, job: _Job) -> None:
+    def drop(self, job: _CachedJob) -> None:
         """Forget about a batch."""
         if job.inner is not None:
             self._reader.drop(job.inner)

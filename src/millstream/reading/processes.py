@@ -7,7 +7,7 @@ from collections.abc import Callable
 from millstream.reading.host_source import HostSource
 from millstream.reading.slots import Layout
 from millstream.reading.threads import check_executor
-from millstream.reading.workers.pool import Pool
+from millstream.reading.workers.process_backend import ProcessBackend
 from millstream.text.errors import require_callable, require_int
 
 
@@ -53,12 +53,12 @@ class Processes:
         """Batches under way besides the one that is asked for."""
         return prefetch + self.workers - 1
 
-    def open(self, source: HostSource, layout: Layout, ahead: int, tolerant: bool) -> Pool:
+    def open(self, source: HostSource, layout: Layout, ahead: int, tolerant: bool) -> ProcessBackend:
         """Worker processes for one stream."""
         limit = self.memory_limit
         if limit is None:
             limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
-        return Pool(
+        return ProcessBackend(
             source,
             layout,
             self.workers,

@@ -10,7 +10,7 @@ import numpy as np
 from millstream.plan.plan import Plan
 from millstream.plan.planned import Coordinates, PlannedSteps
 from millstream.reading.executor import Backend
-from millstream.reading.host_side import HostSide
+from millstream.reading.read_config import ReadConfig
 from millstream.reading.reading import ReadBatch
 from millstream.reading.stats import LoaderStats
 
@@ -40,7 +40,7 @@ class ReadAhead:
 
     def __init__(
         self,
-        host: HostSide,
+        host: ReadConfig,
         steps: PlannedSteps,
         backend: Backend,
         ahead: int,
@@ -146,7 +146,7 @@ class Reader:
         stats: Where the batches count that are asked for by `rows`.
     """
 
-    def __init__(self, host: HostSide, plan: Plan) -> None:
+    def __init__(self, host: ReadConfig, plan: Plan) -> None:
         self.host = host
         self.plan = plan
         self.stats = LoaderStats()
@@ -235,10 +235,10 @@ class _Leave:
 
 
 # Loaders and compiled programs hold on to readers. Nobody else does, so that a loader takes its data along.
-_readers: "weakref.WeakValueDictionary[tuple[HostSide, Plan], Reader]" = weakref.WeakValueDictionary()
+_readers: "weakref.WeakValueDictionary[tuple[ReadConfig, Plan], Reader]" = weakref.WeakValueDictionary()
 
 
-def reader_of(host: HostSide, plan: Plan) -> Reader:
+def reader_of(host: ReadConfig, plan: Plan) -> Reader:
     """One reader per pipeline, whoever reads."""
     found = _readers.get((host, plan))
     if found is None:

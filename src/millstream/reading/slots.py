@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from millstream.reading.faults import SharedMemoryFull
+from millstream.reading.exceptions import SharedMemoryFull
 from millstream.reading.memory import ALIGNMENT, aligned_empty
 
 _SEARCH_SECONDS = 5.0  # between two searches of all memory for batches that nobody can reach any more
@@ -155,7 +155,7 @@ class Slots:
         """Make a slot free that was not handed out. Any thread may call this."""
         self._free.append(slot)
 
-    def hand_out(self, slot: Slot) -> list[np.ndarray]:
+    def lend(self, slot: Slot) -> list[np.ndarray]:
         """The arrays of a slot, which is free again when the last of them, and of JAX's arrays over them, is gone."""
         leaves = self.layout.with_axes(slot.leaves[: self._shown])
         if not self._has_another():

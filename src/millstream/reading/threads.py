@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from millstream.plan.planned import Request
-from millstream.reading.faults import WorkerStalled
+from millstream.reading.exceptions import WorkerStalled
 from millstream.reading.host_source import HostSource
 from millstream.reading.reading import ReadBatch, Reading, Report
 from millstream.reading.settings import settings
@@ -24,7 +24,7 @@ _TICK = 0.25  # seconds: a signal that comes just before a wait is seen only aft
 
 
 @dataclasses.dataclass(eq=False)
-class _Job:
+class _ThreadJob:
     """A batch that is being read, in parts.
 
     Attributes:
@@ -101,14 +101,14 @@ class ThreadBackend:
         """Memory that batches are read into."""
         return 0 if self._slots is None else self._slots.nbytes
 
-    def prepare(self, request: Request) -> _Job:
+    def prepare(self, request: Request) -> _ThreadJob:
         """A batch that is read when it is asked for."""
         if self._slots is None:
-            return _Job(request, None, self._layout.empty())
+            return _ThreadJob(request, None, self._layout.empty())
         slot = self._slots.take()
-        return _Job(request, slot, slot.leaves)
+        return _ThreadJob(request, slot, slot.leaves)
 
-    def start(self, request: Request) -> _Job:
+    def start(self, request: Request) -> _ThreadJob:
         """Have a batch read in the background, by several threads at different rows."""
         if not self._end.alive:
             raise _ended()
@@ -124,7 +124,7 @@ class ThreadBackend:
             put((job, first, min(first + self._part, size)))
         return job
 
-    def collect(self, job: _Job) -> ReadBatch:
+    def collect(self, job: _ThreadJob) -> ReadBatch:
         """The batch, once it is read; it raises what reading raised."""
         try:
             if job.left:
@@ -142,14 +142,14 @@ class ThreadBackend:
             rows = self._layout.with_axes(job.leaves)
         else:
             assert self._slots is not None
-            rows = self._slots.hand_out(job.slot)
+            rows = self._slots.lend(job.slot)
         return ReadBatch(rows, job.report, job.seconds, int(job.request.real.sum()))
 
-    def is_done(self, job: _Job) -> bool:
+    def is_done(self, job: _ThreadJob) -> bool:
         """Whether a batch can be collected without waiting."""
         return not job.left
 
-    def first_of(self, jobs: list[_Job]) -> _Job:
+    def first_of(self, jobs: list[_ThreadJob]) -> _ThreadJob:
         """Whichever of these batches is read first: a warning if it takes long, and an error at the end."""
         name, begun, limit = type(self._source).__name__, time.monotonic(), settings.limit(self._timeout)
         patience = min(settings.warn_seconds, limit)
@@ -172,7 +172,7 @@ class ThreadBackend:
                 f"timeout, or set ms.settings.stall_seconds.\n{_stack(jobs[0])}"
             )
 
-    def drop(self, job: _Job) -> None:
+    def drop(self, job: _ThreadJob) -> None:
         """Forget a batch; its memory is free once no thread writes into it."""
         self._work.drop(job)
 
@@ -180,7 +180,7 @@ class ThreadBackend:
         """End the threads after the samples they are at; closing twice does no harm."""
         self._end()
 
-    def _read_here(self, job: _Job) -> None:
+    def _read_here(self, job: _ThreadJob) -> None:
         """Read a batch in the caller's thread."""
         begun = time.perf_counter()
         reading = Reading(self._source, job.request, job.leaves, tolerant=self._tolerant)
@@ -192,7 +192,7 @@ class _Work:
     """The parts of batches that are to be read, and what the threads do with them."""
 
     def __init__(self, source: HostSource, tolerant: bool, slots: Slots | None) -> None:
-        self.parts: queue.SimpleQueue[tuple[_Job, int, int] | None] = queue.SimpleQueue()
+        self.parts: queue.SimpleQueue[tuple[_ThreadJob, int, int] | None] = queue.SimpleQueue()
         self.changed = threading.Condition()  # reentrant: a finalizer may drop a batch anywhere
         self._source = source
         self._tolerant = tolerant
@@ -207,7 +207,7 @@ class _Work:
             self._read(*part)
             del part  # a waiting thread holds on to nothing
 
-    def _read(self, job: _Job, first: int, stop: int) -> None:
+    def _read(self, job: _ThreadJob, first: int, stop: int) -> None:
         with self.changed:
             if job.ended or job.dropped or job.errors:
                 return self._part_is_over(job)
@@ -230,20 +230,20 @@ class _Work:
                 job.errors[first] = error
             self._part_is_over(job)
 
-    def _part_is_over(self, job: _Job) -> None:
+    def _part_is_over(self, job: _ThreadJob) -> None:
         job.left -= 1
         if not job.left:
             self.changed.notify_all()
         if job.dropped:
             self._free(job)
 
-    def drop(self, job: _Job) -> None:
+    def drop(self, job: _ThreadJob) -> None:
         """Begin nothing more of a batch."""
         with self.changed:
             job.dropped = True
             self._free(job)
 
-    def _free(self, job: _Job) -> None:
+    def _free(self, job: _ThreadJob) -> None:
         if job.slot is not None and not job.running:
             assert self._slots is not None
             slot, job.slot = job.slot, None
@@ -268,12 +268,12 @@ def _ended() -> RuntimeError:
     return RuntimeError("The reading threads of this stream have been ended. Call loader.iterate(...) for a new one.")
 
 
-def _first_running(job: _Job) -> tuple[int, int | None] | None:
+def _first_running(job: _ThreadJob) -> tuple[int, int | None] | None:
     running = dict(job.running)
     return running[min(running)] if running else None
 
 
-def _whereabouts(job: _Job) -> str:
+def _whereabouts(job: _ThreadJob) -> str:
     """Which sample a batch is at, in a sentence."""
     found = _first_running(job)
     if found is None or found[1] is None:
@@ -281,7 +281,7 @@ def _whereabouts(job: _Job) -> str:
     return f"It is at sample {found[1]}."
 
 
-def _stack(job: _Job) -> str:
+def _stack(job: _ThreadJob) -> str:
     """Where in the code the first of its threads is; empty if no thread is at it."""
     found = _first_running(job)
     frame: Any = None if found is None else sys._current_frames().get(found[0])

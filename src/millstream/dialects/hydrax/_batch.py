@@ -13,7 +13,7 @@ from millstream.text.errors import describe_leaf, describe_value, table
 if TYPE_CHECKING:
     import jax
 
-    from millstream.loader.info import BatchInfo
+    from millstream.loader.batch_info import BatchInfo
 
 D = TypeVar("D")
 

@@ -13,7 +13,7 @@ from millstream.reading.batch_cache import Mode, OpenCache, open_cache
 from millstream.reading.cache_contents import CacheContents
 
 if TYPE_CHECKING:
-    from millstream.loader.info import BatchInfo
+    from millstream.loader.batch_info import BatchInfo
 
 FOLDER = "computed"
 _STORED = ".stored"

@@ -8,7 +8,7 @@ from typing import Any, overload
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from millstream.loader.hosts import require_agreement
+from millstream.loader.agreement import require_agreement
 from millstream.reading.contracts import PyTree
 from millstream.sharding import distribute_global_batch, rows_by_process, shard_count
 from millstream.sharding.batch_sharding import nearest

@@ -47,7 +47,7 @@ class ReadMessage:
 
 
 @dataclasses.dataclass(frozen=True)
-class SlotForm:
+class SlotLayout:
     """A slot as both sides see it: the leaves of the batch, and behind them the request.
 
     Attributes:

@@ -47,7 +47,7 @@ _ENVIRONMENT = {
 }
 
 
-class Whereabouts:
+class ProgressCell:
     """Kept in memory that both sides see: told without a message, readable after its death.
 
     Args:
@@ -87,7 +87,7 @@ class WorkerProcess:
 
     Args:
         number: Which worker it is.
-        whereabouts: Where it tells what it is at.
+        progress: Where it tells what it is at.
         fds: The shared memory it inherits: ring, data and control.
         setup: The first frame it is sent.
 
@@ -100,10 +100,10 @@ class WorkerProcess:
     """
 
     def __init__(
-        self, number: int, whereabouts: Whereabouts, fds: tuple[int, int, int], setup: tuple[int, bytes]
+        self, number: int, progress: ProgressCell, fds: tuple[int, int, int], setup: tuple[int, bytes]
     ) -> None:
         self.number = number
-        self.whereabouts = whereabouts
+        self.progress = progress
         self.jobs: collections.deque[Any] = collections.deque()
         self.ready = False
         self.stages: tuple[str, ...] = ()
@@ -125,7 +125,7 @@ class WorkerProcess:
         """Start the process. Nothing of this one is copied: it is a new interpreter."""
         self.ready = False
         self._rested_at = None
-        self.whereabouts.begin(Whereabouts.NOTHING)
+        self.progress.begin(ProgressCell.NOTHING)
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
         try:
@@ -255,7 +255,7 @@ def describe_workers(workers: Iterable[WorkerProcess]) -> str:
     """What each worker is at, a line for each."""
     lines = []
     for worker in workers:
-        sample = worker.whereabouts.sample
+        sample = worker.progress.sample
         doing = "has nothing to do" if worker.ready else "is starting"
         if worker.jobs and worker.ready:
             doing = f"is at sample {sample}" if sample >= 0 else "has a batch to read and has not begun"

@@ -9,7 +9,7 @@ from typing import cast
 
 import numpy as np
 
-from millstream.reading.faults import SharedMemoryFull
+from millstream.reading.exceptions import SharedMemoryFull
 from millstream.reading.settings import settings
 
 _NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT)

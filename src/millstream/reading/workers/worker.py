@@ -21,9 +21,9 @@ from millstream.reading.host_source import HostSource
 from millstream.reading.reading import Reading, Report
 from millstream.reading.settings import become_worker
 from millstream.reading.workers.channel import MAX_FRAME, Channel
-from millstream.reading.workers.messages import DONE, FAILED, READ, READY, SETUP, TIMED, ReadMessage, SlotForm
+from millstream.reading.workers.messages import DONE, FAILED, READ, READY, SETUP, TIMED, ReadMessage, SlotLayout
 from millstream.reading.workers.payload import unpack
-from millstream.reading.workers.process import Whereabouts
+from millstream.reading.workers.process import ProgressCell
 from millstream.reading.workers.shared_memory import map_shared
 
 _PR_SET_PDEATHSIG = 1
@@ -56,9 +56,9 @@ def main(sock: int, ring: int, data: int, control: int, stacks: int, number: int
         os._exit(1)
     threading.Thread(target=_end_with, args=(sock, parent), daemon=True).start()
     channel = Channel(socket.socket(fileno=sock))
-    whereabouts = Whereabouts(map_shared(control, 0, (number + 1) * Whereabouts.SIZE)[-Whereabouts.SIZE :])
+    progress = ProgressCell(map_shared(control, 0, (number + 1) * ProgressCell.SIZE)[-ProgressCell.SIZE :])
     try:
-        worker = _set_up(channel, ring, data, whereabouts)
+        worker = _set_up(channel, ring, data, progress)
         while worker is not None and (frame := channel.receive()) is not None:
             if frame[0] == READ:
                 worker.read(ReadMessage.from_bytes(frame[1]))
@@ -79,7 +79,7 @@ def _end_with(sock: int, parent: int) -> None:
     os._exit(1)
 
 
-def _set_up(channel: Channel, ring: int, data: int, whereabouts: Whereabouts) -> "_Worker | None":
+def _set_up(channel: Channel, ring: int, data: int, progress: ProgressCell) -> "_Worker | None":
     frame = channel.receive()
     if frame is None or frame[0] != SETUP:
         return None
@@ -96,7 +96,7 @@ def _set_up(channel: Channel, ring: int, data: int, whereabouts: Whereabouts) ->
         channel.send(FAILED, encode({"job": -1, "error": record(error)}))
         return None
     channel.send(READY, b"")
-    return _Worker(channel, ring, whereabouts, source, form, tolerant)
+    return _Worker(channel, ring, progress, source, form, tolerant)
 
 
 class _Worker:
@@ -104,14 +104,14 @@ class _Worker:
         self,
         channel: Channel,
         ring: int,
-        whereabouts: Whereabouts,
+        progress: ProgressCell,
         source: HostSource,
-        form: SlotForm,
+        form: SlotLayout,
         tolerant: bool,
     ) -> None:
         self._channel = channel
         self._ring = ring
-        self._whereabouts = whereabouts
+        self._progress = progress
         self._source = source
         self._form = form
         self._layout = form.layout
@@ -122,14 +122,14 @@ class _Worker:
 
     def read(self, message: ReadMessage) -> None:
         """Read a batch and say what came of it."""
-        self._whereabouts.begin(message.number)
+        self._progress.begin(message.number)
         begun = time.perf_counter()
         try:
             kind, answer = self._answer(message.number, begun, *self._read(message))
         except BaseException as error:
-            answer = encode({"job": message.number, "error": record(error), "sample": self._whereabouts.sample})
+            answer = encode({"job": message.number, "error": record(error), "sample": self._progress.sample})
             kind = FAILED
-        self._whereabouts.begin(Whereabouts.NOTHING)
+        self._progress.begin(ProgressCell.NOTHING)
         self._channel.send(kind, answer)
 
     def _read(self, message: ReadMessage) -> tuple[Request, Report, list[Any]]:
@@ -137,7 +137,7 @@ class _Worker:
         request = self._form.request(arrays, message.step, self._source.keyed)
         batch = self._form.batch
         out = batch.empty() if batch.objects else arrays[: self._form.shown]
-        reading = Reading(self._source, request, out, tolerant=self._tolerant, at=self._whereabouts.at)
+        reading = Reading(self._source, request, out, tolerant=self._tolerant, at=self._progress.at)
         report, size = Report(), 1 if message.singly else batch.rows
         for first in range(0, batch.rows, size):
             report = reading.read(first, first + size)  # which tells of all rows so far
@@ -172,7 +172,7 @@ class _Worker:
             data = encode(answer, "A worker process")
         except TypeError:
             for row, index in enumerate(request.indices.tolist()):
-                self._whereabouts.at(row, index)  # for the error to name the sample
+                self._progress.at(row, index)  # for the error to name the sample
                 value = objects[row] if objects else report.extras.get(row)
                 encode(value, f"Sample {index}, read by a worker process,", ", or use Threads")
             raise

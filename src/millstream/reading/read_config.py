@@ -14,7 +14,7 @@ from millstream.reading.threads import ThreadBackend
 
 
 @dataclasses.dataclass(frozen=True)
-class HostSide:
+class ReadConfig:
     """How the samples of a pipeline are read.
 
     Attributes:

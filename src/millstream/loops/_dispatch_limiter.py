@@ -7,7 +7,7 @@ import jax
 from millstream.loops.logs import Logs
 
 
-class InFlight:
+class DispatchLimiter:
     """Waits for steps that are too far back, so that never more than two are under way.
 
     Without it a loop that logs nothing queues steps until the memory for their batches is gone.

@@ -16,22 +16,22 @@ from typing import Any
 
 from millstream.files.plain import encode
 from millstream.plan.planned import Request
+from millstream.reading.batch_holders import describe_newest
 from millstream.reading.derived_sources import named_parts
-from millstream.reading.faults import WorkerStalled
-from millstream.reading.held_batches import describe_newest
+from millstream.reading.exceptions import WorkerStalled
 from millstream.reading.host_source import HostSource
 from millstream.reading.reading import ReadBatch
 from millstream.reading.settings import settings
 from millstream.reading.slots import Layout, Slots, slots_for
-from millstream.reading.workers.crew import Crew, Job
-from millstream.reading.workers.messages import SETUP, SlotForm
+from millstream.reading.workers.messages import SETUP, SlotLayout
 from millstream.reading.workers.payload import explain_unpicklable, pack
-from millstream.reading.workers.process import Whereabouts, WorkerProcess, describe_workers, stacks_of_busy
+from millstream.reading.workers.process import ProgressCell, WorkerProcess, describe_workers, stacks_of_busy
+from millstream.reading.workers.worker_group import Job, WorkerGroup
 
 _TICK = 0.25  # seconds after which a wait looks around
 
 
-class Pool:
+class ProcessBackend:
     """Worker processes that fill the slots of a shared ring.
 
     Args:
@@ -62,12 +62,12 @@ class Pool:
         memory_limit: int,
     ) -> None:
         self._source_name = type(source).__name__
-        self._form = SlotForm(layout)
+        self._form = SlotLayout(layout)
         self._objects = layout.objects
         self._timeout = timeout
         self._lock = threading.RLock()
         self._jobs = 0
-        self._crew = Crew(self._form, tolerant=tolerant, whole_batches=source.whole_batches)
+        self._group = WorkerGroup(self._form, tolerant=tolerant, whole_batches=source.whole_batches)
         try:
             self._open_ring(slots_for(ahead), memory_limit)
             self._open_workers(workers, (source, self._form, startup, tolerant), nice)
@@ -86,13 +86,13 @@ class Pool:
         advice = (
             "Lower prefetch or the batch size, or give the container more shared memory (docker run --shm-size=...)."
         )
-        ring = self._crew.shared(f"The loader with {count}", advice)
+        ring = self._group.shared(f"The loader with {count}", advice)
         warn = functools.partial(_warn_of_held_batches, limit)
         self._slots = Slots(layout, slots, ring.grow, shown=self._form.shown, limit=limit, on_limit=warn)
 
     def _open_workers(self, count: int, knowledge: Any, nice: int) -> None:
-        data = self._crew.shared("The source's own arrays", "Keep them in files, with NpySource or np.memmap.")
-        control = self._crew.shared("The control page", "Take fewer workers.")
+        data = self._group.shared("The source's own arrays", "Keep them in files, with NpySource or np.memmap.")
+        control = self._group.shared("The control page", "Take fewer workers.")
         try:
             start, size = pack(knowledge, data)
         except OSError:  # no room
@@ -104,16 +104,16 @@ class Pool:
                 raise
             raise TypeError(text) from error
         setup = encode({"start": start, "size": size, "nice": nice})
-        memory = control.grow(count * Whereabouts.SIZE)
-        ring, data, control = (file.fd for file in self._crew.files)
+        memory = control.grow(count * ProgressCell.SIZE)
+        ring, data, control = (file.fd for file in self._group.files)
         for number in range(count):
-            whereabouts = Whereabouts(memory[number * Whereabouts.SIZE : (number + 1) * Whereabouts.SIZE])
-            self._crew.hire(WorkerProcess(number, whereabouts, (ring, data, control), (SETUP, setup)))
+            progress = ProgressCell(memory[number * ProgressCell.SIZE : (number + 1) * ProgressCell.SIZE])
+            self._group.start_worker(WorkerProcess(number, progress, (ring, data, control), (SETUP, setup)))
 
     @property
     def closed(self) -> bool:
         """Whether it has ended, or belongs to the process that this one was forked from."""
-        return self._crew.ended or self._is_fork
+        return self._group.ended or self._is_fork
 
     @property
     def nbytes(self) -> int:
@@ -123,21 +123,21 @@ class Pool:
     @property
     def processes(self) -> list[int]:
         """The process numbers of the workers."""
-        return [worker.pid for worker in self._crew.workers]
+        return [worker.pid for worker in self._group.workers]
 
     def start(self, request: Request) -> Job:
         """Have a batch read in the background."""
-        with self._undivided() as crew:
-            crew.look(0.0)  # there may be news
+        with self._exclusive() as group:
+            group.poll(0.0)  # there may be news
             self._jobs += 1
             job = Job(self._jobs, request)
-            if crew.ended:  # which is told when this batch is collected, after the good ones before it
-                job.done, job.error = True, crew.reason
+            if group.ended:  # which is told when this batch is collected, after the good ones before it
+                job.done, job.error = True, group.reason
                 return job
             job.slot = self._slots.take()
             job.free = weakref.finalize(job, self._slots.give_back, job.slot)
             job.free.atexit = False
-            crew.add(job)
+            group.add(job)
             return job
 
     prepare = start
@@ -145,25 +145,25 @@ class Pool:
     def collect(self, job: Job) -> ReadBatch:
         """The batch, once it is read; it raises what reading raised."""
         try:
-            with self._undivided():
+            with self._exclusive():
                 if not job.done:
                     self._wait_until(lambda: job.done)
                 if job.error is not None:
                     raise job.error
                 assert job.slot is not None
-                rows = self._slots.hand_out(job.slot)
+                rows = self._slots.lend(job.slot)
                 job.free.detach()
         except BaseException:
             self.drop(job)
             raise
         finally:  # nothing is half done now, so that a warning may be an error
-            while self._crew.news:
-                warnings.warn(self._crew.news.pop(), stacklevel=2)
+            while self._group.news:
+                warnings.warn(self._group.news.pop(), stacklevel=2)
         if self._objects:
             objects = self._form.batch.empty()[0]
             objects[:] = job.objects
             rows = [objects.reshape(self._form.batch.axes)]
-        restarts, self._crew.restarts = self._crew.restarts, 0
+        restarts, self._group.restarts = self._group.restarts, 0
         return ReadBatch(rows, job.report, job.seconds, int(job.request.real.sum()), restarts)
 
     def is_done(self, job: Job) -> bool:
@@ -172,29 +172,29 @@ class Pool:
 
     def first_of(self, jobs: list[Job]) -> Job:
         """Whichever of these batches is read first."""
-        with self._undivided():
+        with self._exclusive():
             self._wait_until(lambda: any(job.done for job in jobs))
             return next(job for job in jobs if job.done)
 
     def drop(self, job: Job) -> None:
         """Forget about a batch; its memory is free once no worker writes into it."""
         if not self.closed:
-            with self._undivided() as crew:
-                crew.drop(job)
+            with self._exclusive() as group:
+                group.drop(job)
 
     def close(self) -> None:
         """End the workers; closing twice does no harm. Batches that were handed out stay valid."""
-        crew = self._crew
-        crew.ended = True  # whoever waits in another thread sees it and lets go of the lock
+        group = self._group
+        group.ended = True  # whoever waits in another thread sees it and lets go of the lock
         with contextlib.nullcontext() if self._is_fork else self._lock:
-            crew.end(crew.reason)
+            group.end(group.reason)
 
     @property
     def _is_fork(self) -> bool:
-        return os.getpid() != self._crew.process_id
+        return os.getpid() != self._group.process_id
 
     @contextlib.contextmanager
-    def _undivided(self) -> Iterator[Crew]:
+    def _exclusive(self) -> Iterator[WorkerGroup]:
         """A block for one thread at a time. If an interrupt cuts it short, nothing is relied on any more."""
         if self._is_fork:
             raise RuntimeError(
@@ -203,7 +203,7 @@ class Pool:
             )
         with self._lock:
             try:
-                yield self._crew
+                yield self._group
             except Exception:
                 raise
             except BaseException:
@@ -214,26 +214,26 @@ class Pool:
         """Hear the workers until something is so, which it will be or this raises."""
         limit = settings.limit(self._timeout)
         patience = min(settings.warn_seconds, limit)
-        silence, warned, crew = 0.0, patience >= limit, self._crew
+        silence, warned, group = 0.0, patience >= limit, self._group
         while not done():
-            if silence >= limit and not crew.ended:
-                crew.end(WorkerStalled(self._stall_text(limit)))
-            if crew.ended:
-                raise crew.reason
+            if silence >= limit and not group.ended:
+                group.end(WorkerStalled(self._stall_text(limit)))
+            if group.ended:
+                raise group.reason
             if silence >= patience and not warned:
                 warned = True
-                warnings.warn(f"No batch for {silence:.0f} s.\n{describe_workers(crew.workers)}", stacklevel=2)
+                warnings.warn(f"No batch for {silence:.0f} s.\n{describe_workers(group.workers)}", stacklevel=2)
             begun = time.monotonic()
-            if crew.look(min(_TICK, limit - silence)):
+            if group.poll(min(_TICK, limit - silence)):
                 silence = 0.0
             else:  # if this process was stopped meanwhile, that was not the workers' fault
                 silence += min(time.monotonic() - begun, 2 * _TICK)
 
     def _stall_text(self, limit: float) -> str:
         return (
-            f"{self._source_name}: no batch for {limit:.3g} s.\n{describe_workers(self._crew.workers)}\n"
+            f"{self._source_name}: no batch for {limit:.3g} s.\n{describe_workers(self._group.workers)}\n"
             "Is a disk or a server not answering? If this is how long a batch takes, give Processes a longer timeout, "
-            f"or set ms.settings.stall_seconds.\n{stacks_of_busy(self._crew.workers)}"
+            f"or set ms.settings.stall_seconds.\n{stacks_of_busy(self._group.workers)}"
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream.loops._clock import Passed
+from millstream.loops._clock import StepSpan
 from millstream.loops.column import packed, unpacked
 from millstream.loops.elapsed import Elapsed
 
@@ -17,7 +17,7 @@ _NO_EPOCHS = -1
 _AT_ONCE = 1024
 
 
-class Moments:
+class Timeline:
     """The elapsed of each row.
 
     Attributes:
@@ -26,7 +26,7 @@ class Moments:
 
     def __init__(self) -> None:
         self.length = 0
-        self._pending: list[Elapsed | Passed] = []  # of the newest rows: taken apart together, which is cheaper
+        self._pending: list[Elapsed | StepSpan] = []  # of the newest rows: taken apart together, which is cheaper
         self._steps, self._samples, self._epochs, self._weights = (array.array("q") for _ in range(4))
         self._times = array.array("d")
         self._numbers: dict[str, array.array[Any]] = {
@@ -44,7 +44,7 @@ class Moments:
         self._pending.append(elapsed)
         self._added(1)
 
-    def extend(self, passed: Passed) -> None:
+    def extend(self, passed: StepSpan) -> None:
         """More rows, of several steps."""
         self._pending.append(passed)
         self._added(len(passed.steps))
@@ -60,7 +60,7 @@ class Moments:
         for now in pending:
             if now.date_start != self._date_start:
                 self._begin(len(self._steps), now.date_start)
-            if isinstance(now, Passed):
+            if isinstance(now, StepSpan):
                 count, samples = len(now.steps), now.samples
                 self._steps.extend(now.steps)
                 self._samples.extend(samples)

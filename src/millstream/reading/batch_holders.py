@@ -108,7 +108,7 @@ def _local_variables() -> dict[int, list[tuple[str, str | None]]]:
             module = frame.f_globals.get("__name__", "")
             if frame.f_code.co_flags & inspect.CO_OPTIMIZED and module not in (
                 __name__,
-                "millstream.reading.held_batches",
+                "millstream.reading.batch_holders",
             ):
                 where = None if _is_ours(module) else _place(frame)
                 for name, value in _locals_of(frame):

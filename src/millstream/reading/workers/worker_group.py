@@ -12,10 +12,10 @@ from typing import Any
 from millstream.files.plain import decode
 from millstream.plan.planned import Request
 from millstream.reading.exception_record import rebuild
-from millstream.reading.faults import WorkerCrashed
+from millstream.reading.exceptions import WorkerCrashed
 from millstream.reading.reading import Report
 from millstream.reading.slots import Slot
-from millstream.reading.workers.messages import DONE, FAILED, READ, READY, TIMED, ReadMessage, SlotForm
+from millstream.reading.workers.messages import DONE, FAILED, READ, READY, TIMED, ReadMessage, SlotLayout
 from millstream.reading.workers.process import WorkerProcess, end_all
 from millstream.reading.workers.shared_memory import SharedFile
 
@@ -59,7 +59,7 @@ class Job:
     deaths: collections.Counter[tuple[int, bool]] = dataclasses.field(default_factory=collections.Counter)
 
 
-class Crew:
+class WorkerGroup:
     """Worker processes and the memory they share. It is for one thread at a time.
 
     Args:
@@ -77,7 +77,7 @@ class Crew:
         news: What a user should be warned of.
     """
 
-    def __init__(self, form: SlotForm, *, tolerant: bool, whole_batches: bool) -> None:
+    def __init__(self, form: SlotLayout, *, tolerant: bool, whole_batches: bool) -> None:
         self._form = form
         self._tolerant = tolerant
         self._whole_batches = whole_batches
@@ -94,15 +94,15 @@ class Crew:
         )
         self.restarts = 0
         self.news: list[str] = []
-        # A finalizer that knows the parts, not the crew: it runs when the crew is forgotten, and at exit.
+        # A finalizer that knows the parts, not the group: it runs when the group is forgotten, and at exit.
         self._end = weakref.finalize(self, end_all, self.workers, self.files, self.process_id)
 
     def shared(self, what: str, advice: str) -> SharedFile:
-        """A new file of shared memory, which ends with the crew."""
+        """A new file of shared memory, which ends with the group."""
         self.files.append(SharedFile(what, advice))
         return self.files[-1]
 
-    def hire(self, worker: WorkerProcess) -> None:
+    def start_worker(self, worker: WorkerProcess) -> None:
         """Start a worker."""
         self.workers.append(worker)
         self._running = {}
@@ -131,9 +131,9 @@ class Crew:
             job.done = True
         self._waiting.clear()
         end_all(self.workers, self.files, self.process_id)
-        self._end.detach()  # only now: what an interrupt cuts short here is done when the crew is forgotten
+        self._end.detach()  # only now: what an interrupt cuts short here is done when the group is forgotten
 
-    def look(self, seconds: float) -> bool:
+    def poll(self, seconds: float) -> bool:
         """Take in what the workers have to say, waiting for it at most so long; whether there was anything."""
         if self.ended:
             return False
@@ -148,7 +148,7 @@ class Crew:
             gone = [worker for worker in self._running.values() if worker.has_ended()]
         for worker in gone:
             if not self.ended:
-                self._bury(worker)
+                self._on_death(worker)
         if len(self._running) < len(self.workers):
             started = not self.ended and self._start_rested()
         if self._waiting and not self.ended:
@@ -167,12 +167,12 @@ class Crew:
         try:
             frames, gone = worker.channel.received()
             for kind, data in frames:
-                self._hear(worker, kind, data)
+                self._handle(worker, kind, data)
         except (ValueError, LookupError, TypeError, AttributeError):  # no frame, or no message of ours
             return False
         return not gone
 
-    def _hear(self, worker: WorkerProcess, kind: int, data: bytes) -> None:
+    def _handle(self, worker: WorkerProcess, kind: int, data: bytes) -> None:
         if kind == READY:
             worker.ready = True
             if not worker.jobs:
@@ -232,10 +232,10 @@ class Crew:
             with contextlib.suppress(ConnectionError):  # if it is gone, that is found when its answer is waited for
                 worker.channel.send(READ, message)
 
-    def _bury(self, worker: WorkerProcess) -> None:
+    def _on_death(self, worker: WorkerProcess) -> None:
         """A worker has died: ask another for what it was at, and start one in its place."""
         self._running = {}
-        how, stack, at = worker.bury(), worker.stack(), worker.whereabouts
+        how, stack, at = worker.bury(), worker.stack(), worker.progress
         where = "between two batches" if worker.ready else "while it started"
         if at.row >= 0:
             where = f"while reading sample {at.sample}"
@@ -244,7 +244,7 @@ class Crew:
         wanted = not worker.ready or bool(worker.jobs)  # a worker without work may die as often as it likes
         current = self._take_back(worker)
         if current is not None:
-            self._blame(current, at.row, worker.was_killed, text, stack)
+            self._count_failure(current, at.row, worker.was_killed, text, stack)
         elif at.row < 0 and wanted:
             worker.fruitless[worker.was_killed] += 1
             times = worker.fruitless[worker.was_killed]
@@ -271,7 +271,7 @@ class Crew:
 
     def _take_back(self, worker: WorkerProcess) -> Job | None:
         """Let others read the batches of a worker; the one that it was reading a sample of."""
-        jobs, at, current = [*worker.jobs], worker.whereabouts, None
+        jobs, at, current = [*worker.jobs], worker.progress, None
         worker.jobs.clear()
         for job in reversed(jobs):
             if job.dropped:
@@ -282,7 +282,7 @@ class Crew:
                 current = job
         return current
 
-    def _blame(self, job: Job, row: int, killed: bool, text: str, stack: str) -> None:
+    def _count_failure(self, job: Job, row: int, killed: bool, text: str, stack: str) -> None:
         """Count the workers a sample has cost, and give it up when it is too many."""
         job.deaths[row, killed] += 1
         deaths = job.deaths[row, killed]

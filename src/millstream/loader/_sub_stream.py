@@ -14,7 +14,7 @@ from millstream.reading.stats import LoaderStats
 from millstream.text.errors import describe_value
 
 
-class Part:
+class SubStream:
     """The batches of one loader, asked for one by one. The loader reads ahead from the first to the last.
 
     Args:
@@ -74,7 +74,7 @@ class JoinedCursor:
 
     def __init__(
         self,
-        parts: list[Part],
+        parts: list[SubStream],
         draw: Callable[[Any], Drawn],
         move: Callable[[Any, int], "JoinedCursor"] | None = None,
     ) -> None:
