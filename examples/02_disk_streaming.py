@@ -57,7 +57,7 @@ def main(epochs):
             weights, loss = step(weights, batch, mask)
         rate = count / (time.perf_counter() - begun)
         print(f"epoch {epochs + 1}  loss {loss:.4f}  {rate:,.0f} files per second, step by step from Python")
-        print(f"to go on: key {batches.state.key.tolist()}, step {int(batches.state.step)}")
+        print(f"to continue: key {batches.state.key.tolist()}, step {int(batches.state.step)}")
 
 
 def train_step(weights, batch, mask):

@@ -1,7 +1,7 @@
 """CartPole without velocities: a policy that has to remember, and learns through time.
 
 The policy sees only the cart's place and the pole's angle. Its recurrent carry lives in the policy state: one row per
-environment, started anew where `new_episode` says so. Learning runs the same step over the whole rollout.
+environment, started again where `new_episode` says so. Learning runs the same step over the whole rollout.
 
 Run: pip install 'millstream[train,rl]', then python examples/05_cartpole_recurrent.py [--epochs 200]
 """

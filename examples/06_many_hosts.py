@@ -6,8 +6,8 @@ Run: pip install 'millstream[train]', then
     millstream launch --processes 1 --devices-per-process 8 --cpu examples/06_many_hosts.py  # eight devices of one
 
 Eight devices give the same losses, bit for bit, whether they belong to one process, two or four. (On CPUs; elsewhere
-networks may add numbers in another order.) A run that is killed goes on from its last checkpoint, on another number of
-processes if need be, and ends with the same losses again:
+networks may add numbers in a different order.) A run that is killed resumes from its last checkpoint, on a
+different number of processes if need be, and ends with the same losses again:
     millstream launch -n 4 --devices-per-process 2 --cpu examples/06_many_hosts.py --checkpoints runs --kill-at 21
     millstream launch -n 2 --devices-per-process 4 --cpu examples/06_many_hosts.py --checkpoints runs
 """
@@ -92,7 +92,7 @@ def spread(leaf, mesh):
 
 
 class Training:
-    """Parameters, optimizer and where they lie; saved whole, so that any mesh can go on with them."""
+    """Parameters, optimizer and where they lie; saved whole, so that any mesh can continue with them."""
 
     def __init__(self, mesh, shard_parameters):
         optimizer = optax.adam(3e-3)
@@ -182,6 +182,6 @@ def main(options):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--checkpoints", metavar="FOLDER", help="save every few steps, and go on from what is there")
+    parser.add_argument("--checkpoints", metavar="FOLDER", help="save every few steps, and resume from what is there")
     parser.add_argument("--kill-at", type=int, metavar="STEP", help="have the last process killed at this step")
     main(parser.parse_args())

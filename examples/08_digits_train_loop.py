@@ -2,7 +2,7 @@
 
 Run: pip install 'millstream[train,plot]', then python examples/08_digits_train_loop.py [--epochs 40] [--folder results]
 It tests after every epoch, shows a bar, keeps the best weights and stops when nothing improves. In the folder are the
-log as CSV and the curves as a picture.
+log as CSV and the curves as an image.
 """
 
 import argparse

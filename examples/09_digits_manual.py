@@ -1,7 +1,7 @@
 """The same parts without a loop that calls them: a `for` of your own, with schedules, a bar, logs and checkpoints.
 
 Run: pip install 'millstream[train]', then python examples/09_digits_manual.py [--epochs 10] [--folder run]
-It trains for half of the time, forgets everything, and goes on from its last checkpoint.
+It trains for half of the time, forgets everything, and resumes from its last checkpoint.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def train(folder, train_data, test_data, epochs):
         print("nothing is saved, so the run begins")
     else:
         weights, history, start = saved.state, saved.history, saved.elapsed
-        print(f"going on behind step {start.steps} (epoch {start.epochs}), with {len(history)} rows of history")
+        print(f"continuing after step {start.steps} (epoch {start.epochs}), with {len(history)} rows of history")
 
     save, report = ms.every(20), ms.every(epochs=1)
     checkpoint, bar = ms.checkpoint(folder), ms.keras_bar(total=ms.at(epochs=epochs))

@@ -1,4 +1,4 @@
-"""A run that may be killed at any moment: the one that goes on ends with the same bits as one that was left alone.
+"""A run that may be killed at any moment: the one that continues ends with the same bits as one that was left alone.
 
 Run: pip install 'millstream[train]', then python examples/15_digits_resume.py [--epochs 5]
 That starts itself three times: undisturbed; killed, so that nothing can be tidied up; and once more on what is left.
@@ -44,7 +44,7 @@ def train(folder, epochs, kill_at):
     first, second = jax.random.split(jax.random.key(0))
     params = {"hidden": jax.random.normal(first, (64, HIDDEN)) / 8, "out": jax.random.normal(second, (HIDDEN, 10)) / 8}
     tasks = {
-        ms.on_train_begin: lambda state, batch, elapsed: print(f"  begins behind step {elapsed.steps}", flush=True),
+        ms.on_train_begin: lambda state, batch, elapsed: print(f"  begins after step {elapsed.steps}", flush=True),
         ms.on_train_step: train_step,
         ms.every(SAVE_EVERY): ms.checkpoint(folder),
     }
@@ -85,7 +85,7 @@ def main(epochs):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--folder", help="train here, and go on with what is there")
+    parser.add_argument("--folder", help="train here, and continue with what is there")
     parser.add_argument("--kill-at", type=int, metavar="STEP", help="be killed at this step")
     options = parser.parse_args()
     if options.folder is None:

@@ -40,7 +40,7 @@ class Browser:
         self._page = ""
 
     def open(self, page: pathlib.Path) -> None:
-        """Load a page from a file, with logs that begin anew."""
+        """Load a page from a file, with logs that begin again."""
         self._page = page.as_uri()
         self.messages()
         self.requests()
@@ -55,7 +55,7 @@ class Browser:
         return self._post("/goog/cdp/execute", {"cmd": name, "params": parameters})
 
     def size(self, width: int, height: int) -> None:
-        """Be a screen of so many dots."""
+        """Be a screen of that many dots."""
         self.command(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )

@@ -74,7 +74,7 @@ class Script:
     """A Python program in a session of its own, whose processes all carry a tag in their environment.
 
     Args:
-        text: The program, behind the preamble.
+        text: The program, after the preamble.
         arguments: Its arguments.
         limit: Seconds after which its watchdog shows all stacks and ends it.
         environment: Variables it gets besides those of this process.
@@ -170,7 +170,7 @@ def holdings() -> dict[str, int]:
 
 
 def growth(before: dict[str, int], seconds: float = 1.0) -> dict[str, int]:
-    """What this process has more than before, once it has had time to let go of it."""
+    """What this process has more than before, once it has had time to release it."""
     deadline = time.monotonic() + seconds
     while True:
         more = {name: count - before[name] for name, count in holdings().items() if count > before[name]}
@@ -223,7 +223,7 @@ work()
 
 
 def interrupted(outcome: Outcome, seed: int) -> None:
-    """Press Ctrl-C at a random time: once in a plain loop, up to three times inside of a `with` block."""
+    """Press Ctrl-C at a random time: once in a plain loop, up to three times inside a `with` block."""
     chance = random.Random(seed)
     style = chance.choice(["plain", "with"])
     presses = 1 if style == "plain" else chance.randint(1, 3)
@@ -239,7 +239,7 @@ def interrupted(outcome: Outcome, seed: int) -> None:
     seconds, (left, _) = time.monotonic() - begun, script.left(1.0)
     if "_xla_gc_callback" in error:  # Python drops what is raised in a gc callback, and JAX has one: press again
         return interrupted(outcome, seed + 100_000)
-    # A chain of errors is one. Inside of the block the first interrupt says nothing; behind it each has its own.
+    # A chain of errors is one. Inside the block the first interrupt says nothing; after it each has its own.
     tracebacks = error.count("Traceback") - error.count("another exception occurred")
     wrong = {
         f"{seconds:.2f} s": seconds > 10,

@@ -179,7 +179,7 @@ def folder(memory: pathlib.Path, request: pytest.FixtureRequest) -> pathlib.Path
 
 
 def start_script(script: pathlib.Path, devices: int, *arguments: str) -> "subprocess.Popen[str]":
-    """A script of the tests on so many virtual devices; what it prints is one text."""
+    """A script of the tests on that many virtual devices; what it prints is one text."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     return subprocess.Popen(
         [sys.executable, "-W", "error", str(script), *arguments],
@@ -191,7 +191,7 @@ def start_script(script: pathlib.Path, devices: int, *arguments: str) -> "subpro
 
 
 def code_blocks(text: str) -> list[str]:
-    """The blocks of Python in a document, also those inside of lists, notes and tabs."""
+    """The blocks of Python in a document, also those inside lists, notes and tabs."""
     found = re.findall(r"^( *)```python\n(.*?)^\1```", text, re.MULTILINE | re.DOTALL)
     return [textwrap.dedent(block) for _, block in found]
 

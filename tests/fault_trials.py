@@ -304,7 +304,7 @@ def epochs(outcome, runs, chance):
     """Many epochs with the same workers, some of them abandoned: the worst is KiB of memory per epoch.
 
     The pool keeps as many slots as were ever in use at once, and how many batches a worker still writes when its
-    epoch is abandoned is a matter of luck: a slot or two more is no leak, one more for every abandoned epoch is.
+    epoch is abandoned is a matter of luck: a slot or two more is not a leak, one more for every abandoned epoch is.
     """
     quick = {"x": np.zeros(8, np.float32), "index": np.int32(0)}
     with loader_of(lambda index: quick, samples=16) as loader:
@@ -381,7 +381,7 @@ def many_held(outcome, runs, chance):
 
 @trial
 def warning_as_error(outcome, runs, chance):
-    """The warning of a dead worker is an error: it is raised once, and the kept loader goes on with all its batches."""
+    """The warning of a dead worker is an error: it is raised once, and the kept loader gives all its batches."""
     expected = epoch(loader_of(sample, ms.Threads(2)))
     for _ in range(runs):
         with loader_of(sample) as loader:

@@ -36,7 +36,7 @@ Overview OverviewRow Preempted SavedRun Schedule SharedMemoryFull Strategy Strea
 StreamIterator TimedStage Transform TriedOptions Tuning Verification VerificationFailed
 VerificationRow WorkerCrashed WorkerStalled
 """.split()
-# Methods that only the library calls, and functions whose caller says who speaks.
+# Methods that only the library calls, and functions whose caller is named.
 PROTOCOL = """
 ahead apply batching begin_run check columns commit commit_block commit_columns compile constrain
 contents count_samples doomed fetch finish from_state get_state item next next_due observe open per_channel place

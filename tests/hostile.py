@@ -2,7 +2,7 @@
 
 Every case has a file and the function a user would open it with. `python hostile.py make FOLDER` makes the files.
 `python hostile.py open FOLDER` opens all of them while an audit hook watches, and whatever would run code or write
-outside of the folder is written down.
+outside the folder is written down.
 """
 
 import codecs
@@ -67,7 +67,7 @@ def named(name: str, kind: bytes = tarfile.REGTYPE, target: str = "", size: int 
 
 
 def huge_tar() -> bytes:
-    """A header that claims eight gigabytes, and nothing behind it."""
+    """A header that claims eight gigabytes, and nothing after it."""
     info = named(MEMBER, size=(1 << 33) - 1)
     return info.tobuf(tarfile.USTAR_FORMAT) + bytes(1024)
 
@@ -290,7 +290,7 @@ def corpus(root: pathlib.Path) -> dict[str, Case]:
     add(IDX, map_idx)
     add(pickles(mark), lambda path: _read_batch(path, {"label": b"labels"}))
     add({"csv-endless-cell": lambda: b"a\n" + b"1" * 200_000 + b"\n"}, read_csv)
-    if importlib.util.find_spec("PIL") is None:  # the rest is pictures
+    if importlib.util.find_spec("PIL") is None:  # the rest is images
         return cases
     add(PICTURES, decode)
     for name, text in PARTITIONS.items():
@@ -308,7 +308,7 @@ def corpus(root: pathlib.Path) -> dict[str, Case]:
 
 
 def watch(root: pathlib.Path, found: list[str]) -> None:
-    """Write down whatever runs code, opens a connection, or writes outside of `root/out`."""
+    """Write down whatever runs code, opens a connection, or writes outside `root/out`."""
     out = str(root / "out")
     forbidden = {"pickle.find_class", "os.system", "os.exec", "os.fork", "os.posix_spawn", "subprocess.Popen", "exec"}
     forbidden |= {"import", "socket.connect", "ctypes.dlopen", "os.symlink", "os.link"}

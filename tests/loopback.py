@@ -70,7 +70,7 @@ def send(handler: Any, status: int, body: bytes = b"", length: int | None = None
 
 
 def ranged(handler: Any, body: bytes | None, headers: dict[str, str], cut: int | None = None) -> bool:
-    """The part that is asked for, honestly; `cut` ends the connection after so many bytes of it."""
+    """The part that is asked for, honestly; `cut` ends the connection after that many bytes of it."""
     if body is None:
         return send(handler, 404)
     found = re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers.get("Range", ""))

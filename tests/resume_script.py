@@ -1,6 +1,6 @@
 """A small training run that can be stopped anywhere, and what came of it in values that can be compared bit by bit.
 
-`python resume_script.py FOLDER [WORD=VALUE ...]` runs it to its end, or goes on with what is in the folder.
+`python resume_script.py FOLDER [WORD=VALUE ...]` runs it to its end, or continues with what is in the folder.
 """
 
 import csv
@@ -226,7 +226,7 @@ def run(
     resume=True,
     **options,
 ):
-    """Run it, or go on with it; what the loop returned, and what can be compared of it."""
+    """Run it, or continue with it; what the loop returned, and what can be compared of it."""
     folder = pathlib.Path(folder)
     batches = loader(EXECUTORS[executor](), on_disk=on_disk) if batches is None else batches
     stopper = ms.early_stopping("loss_test", patience=1000, restore_best_weights=True)

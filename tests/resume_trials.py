@@ -39,7 +39,7 @@ def trial(function):
 
 
 class Child:
-    """A fork of this process that runs, or goes on with, the run in a folder.
+    """A fork of this process that runs, or continues with, the run in a folder.
 
     Args:
         folder: Of the run.
@@ -150,7 +150,7 @@ def killed_run(outcome, runs, chance, folder, name):
 
 @trial
 def terminated_run(outcome, runs, chance, folder, name):
-    """SIGTERM in each phase of a run: it saves, leaves with 143, and goes on as if nothing had been."""
+    """SIGTERM in each phase of a run: it saves, leaves with 143, and resumes as if nothing had been."""
     expected = prepared(folder)
     phases = {"compile": 1, "data": 40, "step": 15, "evaluation": 8, "epoch begin": 3, "epoch end": 3, "save": 60}
     phases |= {"first step": 1, "shutdown": 1}
@@ -183,7 +183,7 @@ def full_disk_run(outcome, runs, chance, folder, name):
         run, at, every = folder / f"{name}-{number}", chance.randint(4, 11), chance.choice([1, 2, 3])
         code = Child(run, ("step", at, None, fill_disk), every=every).end()
         wrong = [] if code == 1 else [f"ended with {code}"]
-        due = -(-at // every) * every  # this save fails, and that is told behind the step after it at the latest
+        due = -(-at // every) * every  # this save fails, and that is told after the step after it at the latest
         text = (run / "error").read_text()
         told = f"while the checkpoint of step {due} was saved" in text and "File too large" in text
         wrong += [] if told else [f"full from step {at}, saving each {every}, it said: {text}"]

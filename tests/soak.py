@@ -158,7 +158,7 @@ def table(outcomes: dict[str, chaos.Outcome]) -> str:
 
 
 def soak(minutes: float, seed: int, lanes: int, trials: bool) -> bool:
-    """Go on for so long; whether nothing was found."""
+    """Continue for so long; whether nothing was found."""
     deadline = time.monotonic() + 60 * minutes
     tally, outcomes, rounds = Tally(deadline), {}, 0
     while time.monotonic() < deadline:

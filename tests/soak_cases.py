@@ -95,7 +95,7 @@ class Case:
     Attributes:
         number: What it was made from.
         parts: Its pipelines; several are mixed.
-        interleaved: Whether several come in turn, or one behind the other.
+        interleaved: Whether several come in turn, or one after the other.
         buffered: Whether samples go through a replay buffer.
         executor: Who reads.
         workers: How many.

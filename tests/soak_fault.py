@@ -1,4 +1,4 @@
-"""What a fault of the soak is: it strikes at some moment, knows what may come of it, and is mended."""
+"""What a fault of the soak is: it strikes at some moment, knows what may come of it, and is fixed."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ class Disk:
         self._limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def fill(self, room: int) -> None:
-        """Leave only so many bytes."""
+        """Leave only that many bytes."""
         if self.folder is None:
             return resource.setrlimit(resource.RLIMIT_FSIZE, (room, self._limits[1]))
         with (self.folder / "ballast").open("wb") as file, contextlib.suppress(OSError):
@@ -52,7 +52,7 @@ class Fault:
         steps: How many batches the run has.
 
     Attributes:
-        moment: The batch behind which it strikes.
+        moment: The batch after which it strikes.
         struck: How often it has.
         at: What happens at samples.
         delay: How long a sample takes at most.
@@ -89,7 +89,7 @@ class Fault:
 
     def __exit__(self, *_: object) -> None:
         self.settle()
-        self.mend()
+        self.fix()
 
     def settle(self) -> None:
         """Wait until it has struck, if a timer has it strike."""
@@ -110,7 +110,7 @@ class Fault:
     def strike(self) -> None:
         """Do the harm."""
 
-    def mend(self) -> None:
+    def fix(self) -> None:
         """Undo the harm, as far as it can be undone."""
 
     def expects(self, error: BaseException) -> bool:
@@ -119,7 +119,7 @@ class Fault:
 
     def told(self, error: BaseException) -> None:
         """This error has come of it."""
-        self.mend()
+        self.fix()
 
 
 def all_of(error: BaseException) -> str:

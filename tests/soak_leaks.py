@@ -29,7 +29,7 @@ def holdings() -> collections.Counter[str]:
 
 
 def growth(before: collections.Counter[str], seconds: float = 10.0) -> list[str]:
-    """What this process has more than before, once it has had time to let go of it."""
+    """What this process has more than before, once it has had time to release it."""
     deadline, cleared = time.monotonic() + seconds, False
     while more := holdings() - before:
         if time.monotonic() > deadline:

@@ -131,7 +131,7 @@ class Batches:
     @functools.cache  # noqa: B019
     def at(self, epoch: int) -> list[Any]:
         """The batches of one epoch."""
-        if self._ending == "wrap":  # batches are cut from all epochs, one behind the other
+        if self._ending == "wrap":  # batches are cut from all epochs, one after the other
             first = epoch * self.length * self._size
             places = [divmod(place, self._inner.length) for place in range(first, first + self.length * self._size)]
             elements = [self._inner.at(inner)[place] for inner, place in places]
@@ -146,7 +146,7 @@ class Batches:
 
 
 def permutation(length: int, key: Any) -> list[int]:
-    """The library's order of so many things, which must be one."""
+    """The library's order of that many things, which must be one."""
     found = order.shuffled(np, np.arange(length, dtype=np.uint32), length, key).tolist()
     assert sorted(found) == list(range(length)), f"no permutation: {found}"
     return found

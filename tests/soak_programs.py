@@ -73,7 +73,7 @@ def _ended_again_and_again(
 
 
 class Program:
-    """A fork of this process that runs a case, or goes on with it.
+    """A fork of this process that runs a case, or continues with it.
 
     Args:
         case: The case.

@@ -55,7 +55,7 @@ class HangingSample(Fault):
         ms.settings.stall_seconds = self.timeout
         return self
 
-    def mend(self) -> None:
+    def fix(self) -> None:
         ms.settings.stall_seconds = self._stall_seconds
         self.struck = int((self.folder / f"hang-{self.target}").exists())
         (self.folder / "released").touch()

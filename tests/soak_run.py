@@ -1,4 +1,4 @@
-"""A run under way: where it is, what has come of it, and what becomes of errors."""
+"""A run in progress: where it is, what has come of it, and what becomes of errors."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ ERRORS = 12  # that may come of the faults of one run
 
 
 class Run:
-    """A case under way.
+    """A case in progress.
 
     Args:
         case: The case.
@@ -62,14 +62,14 @@ class Run:
         return self.entries[-1].get("after", 0) if self.entries else 0
 
     def loader(self) -> Any:
-        """The loader, built anew."""
+        """The loader, built again."""
         at = tuple(pair for fault in self.faults for pair in fault.at)
         trouble = Trouble(str(self.folder), at, max((fault.delay for fault in self.faults), default=0.0))
         timeout = max((fault.timeout for fault in self.faults), default=0.0)
         return loader_of(self.case, self._files, trouble, self.folder / "cache", timeout if timeout > 0 else None)
 
     def begin(self, loader: Any) -> Any:
-        """The state to go on from, made of a few bytes; of plain values, for a stream, which has more to remember."""
+        """The state to resume from, made of a few bytes; of plain values, for a stream, which has more to remember."""
         key = jax.random.key(self.case.seed)
         if not self.case.buffered:
             return loader.init_state(key, self.position)
@@ -114,12 +114,12 @@ class Run:
             fault.settle()
 
     def meet(self, error: BaseException) -> bool:
-        """Go on after an error that has come of a fault; whether the loader has to be built again."""
+        """Continue after an error that has come of a fault; whether the loader has to be built again."""
         self.errors.append(f"{type(error).__name__}: {str(error)[:200]}")
         for fault in self.faults:
             if fault.expects(error) and len(self.errors) <= ERRORS:
                 fault.told(error)
-                if fault.name in ALWAYS:  # it will never come, so whoever goes on steps over it
+                if fault.name in ALWAYS:  # it will never come, so whoever continues steps over it
                     self.note({"after": self.position + 1, "told": fault.target})
                 return fault.rebuilds
         raise error

@@ -27,7 +27,7 @@ class SlowDisk(Fault):
             setattr(os, name, self._slowed(function, random.Random(self.target)))
         return self
 
-    def mend(self) -> None:
+    def fix(self) -> None:
         for name, function in self._quick.items():
             setattr(os, name, function)
 
@@ -52,7 +52,7 @@ class FullDisk(Fault):
         self.struck = 1
         self.disk.fill(self.chance.choice([0, 5000]))
 
-    def mend(self) -> None:
+    def fix(self) -> None:
         self.disk.free()
 
     def expects(self, error: BaseException) -> bool:
@@ -78,11 +78,11 @@ class FullMemory(Fault):
         self.struck = 1
         self.disk.fill(self.chance.choice([0, 4096, 20_000]))
 
-    def mend(self) -> None:
+    def fix(self) -> None:
         self.disk.free()
 
     def __exit__(self, *_: object) -> None:
-        self.mend()
+        self.fix()
         ms.settings.shared_memory_folder = None
 
     def expects(self, error: BaseException) -> bool:
@@ -107,7 +107,7 @@ class ChangedFile(Fault):
         other.write_bytes(self._content + b"more" if what == "longer" else self._content[: len(self._content) // 2])
         other.replace(path)
 
-    def mend(self) -> None:
+    def fix(self) -> None:
         if self.struck:
             self._path.write_bytes(self._content)
 
@@ -128,14 +128,14 @@ class FewDescriptors(Fault):
         super().batch(count)
         self._since += self._done
         if self._since > 4:
-            self.mend()
+            self.fix()
 
     def strike(self) -> None:
         self.struck = 1
         highest = max(map(int, os.listdir("/proc/self/fd")))
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + self.chance.randrange(12), self._limits[1]))
 
-    def mend(self) -> None:
+    def fix(self) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, self._limits)
 
     def expects(self, error: BaseException) -> bool:

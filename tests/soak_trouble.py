@@ -27,14 +27,14 @@ def sample(index: int) -> dict[str, Any]:
 
 
 def packed(index: int) -> np.ndarray:
-    """A sample as a picture whose pixels are its bytes."""
+    """A sample as an image whose pixels are its bytes."""
     value = sample(index)
     data = value["index"].tobytes() + value["x"].tobytes()
     return np.frombuffer(data.ljust(4 * 4 * 3, b"\0"), np.uint8).reshape(4, 4, 3)
 
 
 def from_picture(value: Any) -> Any:
-    """The sample in a picture."""
+    """The sample in an image."""
     data = value["image"].tobytes()
     return {"index": np.frombuffer(data, np.int32, 1)[0], "x": np.frombuffer(data, np.float32, WIDTH, 4)}
 
@@ -97,7 +97,7 @@ class Trouble:
 
     Args:
         folder: Where processes tell each other what has happened.
-        at: The samples, and what happens there: a word, with " once" behind it if it is to happen once.
+        at: The samples, and what happens there: a word, with " once" after it if it is to happen once.
         delay: Seconds that a sample takes at most.
     """
 

@@ -52,7 +52,7 @@ class Verdict:
         while self._step < self._steps and self._forms()[1]:
             self._step += 1
         if self._step < self._steps:
-            self.wrong.append(f"the stream ended behind batch {self._step} of {self._steps}")
+            self.wrong.append(f"the stream ended after batch {self._step} of {self._steps}")
         if self._step > self._steps and self._case.on_error != "skip batch":  # those that it leaves out are made up for
             self.wrong.append(f"{self._step} batches came, instead of {self._steps}")
             for extra in range(self._steps, self._step):
@@ -79,7 +79,7 @@ class Verdict:
             self._found.update(entry.get("samples", ()))  # a training run tells bits, and no samples
         self._step += 1
         if entry.get("after", self._step) != self._step:
-            self.wrong.append(f"the state behind batch {self._step - 1} says {entry['after']}")
+            self.wrong.append(f"the state after batch {self._step - 1} says {entry['after']}")
 
     def _forms(self, step: int | None = None) -> tuple[dict[Any, soak_oracle.Expected], bool]:
         """What the next batch may be, by its digest, and whether it may be left out."""

@@ -1,4 +1,4 @@
-"""Ways to use a stream up. Each goes on wherever an error has ended it, and comes to the same batches."""
+"""Ways to use a stream up. Each continues wherever an error has ended it, and comes to the same batches."""
 
 import contextlib
 import json
@@ -118,7 +118,7 @@ def start() -> Any:
 
 
 def train(run: Run, stop: int) -> Any:
-    """One leg of a training run: it begins, or goes on from its newest checkpoint."""
+    """One leg of a training run: it begins or resumes from its newest checkpoint."""
 
     def observed(state: Any, batch: Any) -> Any:
         result = train_step(state, batch)
@@ -182,7 +182,7 @@ _WAYS = {"next_batch": stepped, "jit": stepped, "scan": scanned, "train": traine
 def use_up(run: Run) -> None:
     """Use a run up in the way of its case."""
     if run.case.cached and run.position >= run.steps:
-        # The program before was ended behind its last batch. Whoever opens the cache next removes what that left there.
+        # The program before was ended after its last batch. Whoever opens the cache next removes what that left there.
         loader = run.loader()
         with contextlib.suppress(Exception), loader.iterate(loader.init_state(run.words, 0), steps=1) as batches:
             next(batches)

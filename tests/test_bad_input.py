@@ -145,7 +145,7 @@ def test_a_first_stage_that_is_no_source():
 
 
 def test_a_stage_that_is_no_transform():
-    with refuses(TypeError, "stage 2 is no transform. Got 4 (int)", "BatchTransform(128)"):
+    with refuses(TypeError, "stage 2 is not a transform. Got 4 (int)", "BatchTransform(128)"):
         ms.DataLoader([source(), 4])
     with refuses(TypeError, "stage 3 is the class NormalizeImageTransform", "NormalizeImageTransform(...)"):
         ms.DataLoader([source(), BATCH, ms.NormalizeImageTransform])
@@ -261,7 +261,7 @@ def test_a_state_of_another_pipeline_names_what_differs(key):
     small, large = ms.DataLoader([source(), BATCH]), ms.DataLoader([source("sequential"), ms.BatchTransform(5)])
     state = small.init_state(key)
     told = (
-        "state of another pipeline",
+        "state of a different pipeline",
         "batches of: 4 (pad) in the state, 5 (pad) here",
         "ordering: shuffle in the state",
     )
@@ -277,7 +277,7 @@ def test_a_state_of_another_pipeline_names_what_differs(key):
 
 def test_a_state_of_another_stream(key):
     stream = ms.DataLoader([source(), lambda inner: Echo(inner)])
-    with refuses(ValueError, "next_batch got a state of another pipeline"):
+    with refuses(ValueError, "next_batch got a state of a different pipeline"):
         stream.next_batch(ms.DataLoader([source()]).init_state(key))
 
 
@@ -487,7 +487,7 @@ def test_what_restore_cannot_use(tmp_path):
     callback.close()
     with refuses(TypeError, "restore needs loader to be a DataLoader or the like. Got 's3://' (str)."):
         ms.restore(tmp_path / "run", 0, "s3://")
-    with refuses(TypeError, "Got tree['state']: shape (1,), <U1", "restore goes on only with a state like the one"):
+    with refuses(TypeError, "Got tree['state']: shape (1,), <U1", "restore resumes only with a state like the one"):
         ms.restore(tmp_path / "run", np.array(["a"]))
     with refuses(ValueError, "restore needs step to be an int of at least 0. Got -1 (int)."):
         ms.restore(tmp_path / "run", 0, step=-1)

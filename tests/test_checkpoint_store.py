@@ -419,7 +419,7 @@ def test_a_retention_that_makes_no_sense_is_refused(options, words):
 
 
 def damage_one(folder, rng):
-    """Damage one file of a checkpoint in some way. Returns what was done, the name to be told, and how to mend it."""
+    """Damage one file of a checkpoint in some way. Returns what was done, the name to be told, and how to fix it."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     path = rng.choice(files)
     content = path.read_bytes()
@@ -447,15 +447,15 @@ def damage_one(folder, rng):
     else:
         path.unlink()
 
-    def mend():
+    def fix():
         path.unlink(missing_ok=True)
         path.write_bytes(content)
 
-    return f"{kind} {name}", name, mend
+    return f"{kind} {name}", name, fix
 
 
 def damage_trials(directory, count, seed):
-    """Damage the newest of two checkpoints so many times. Returns what went undetected, or was not named or mended."""
+    """Damage the newest of two checkpoints that many times. Returns what went undetected, or was not named or fixed."""
     rng, failures = random.Random(seed), []
     tree = {"w": jnp.arange(3000.0), "b": np.arange(7), "n": 3}
     with CheckpointStore(directory) as store:
@@ -463,7 +463,7 @@ def damage_trials(directory, count, seed):
             store.save(step, tree, {"step": step}, {"history.csv": b"loss\n0.5\n"}, {"loss": 0.5})
         store.wait()
         for number in range(count):
-            done, name, mend = damage_one(directory / "0000000002", rng)
+            done, name, fix = damage_one(directory / "0000000002", rng)
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 loaded = store.load(like=tree)
@@ -474,7 +474,7 @@ def damage_trials(directory, count, seed):
                 refused = False
             except DamagedCheckpoint as error:
                 refused = f"\n  {name}: " in str(error)
-            mend()
+            fix()
             whole = not damage(directory / "0000000002", thorough=True)
             if not (loaded.document == {"step": 1} and named and refused and whole):
                 failures.append((seed, number, done, told))

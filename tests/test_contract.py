@@ -81,7 +81,7 @@ FEW = [
     "random map before",
     "host function",
     "stream",
-]  # each compiles anew
+]  # each compiles again
 SHARED = [name for name in PIPELINES if "stream" not in name and not ("host" in name and "callback" not in name)]
 
 

@@ -465,7 +465,7 @@ def test_loaders_are_pytrees(dialect):
 def test_cereal_scan_reads_from_disk_and_raises_what_a_sample_raises():
     def read(index):
         if index == 5:
-            raise LookupError("no such picture")
+            raise LookupError("no such image")
         return {"x": np.float32(index)}
 
     before = reader_threads()
@@ -476,7 +476,7 @@ def test_cereal_scan_reads_from_disk_and_raises_what_a_sample_raises():
         batch, loader_state, _ = loader.next_batch(loader_state)
         return (total + batch["x"].sum(), loader_state), None
 
-    with refuses(LookupError, "no such picture"):
+    with refuses(LookupError, "no such image"):
         loader.scan_epoch((jnp.float32(0), loader.init_state(jax.random.PRNGKey(0))), None, body_fn)
     ours = [thread for thread in reader_threads() if thread not in before]
     for thread in ours:

@@ -1,6 +1,6 @@
 """The hydrax dialect: the code of its README runs, and does what the text says, also where the original did not.
 
-Functions that loader processes call are made inside of functions, so that they travel by value and bring no JAX along.
+Functions that loader processes call are made inside functions, so that they travel by value and bring no JAX along.
 """
 
 import ast
@@ -367,7 +367,7 @@ def test_nothing_is_left_behind_however_a_run_ends():
 def failing(*bad):
     def load(number, arrays, seed):
         if number in bad or "all" in bad:
-            raise KeyError(f"no picture {number}")
+            raise KeyError(f"no image {number}")
         arrays["label"][...] = 2 * number
 
     return load
@@ -379,7 +379,7 @@ def test_a_batch_whose_loader_raises_is_left_out_and_told_of():
     assert [numbers(batch) for batch in found] == [[0, 1], [4, 5], [6, 7]]
     assert [batch.batch_num for batch in found if isinstance(batch, TrainingBatch)] == [0, 2, 3]
     (warning,) = told
-    assert "leaves out training batch 1: the loader raised KeyError: 'no picture 3' for item 3" in str(warning.message)
+    assert "leaves out training batch 1: the loader raised KeyError: 'no image 3' for item 3" in str(warning.message)
     assert "in load" in str(warning.message)  # the traceback of the loader process
 
 
@@ -797,7 +797,7 @@ def test_files_are_opened_as_srgb_up_to_a_number_of_pixels(tmp_path, monkeypatch
     assert (opened.mode, opened.size, opened.getpixel((3, 3))) == ("RGB", (30, 20), (128, 128, 128))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
     image.set_max_image_pixels(500)
-    with refuses(ValueError, "gray.png cannot be read as a picture", "600 pixels"):
+    with refuses(ValueError, "gray.png cannot be read as an image", "600 pixels"):
         image.open_srgb(path)
     image.set_max_image_pixels(None)
     assert image.open_srgb(path, mode="RGBA").mode == "RGBA"

@@ -100,7 +100,7 @@ def whole(handler):
 
 
 def ranged(handler, body=BODY, cut=None):
-    """A server that can go on where it stopped; `cut` is where it stops the first time."""
+    """A server that can continue where it stopped; `cut` is where it stops the first time."""
     start = int((handler.headers.get("Range") or "bytes=0-")[6:-1])
     end = len(body) if cut is None or start else cut
     headers = {"Content_Range": f"bytes {start}-{len(body) - 1}/{len(body)}"} if start else {}
@@ -197,10 +197,10 @@ FAULTS = {
         "sent on to http://example.com/x: plain http is only used for files with a known SHA-256",
     ),
     "not http at all": (lambda handler: handler.wfile.write(b"hello\r\n"), {}, "the connection failed"),
-    "goes on elsewhere": (
+    "continues elsewhere": (
         lambda handler: send(handler, BODY[:9], 206, Content_Range="bytes 5-13/256000", length=9),
         {},
-        "it went on at another place than asked",
+        "it continued at a different place than asked",
     ),
 }
 

@@ -24,7 +24,7 @@ from millstream.reading.slots import Layout, Slots
 
 cloudpickle.register_pickle_by_value(pipelines)  # so that workers do not import it, and JAX with it
 
-IN_THREADS = [  # each compiles anew, so not all of them
+IN_THREADS = [  # each compiles again, so not all of them
     *(
         "samples",
         "sequential",
@@ -156,7 +156,7 @@ def test_several_threads_share_a_slow_batch(key):
     together = threading.Barrier(4, timeout=120)
 
     def meet(index):
-        together.wait()  # goes on when four samples of the batch are being read at once
+        together.wait()  # continues when four samples of the batch are being read at once
         return {"x": np.int32(index)}
 
     spec = {"x": jax.ShapeDtypeStruct((), np.int32)}

@@ -218,7 +218,7 @@ def test_a_loader_that_is_closed_and_forgotten_takes_its_data_along(key):
         next(loader.iterate(loader.init_state(key)))
     kept, deadline = weakref.ref(source), time.monotonic() + 60
     del source, loader
-    while kept() is not None and time.monotonic() < deadline:  # a thread ends behind the sample it is at
+    while kept() is not None and time.monotonic() < deadline:  # a thread ends after the sample it is at
         gc.collect()
         time.sleep(0.05)
     assert kept() is None

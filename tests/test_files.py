@@ -1,4 +1,4 @@
-"""Sources over files: NumPy's, IDX, CSV and folders of pictures."""
+"""Sources over files: NumPy's, IDX, CSV and folders of images."""
 
 import os
 import pickle
@@ -90,7 +90,7 @@ def test_npy_refusals_name_the_file(tmp_path):
     short.write_bytes(short.read_bytes()[:-1])
     with refuses(ValueError, str(short), "needs 400 bytes, and 399 are there"):
         NpySource(short)
-    text.write_text("hello, this is no array")
+    text.write_text("hello, this is not an array")
     with refuses(ValueError, str(text), "is no .npy file", "b'hello, t'"):
         NpySource(text)
     with refuses(FileNotFoundError, "NpySource", str(tmp_path / "none.npy"), "does not exist"):
@@ -165,7 +165,7 @@ def test_csv_columns_become_leaves(tmp_path):
         ("a,b\n", None, ["['a', 'b'], no rows"]),
         ("a,b\n1,2\n", ["c"], ["Column 'c' is there 0 times", "['a', 'b']"]),
         ("a,a\n1,2\n", ["a"], ["Column 'a' is there 2 times"]),
-        ("a,b\n1,2\n3,?4\n", None, ["line 3, column 'b'", "'?4' is no number"]),
+        ("a,b\n1,2\n3,?4\n", None, ["line 3, column 'b'", "'?4' is not a number"]),
         ("a,b\n1,2\n3\n", None, ["line 3: 1 cells, but the header has 2"]),
         ('a\n"1\n', None, ["cannot be read as CSV"]),
     ],
@@ -198,7 +198,7 @@ def pictures(tmp_path):
         path = tmp_path / "root" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((4, 6, 3), 40 * number, np.uint8)).save(path)
-    (tmp_path / "root" / "cat" / "notes.txt").write_text("not a picture")
+    (tmp_path / "root" / "cat" / "notes.txt").write_text("not an image")
     return tmp_path / "root"
 
 
@@ -216,7 +216,7 @@ def test_image_folders_are_classes(pictures):
 def test_unreadable_pictures_are_named(pictures):
     (pictures / "cat" / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n but no more")
     source = ImageFolderSource(pictures, ordering="sequential")
-    with refuses(ValueError, str(pictures / "cat" / "a.png"), "cannot be read as a picture"):
+    with refuses(ValueError, str(pictures / "cat" / "a.png"), "cannot be read as an image"):
         source.read(np.array([0, 1]))
 
 
@@ -232,7 +232,7 @@ def test_image_folder_refusals(pictures, tmp_path, monkeypatch):
     with refuses(FileNotFoundError, "folder of class folders", "nowhere is none"):
         ImageFolderSource(tmp_path / "nowhere")
     (tmp_path / "empty" / "a").mkdir(parents=True)
-    with refuses(ValueError, "no pictures in them", "['a']"):
+    with refuses(ValueError, "no images in them", "['a']"):
         ImageFolderSource(tmp_path / "empty")
     with refuses(ValueError, "size (height, width)", "(3,)"):
         ImageFolderSource(pictures, size=(3,))  # pyright: ignore[reportArgumentType]

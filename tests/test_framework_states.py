@@ -176,7 +176,7 @@ def test_training_metrics_begin_anew_with_every_epoch(framework):
     history, state = trained(framework).history, trained(framework).state
     found = history.collect("stateful_metrics.accuracy")
     assert len(found) == 12 and int(state.step) == 12
-    hits = np.array(found) * [120 * (step % 4 + 1) for step in range(12)]  # of so many rows the epoch has had
+    hits = np.array(found) * [120 * (step % 4 + 1) for step in range(12)]  # of that many rows the epoch has had
     np.testing.assert_allclose(hits, hits.round(), atol=1e-2)
     assert hits.round()[4] <= 120
     assert np.isnan(state.reset_step().metrics.compute()["accuracy"])
@@ -537,8 +537,8 @@ def test_haiku_functions_may_do_without_state_and_keys():
 
 def test_what_losses_and_batches_must_be():
     state = regression()
-    with pytest.raises(ValueError, match=r"train_step cannot tell the inputs .* 'picture', 'y'. It looks for 'inputs'"):
-        state.train_step({"picture": ROWS, "y": TARGETS})
+    with pytest.raises(ValueError, match=r"train_step cannot tell the inputs .* 'image', 'y'. It looks for 'inputs'"):
+        state.train_step({"image": ROWS, "y": TARGETS})
     with pytest.raises(ValueError, match=r"looks for 'rows'. Say which it is when you create the state: input_key="):
         regression(input_key="rows").predict_step({"x": ROWS})
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""A history keeps every value exactly, reads devices late, and becomes tables, files, states and pictures."""
+"""A history keeps every value exactly, reads devices late, and becomes tables, files, states and images."""
 
 import csv
 import io
@@ -612,7 +612,7 @@ def test_a_loop_goes_on_with_a_history_that_was_saved():
     assert whole.collect("steps", "state") == ([1, 2, 3, 4, 5], [0.0, 1.0, 2.0, 3.0, 4.0])
 
 
-# Pictures
+# Images
 
 
 def curves(count, *, every=10, nan=None):

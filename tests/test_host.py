@@ -181,7 +181,7 @@ def test_a_sample_of_another_shape_dtype_or_structure(key):
     texts = {
         "shape": ("sample 7 does not match", "found['x']: shape (3,), float32", "spec['x']:  shape (2,), float32"),
         "dtype": ("sample 7 does not match", "found['x']: shape (2,), int32"),
-        "structure": ("sample 7 has another structure", "{'y': *}", "{'x': *}"),
+        "structure": ("sample 7 has a different structure", "{'y': *}", "{'x': *}"),
     }
     for kind, words in texts.items():
         loader = ms.DataLoader(
@@ -225,7 +225,7 @@ def test_python_objects_are_handed_out_as_lists(key):
 def test_python_objects_are_refused_in_compiled_programs(key):
     found = "these samples are Python objects (sample['caption']: 'a cat' (str))"
     captions = ms.DiskSampleSource(SAMPLES, lambda index: {"caption": "a cat"})
-    with refuses(TypeError, "NormalizeImageTransform is compiled", found, "HostMapTransform behind the source"):
+    with refuses(TypeError, "NormalizeImageTransform is compiled", found, "HostMapTransform after the source"):
         ms.DataLoader([captions, BATCH, ms.NormalizeImageTransform()])
     loader = ms.DataLoader([captions, BATCH])
     state = loader.init_state(key)
@@ -388,7 +388,7 @@ def test_host_maps_stack_and_name_the_sample_that_fails(key):
 
 
 def test_a_host_map_behind_compiled_stages():
-    with refuses(TypeError, "stands behind the source and before all compiled stages"):
+    with refuses(TypeError, "comes after the source and before all compiled stages"):
         ms.DataLoader([source(), BATCH, ms.HostMapTransform(lambda value: value)])
     with refuses(TypeError, "HostMapTransform needs fn to be a function"):
         ms.HostMapTransform(3)  # pyright: ignore[reportArgumentType]
@@ -703,7 +703,7 @@ def test_closing_ends_the_waiting_of_another_thread_for_threads(ordered, key):
 
     source = ms.DiskSampleSource(64, slow, sample_spec=jax.ShapeDtypeStruct((), np.int32))
     loader = ms.DataLoader([source, ms.BatchTransform(16)], executor=ms.Threads(2, ordered=ordered))
-    # The samples that are being read come to an end. Those behind them are never begun.
+    # The samples that are being read come to an end. Those after them are never begun.
     with refuses(RuntimeError, "reading threads", "have been ended", "loader.iterate"):
         raise wait_and_close(loader, key, begun.is_set, answer.set)
 

@@ -198,7 +198,7 @@ def test_lab_is_that_of_the_icc():
 
 @pytest.mark.parametrize("mode", ["I", "F"])
 def test_pixels_without_a_known_white_are_refused(mode):
-    with refuses(ValueError, "cannot be read as a picture", f"mode {mode} have no known white", "8 or 16 bits"):
+    with refuses(ValueError, "cannot be read as an image", f"mode {mode} have no known white", "8 or 16 bits"):
         open_srgb(saved(Image.new(mode, (2, 2)), "TIFF"))
 
 
@@ -290,12 +290,12 @@ def test_damaged_metadata_say_nothing_about_pixels():
 def test_profiles_that_cannot_be_used(profile, reason, tmp_path):
     path = tmp_path / "odd.png"
     path.write_bytes(saved(PIXELS, "PNG", icc_profile=profile))
-    with pytest.warns(UserWarning, match="odd.png: the ICC profile of this picture " + reason):
+    with pytest.warns(UserWarning, match="odd.png: the ICC profile of this image " + reason):
         np.testing.assert_array_equal(opened(path), PIXELS)
     np.testing.assert_array_equal(opened(path, bad_profile="ignore"), PIXELS)
-    with refuses(ValueError, "odd.png cannot be read as a picture", "its ICC profile " + reason):
+    with refuses(ValueError, "odd.png cannot be read as an image", "its ICC profile " + reason):
         open_srgb(path, bad_profile="raise")
-    with refuses(ValueError, "odd.jpg cannot be read as a picture", "its ICC profile " + reason):
+    with refuses(ValueError, "odd.jpg cannot be read as an image", "its ICC profile " + reason):
         (tmp_path / "odd.jpg").write_bytes(saved(PIXELS, "JPEG", icc_profile=profile))
         read_srgb(tmp_path / "odd.jpg", bad_profile="raise")
 
@@ -350,7 +350,7 @@ def test_files_that_are_cut_short_are_refused_by_name(form, part):
     file = io.BytesIO(WHOLE[form][: int(part * len(WHOLE[form]))])
     file.name = "half.picture"
     for read in (open_srgb, read_srgb):
-        with refuses(ValueError, "half.picture cannot be read as a picture"):
+        with refuses(ValueError, "half.picture cannot be read as an image"):
             read(file)
 
 
@@ -365,7 +365,7 @@ def test_damaged_files_are_pictures_or_refused_by_name(form, place, bit):
         try:
             image = open_srgb(file, max_pixels=1 << 20)
         except ValueError as error:
-            assert "damaged.picture cannot be read as a picture" in str(error)
+            assert "damaged.picture cannot be read as an image" in str(error)
         else:
             np.testing.assert_array_equal(read_srgb(file, mode="RGB"), np.asarray(image.convert("RGB")))
 
@@ -419,7 +419,7 @@ def test_without_pillow_there_is_the_line_that_installs_it(monkeypatch):
             call()
 
 
-# Where pictures come from, and fast JPEG.
+# Where images come from, and fast JPEG.
 
 
 def test_paths_bytes_and_files_are_the_same(tmp_path):

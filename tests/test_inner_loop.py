@@ -1,4 +1,4 @@
-"""A loop inside of a loop: what its rows become, and what is left of it when it is interrupted."""
+"""A loop inside a loop: what its rows become, and what is left of it when it is interrupted."""
 
 import signal
 
@@ -36,7 +36,7 @@ def evaluate(loader, key):
 
 
 def rows(*values, weights=None, collection="metrics"):
-    """A loop that logs given values of an entry, at steps with so many samples."""
+    """A loop that logs given values of an entry, at steps with that many samples."""
 
     def run(state):
         history, samples = ms.history(), 0
@@ -236,7 +236,7 @@ def test_an_interrupted_loop_logs_nothing_and_ends_the_outer_one(capfd):
     finally:
         signal.signal(signal.SIGINT, before)
     assert output.interrupted
-    assert (output.state, output.elapsed.steps, output.history.names()) == (0, 1, [])  # half a test is no test
+    assert (output.state, output.elapsed.steps, output.history.names()) == (0, 1, [])  # half a test is not a test
     assert (logs, state) == ({}, 2)
 
 

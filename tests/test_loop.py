@@ -375,7 +375,7 @@ def test_interrupts_raise_if_they_are_not_to_be_caught():
 
 def test_an_interrupt_inside_an_inner_loop_ends_the_outer_one(capfd):
     def evaluate(state, batch, elapsed):
-        ms.loop(0, range(5), {ms.at(2): press, ms.after(3): lambda: pytest.fail("went on")})
+        ms.loop(0, range(5), {ms.at(2): press, ms.after(3): lambda: pytest.fail("continued")})
 
     output = ms.loop(0, range(9), {ms.every(2): evaluate, ms.every(1): plus_one})
     assert output.interrupted and output.elapsed.steps == 2
@@ -549,7 +549,7 @@ def test_an_error_is_told_while_batches_have_overtaken_others(overtaking, key):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({}, "goes on for ever, unless told when to stop"),
+        ({}, "runs forever, unless told when to stop"),
         ({"stop": 3}, "that shuffles or is random needs key=jax.random.key"),
         ({"stop": "soon", "key": jax.random.key(0)}, "needs stop as steps"),
         ({"stop": 3, "key": jax.random.key(0), "epoch_duration": ms.at(epochs=2)}, "epoch_duration in steps"),
@@ -602,7 +602,7 @@ def test_a_dataset_may_be_a_function_that_makes_one():
 def test_what_a_function_makes_may_be_a_loader(loader, key):
     assert ms.loop(0, lambda: loader, {ms.every(1): plus_one}, stop=ms.at(epochs=2), key=key).state == 6
     assert len(list(ms.elapse(lambda: loader, key=key))) == 3
-    with pytest.raises(ValueError, match="goes on for ever, unless told when to stop"):
+    with pytest.raises(ValueError, match="runs forever, unless told when to stop"):
         ms.loop(0, lambda: loader, {ms.every(1): plus_one}, key=key)
     with pytest.raises(TypeError, match=r"elapse needs a dataset.* Got 3 \(int\) from the function"):
         ms.elapse(lambda: 3)

@@ -693,7 +693,7 @@ def told_by(*processes):
 
 
 def check_against_one_device(told):
-    """Sums over devices are added up in another order, so equal to a few units of the last place."""
+    """Sums over devices are added up in a different order, so equal to a few units of the last place."""
     expected, _ = managed_script.train(managed_script.new_state("jit"), managed_script.batches())
     for name, found in told.items():
         np.testing.assert_allclose(found, expected, rtol=1e-6, err_msg=name)

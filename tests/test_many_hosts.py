@@ -48,7 +48,7 @@ class Process:
 
 
 def run_group(folder, count, first, last, killed_at, *parts):
-    """Run so many processes to their end, in at most `PATIENCE` seconds."""
+    """Run that many processes to their end, in at most `PATIENCE` seconds."""
     address = free_address()
     flags = [os.environ.get("XLA_FLAGS", ""), f"--xla_force_host_platform_device_count={DEVICES // count}"]
     flags = " ".join([*flags, "--xla_backend_optimization_level=0"])  # what takes time here is compiling
@@ -275,7 +275,7 @@ def test_a_mesh_without_the_axis_is_refused(source):
 
 
 def test_a_sharding_needs_batches(source, mesh):
-    with pytest.raises(TypeError, match=r"needs an indexed source and a BatchTransform behind it"):
+    with pytest.raises(TypeError, match=r"needs an indexed source and a BatchTransform after it"):
         ms.DataLoader([source], sharding=mesh)
 
 

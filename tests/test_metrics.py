@@ -81,7 +81,7 @@ def test_padding_does_not_count_for_what_is_made_without_a_mask():
 
 
 def batches(*lengths):
-    """The samples in order, in batches of so many rows."""
+    """The samples in order, in batches of that many rows."""
     ends = np.cumsum(lengths)
     for start, end in zip(ends - lengths, ends, strict=True):
         part = slice(start, end)
@@ -345,14 +345,14 @@ def test_mistakes_are_refused_and_named():
         ms.Metrics(loss=3)
     with pytest.raises(TypeError, match=r"Metrics gives values by name, and max"):
         ms.Metrics(loss=max)
-    with pytest.raises(TypeError, match=r"Metrics needs count to hold .* Host is no pytree"):
+    with pytest.raises(TypeError, match=r"Metrics needs count to hold .* Host is not a pytree"):
         ms.Metrics(count=Host())
     with pytest.raises(ValueError, match=r"needs a Growing to keep its structure and shapes"):
         ms.Metrics(all=Growing()).update(loss=jnp.ones(3))
 
 
 class Host:
-    """A metric that is no pytree."""
+    """A metric that is not a pytree."""
 
     def update(self, loss): ...
     def compute(self):

@@ -98,7 +98,7 @@ def three_epochs(shuffle, ending="pad"):
     """Of three epochs of batches of 4 of 50 samples: each batch's indices, the epoch of its keys, and its number."""
     plan = make_plan(50, shuffle, (4, ending))
     indices, (batch, rows) = plan.at(np, WORDS, np.arange(3 * plan.steps_per_epoch))
-    assert (rows.epoch == batch.epoch[:, None]).all()  # the stages before and behind the batch agree
+    assert (rows.epoch == batch.epoch[:, None]).all()  # the stages before and after the batch agree
     real = [tuple(row[mask].tolist()) for row, mask in zip(indices, rows.mask, strict=True)]
     batches = list(zip(real, batch.epoch.tolist(), batch.element.tolist(), strict=True))
     return [batches[first : first + plan.steps_per_epoch] for first in range(0, len(batches), plan.steps_per_epoch)]
@@ -122,7 +122,7 @@ def test_what_each_shuffle_keeps_from_epoch_to_epoch(ending):
     assert (orders(reseed), key_epochs(reseed)) == (1, [{0}, {1}, {2}])
     assert (orders(repeat), key_epochs(repeat)) == (1, [{0}, {0}, {0}])
     assert (orders(batchwise), key_epochs(batchwise)) == (3, [{0}, {0}, {0}])
-    # A batch brings its contents and its number, which random stages behind it are keyed by, to wherever it goes.
+    # A batch brings its contents and its number, which random stages after it are keyed by, to wherever it goes.
     assert all(sorted(epoch) == sorted(batchwise[0]) for epoch in batchwise)
     assert all(order_of(epoch) != sorted(order_of(epoch)) for epoch in (itemwise[0], reseed[0], repeat[0]))
 
@@ -174,7 +174,7 @@ def test_bad_shuffles_are_refused():
 
 
 def noisy_epochs(shuffle, key, *, before):
-    """Three epochs of batches, with noise drawn before or behind the batch, as tuples of numbers."""
+    """Three epochs of batches, with noise drawn before or after the batch, as tuples of numbers."""
     noise = ms.RandomMapTransform(lambda value, mask, key: {"x": value["x"], "noise": jax.random.bits(key)})
     source, batch = ms.ArraySampleSource({"x": np.arange(11)}, ordering=shuffle), ms.BatchTransform(4)
     loader = ms.DataLoader([source, noise, batch] if before else [source, batch, noise])

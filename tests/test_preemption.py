@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C end a run behind its step, with everything saved, and it goes on as if nothing had been."""
+"""SIGTERM and Ctrl-C end a run after its step, with everything saved, and it resumes as if nothing had been."""
 
 import concurrent.futures
 import contextlib
@@ -284,7 +284,7 @@ def evaluate(*actions):
 
 
 def trace(folder, evaluation, dataset, **options):
-    """A run with an evaluation in front of its steps, and what callbacks behind it saw of batches."""
+    """A run with an evaluation in front of its steps, and what callbacks after it saw of batches."""
     seen = []
 
     def note(state, batch, elapsed):
@@ -349,7 +349,7 @@ def test_a_program_that_is_terminated_ends_with_143_and_without_a_word(expected,
 
 
 def run_together(count, *words):
-    """The same run on so many processes with two devices in all: exit codes, what was told, and errors."""
+    """The same run on that many processes with two devices in all: exit codes, what was told, and errors."""
     address = free_address()
     flags = [os.environ.get("XLA_FLAGS", ""), f"--xla_force_host_platform_device_count={2 // count}"]
     flags = " ".join([*flags, "--xla_backend_optimization_level=0"])  # what takes time here is compiling

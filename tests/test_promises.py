@@ -111,7 +111,7 @@ def test_a_stream_of_ones_own_resumes_from_a_checkpoint(folder):
 
 
 def values_of(jaxpr):
-    """The shapes of all values that a program computes, in whatever program inside of it."""
+    """The shapes of all values that a program computes, in whatever program inside it."""
     for equation in jaxpr.eqns:
         yield from (variable.aval.shape for variable in equation.outvars)
         for inner in jax.tree.leaves(equation.params, is_leaf=lambda leaf: hasattr(leaf, "jaxpr")):

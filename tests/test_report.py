@@ -97,7 +97,7 @@ def test_a_record_says_what_the_run_is(folder):
     assert run["loaders"] == {"train": make_loader().explain().as_dict(), "test": test.explain().as_dict()}
     assert run["tasks"] == [["every step", "step"], ["every step", "record"], ["end of an epoch", "checkpoint"]]
     assert run["stop"] == "at(steps=10)" and run["from_step"] == 0
-    assert lines(folder)[-1]["ended"] == "it came to its stop"
+    assert lines(folder)[-1]["ended"] == "it reached its stop"
 
 
 def test_the_time_of_a_run_is_accounted_for_whole(folder):
@@ -175,7 +175,7 @@ def test_a_resumed_run_goes_on_in_its_record(folder):
     assert [number for number, _ in logged(folder)] == list(range(1, 61))
     run = read_run(folder)
     assert [beginning["from_step"] for beginning in run.beginnings] == [0, 35]
-    assert run.ended == "it came to its stop"
+    assert run.ended == "it reached its stop"
 
 
 def test_steps_that_are_done_again_stand_in_the_record_once(folder):
@@ -386,7 +386,7 @@ def test_a_line_that_is_no_row_of_a_table_is_named(folder):
     path, header = folder / "run.csv", "steps,samples,epochs,time,date,loss\n1,4,,0.0,0.0,0.5\n"
     for line in ("2,8\n", "two,8,,0.0,0.0,0.5\n"):
         path.write_text(f"{header}{line}3,12,,0.0,0.0,0.5\n")
-        with pytest.raises(ValueError, match=rf"Line 3 of .*run.csv is no row of one: '{line.strip()}'"):
+        with pytest.raises(ValueError, match=rf"Line 3 of .*run.csv is not a row of one: '{line.strip()}'"):
             read_run(path)
     path.write_bytes(b"Gr\xf6\xdfe,Zahl\n1,2\n")
     with pytest.raises(ValueError, match=r"millstream report reads tables .* whose header begins with steps"):

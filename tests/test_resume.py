@@ -1,4 +1,4 @@
-"""A run that was stopped, however and wherever, goes on as if it had never stopped; or it is said why not."""
+"""A run that was stopped, however and wherever, resumes as if it had never stopped; or it is said why not."""
 
 import concurrent.futures
 import contextlib
@@ -68,7 +68,7 @@ def test_a_run_that_is_done_stays_as_it_is(whole, folder, loader):
     cut(whole, folder, STEPS)
     output, found = script.run(folder, batches=loader)
     assert not script.differences(found, whole[1])
-    assert output.reason == "it was at its end before its first step"
+    assert output.reason == "it was already finished"
     output, _ = script.run(folder, batches=loader, stop=ms.at(epochs=script.EPOCHS + 1))
     assert output.elapsed.steps == STEPS + script.EPOCH
 
@@ -180,16 +180,16 @@ def test_another_model_or_optimizer_is_refused_with_what_differs(whole, loader, 
     with pytest.raises(ValueError, match=words) as raised:
         ms.loop(make(), loader, {ms.every(1): script.train_step}, stop=9, key=KEY, resume=directory)
     (note,) = raised.value.__notes__
-    assert "loop goes on only with a state like the one that was saved" in note
+    assert "loop resumes only with a state like the one that was saved" in note
     with CheckpointStore(directory, read_only=True) as store:  # as the note says
         assert store.load().tree["['state']['steps']"] == STEPS
 
 
 def test_other_kinds_of_data_are_refused(whole):
     run = {"tasks": {ms.every(1): ms.noop}, "stop": 20, "resume": whole[0] / "run"}
-    with pytest.raises(ValueError, match=r"a position in a DataLoader, and now there is an iterable\. To go on"):
+    with pytest.raises(ValueError, match=r"a position in a DataLoader, and now there is an iterable\. To continue"):
         ms.loop(script.start(), [1, 2, 3], **run)
-    with pytest.raises(ValueError, match=r"a position in a DataLoader, and now there is a stream\. To go on"):
+    with pytest.raises(ValueError, match=r"a position in a DataLoader, and now there is a stream\. To continue"):
         ms.loop(script.start(), stream_loader(), key=KEY, **run)
 
 
@@ -877,7 +877,7 @@ def test_what_callbacks_remember_comes_back_as_it_was(folder, kept):
 
 
 def remembered(folder, kept):
-    """What a callback knows in a run that goes on with one in which it was given something to keep."""
+    """What a callback knows in a run that continues with one in which it was given something to keep."""
 
     def run(kept, **options):
         keeper = Keeper(kept)

@@ -257,7 +257,7 @@ def test_a_policy_state_that_does_not_fit_is_refused(key):
         set_loader_policy_state(state, {**TEMPLATE, "age": "old"})
     with refuses(ValueError, "one acting source, such as GymnaxSource", "Got LoaderState with 0 of them"):
         set_loader_policy_state(ms.DataLoader([ms.ArraySampleSource(np.arange(3))]).init_state(key), TEMPLATE)
-    with refuses(ValueError, "set_policy_state got a state of another pipeline"):
+    with refuses(ValueError, "set_policy_state got a state of a different pipeline"):
         corridor(3).set_policy_state(corridor(3, 4).init_state(key), TEMPLATE)
 
 

@@ -524,7 +524,7 @@ def test_streams_refuse_what_they_cannot_do(key):
 
 def test_states_of_other_streams_are_refused(key):
     both, mix = stream(), mixed()
-    with refuses(ValueError, "state of another pipeline", "validation after: 3 batches in the state, 2 batches here"):
+    with refuses(ValueError, "state of a different pipeline", "3 batches in the state, 2 batches here"):
         stream(("batch", 2)).iterate(both.init_state(key))
     with refuses(ValueError, "mix: 5 of 'a', 3 of 'b', 1 of 'c' in the state, 1 of 'a', 1 of 'b', 1 of 'c' here"):
         mixed(weights={"a": 1, "b": 1, "c": 1}).iterate(mix.init_state(key))

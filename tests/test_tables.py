@@ -61,7 +61,7 @@ def numbers():
 
 
 def written(path, table, rows=4, **options):
-    """A table as a file, by the name of the file, in chunks of so many rows."""
+    """A table as a file, by the name of the file, in chunks of that many rows."""
     if path.suffix == ".parquet":
         pq.write_table(table, path, row_group_size=rows, **options)
     else:

@@ -178,14 +178,14 @@ def test_own_decoders_and_pictures(folder):
 @pytest.mark.parametrize(
     ("name", "data", "words"),
     [
-        ("0.cls", b"7.5", ["is no whole number: '7.5'"]),
-        ("0.cls", b"9" * 5000, ["is no whole number"]),
+        ("0.cls", b"7.5", ["is not a whole number: '7.5'"]),
+        ("0.cls", b"9" * 5000, ["is not a whole number"]),
         ("0.json", b"{", ["is no JSON"]),
         ("0.json", b"[" * 100_000, ["is no JSON"]),
-        ("0.txt", b"\xff", ["is no text in UTF-8"]),
+        ("0.txt", b"\xff", ["is not text in UTF-8"]),
         ("0.npy", npy(np.zeros(9))[:-1], ["does not hold what its header says", "71 bytes are there"]),
         ("0.npy", pickle.dumps(1), ["is no .npy file"]),
-        ("0.jpg", b"\xff\xd8 but no more", ["cannot be read as a picture"]),
+        ("0.jpg", b"\xff\xd8 but no more", ["cannot be read as an image"]),
     ],
 )
 def test_what_cannot_be_decoded_is_named(folder, name, data, words):

@@ -53,7 +53,7 @@ def test_every_real_sequence_has_one_start():
 def test_bad_input():
     with refuses(ValueError, "needs mode 'batched' or 'packed'", "'flat' (str)"):
         TimeSeriesBatchTransform(mode="flat")  # pyright: ignore[reportArgumentType]
-    with refuses(ValueError, "needs one batch of sequences", "'context' of shape (4, 2)", "behind one BatchTransform"):
+    with refuses(ValueError, "needs one batch of sequences", "'context' of shape (4, 2)", "after one BatchTransform"):
         ms.DataLoader([source(2), TimeSeriesBatchTransform()])
     with refuses(ValueError, "'target' of shape (4,)"):
         ms.DataLoader([source(), ms.BatchTransform(4), TimeSeriesBatchTransform("target")])

@@ -1,4 +1,4 @@
-"""Training, testing and predicting: named schedules, epochs, and tests inside of training."""
+"""Training, testing and predicting: named schedules, epochs, and tests inside training."""
 
 import dataclasses
 import datetime
@@ -296,7 +296,7 @@ def test_an_interrupt_that_is_not_to_be_caught_raises_out_of_a_test():
 
 def test_an_interrupt_before_the_training_ends_it(capfd):
     tasks = {
-        ms.on_train_begin: lambda: pytest.fail("went on"),
+        ms.on_train_begin: lambda: pytest.fail("continued"),
         ms.on_train_step: lambda state: state + 1,
         ms.on_test_step: lambda: os.kill(os.getpid(), signal.SIGINT),
     }

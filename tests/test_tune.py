@@ -20,7 +20,7 @@ SAMPLES = 400
 
 
 def waiting(index):
-    """What a disk or a server is like: others can go on meanwhile."""
+    """What a disk or a server is like: others can continue meanwhile."""
     time.sleep(0.003)
     return {"x": np.full(3, index, np.float32)}
 

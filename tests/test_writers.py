@@ -471,9 +471,9 @@ def test_files_of_others_are_not_touched(tmp_path):
     with pytest.raises(ValueError, match=r"header begins with steps,samples.*begins with 'name,size'"):
         csv_logger(table).open(5)
     table.write_text("steps,samples,epochs,time,date\n1,1,,0.0,0.0\nhello\n")
-    with pytest.raises(ValueError, match=r"Line 3 of .*a.csv is no row of it: b'hello"):
+    with pytest.raises(ValueError, match=r"Line 3 of .*a.csv is not a row of it: b'hello"):
         csv_logger(table).open(5)
-    with pytest.raises(ValueError, match=r"Line 2 of .*a.jsonl is no row of it"):
+    with pytest.raises(ValueError, match=r"Line 2 of .*a.jsonl is not a row of it"):
         jsonl_logger(lines).open(5)
     assert table.read_text().endswith("hello\n") and lines.read_text().endswith('{"name": 3}\n')
 
@@ -617,7 +617,7 @@ def test_a_server_that_fails_does_not_end_a_run():
         _, _, elapsed = run(wandb_logger(Server(fail)), 1000)
     assert elapsed.steps == 1000
     first, last = (str(warning.message) for warning in warned)
-    assert first == "wandb_logger could not write some rows; the run goes on. ConnectionError: nobody there"
+    assert first == "wandb_logger could not write some rows; the run continues. ConnectionError: nobody there"
     assert last.startswith(
         "wandb_logger left out 1000 rows: 0 came faster than they could be written, 1000 were refused"
     )

@@ -11,7 +11,7 @@ from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
 HEADING = re.compile(r'id="(millstream\.[\w.]+)" class="doc doc-heading"')
-# Code inside of links, headings and blocks is passed over.
+# Code inside links, headings and blocks is passed over.
 CODE = re.compile(r"<(a|pre|h\d|autoref)\b.*?</\1>|<code>(?P<name>[\w.]+)(?P<call>\([^<]*\))?</code>", re.DOTALL)
 OTHER_LIBRARIES = ("coming-from", "api/dialects")  # where equal names mean other things
 

@@ -244,7 +244,7 @@ class Bar(Observer):
         return math.inf if self._watched is None else self._face.interval(self._progress)
 
     def start(self, loop_state: LoopState) -> None:
-        """A loop begins; testing inside of training is not shown."""
+        """A loop begins; testing inside training is not shown."""
         inner = loop_state.parent is not None and loop_state.name in ("test", "predict")
         if not inner and not is_nested_in(loop_state, self._watched):
             resumed = loop_state.elapsed.steps > 0

@@ -14,7 +14,7 @@ class Monitor:
     """Reads the values of one entry, none of them twice.
 
     Args:
-        who: Who speaks in errors.
+        who: The caller's name, for errors.
         name: The entry, as "name" or "collection.name".
 
     Attributes:

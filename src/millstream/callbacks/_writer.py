@@ -48,7 +48,7 @@ class Sink:
     """Where rows are written to; opened by the loop, and all the rest by the thread.
 
     Attributes:
-        who: Who speaks in errors.
+        who: The caller's name, for errors.
         separator: What stands between collection and entry, where an entry's name alone says too little.
         reserved: Names that entries cannot have.
         patience: Seconds that the end of a run waits for it. It must not hold up a run, then: rows that come too fast
@@ -72,7 +72,7 @@ class Sink:
         """See the run at its end, before the last rows are written."""
 
     def open(self, step: int) -> int:
-        """Get ready for rows behind a step; returns the step of the newest row that is there already, if it knows."""
+        """Get ready for rows after a step; returns the step of the newest row that is there already, if it knows."""
         return 0
 
     def write(self, rows: list[Row]) -> None:
@@ -177,7 +177,7 @@ class WriterThread:
             raise failure
         if not self._warned:
             self._warned = True
-            _warn(f"{self._sink.who} could not write some rows; the run goes on. {type(failure).__name__}: {failure}")
+            _warn(f"{self._sink.who} could not write some rows; the run continues. {type(failure).__name__}: {failure}")
 
     def close(self) -> None:
         """Have all the rest written, and end the thread."""
@@ -357,7 +357,7 @@ class Writer(Observer):
     Written are single numbers; outputs and other arrays are not. An entry is called by its name, or by collection and
     name if the name alone is taken already. A row is written when its step is over, so nothing waits for the device:
     about a second later if the writer is called at every step, else when it is called next, and at the end. What a test
-    inside of a loop logs per batch is not written; its results are in the rows of the loop around it. Only the first of
+    inside a loop logs per batch is not written; its results are in the rows of the loop around it. Only the first of
     several processes writes.
 
     Example:
@@ -386,7 +386,7 @@ class Writer(Observer):
         """Begin by hand. Without it, the first call begins a new run.
 
         Args:
-            step: How far the run is that goes on: `elapsed.steps`. What was written of later steps is cut.
+            step: How far the run is that continues: `elapsed.steps`. What was written of later steps is cut.
         """
         require_int(self._sink.who, "step", step, least=0)
         self.close()
@@ -394,7 +394,7 @@ class Writer(Observer):
         return self
 
     def start(self, loop_state: LoopState) -> None:
-        """A loop begins; one inside of the loop that is written is left alone."""
+        """A loop begins; one inside the loop that is written is left alone."""
         if self._owner is not None and not is_nested_in(loop_state, self._owner):
             self.close()  # what it wrote before was never ended
         if self._owner is None:
@@ -410,7 +410,7 @@ class Writer(Observer):
             self._rows.add_steps([unwritten for unwritten in self._unwritten if newest < unwritten <= step])
             self._thread = WriterThread(self._sink)
             # Rows are written, too, if nobody closes the writer: when it is gone, or at the end of the process, and
-            # then before JAX lets go of its devices, which it does in an earlier registered function.
+            # then before JAX releases its devices, which it does in an earlier registered function.
             self._ending = weakref.finalize(self, _end, self._rows, self._thread)
             self._ending.atexit = False
             atexit.register(self._ending)
@@ -459,7 +459,7 @@ class Writer(Observer):
         return {"unwritten": unwritten}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from what `get_state` gave."""
+        """Continue from what `get_state` gave."""
         self._unwritten = [int(step) for step in state["unwritten"]]
 
     def __enter__(self) -> Self:

@@ -33,7 +33,7 @@ class _CsvFile(Sink):
         fields = next(csv.reader([line]))
         if tuple(fields[: len(UNITS)]) != UNITS:
             raise ValueError(
-                f"{self.who} can only go on with a file that it has written, whose header begins with "
+                f"{self.who} can only continue a file that it has written, whose header begins with "
                 f"{','.join(UNITS)}. {self._file.path} begins with {line.rstrip()!r}. Choose another path."
             )
         return dict.fromkeys(fields[len(UNITS) :])
@@ -51,7 +51,7 @@ class _CsvFile(Sink):
         return ",".join([f"{row.step},{row.samples},{epochs},{row.time!r},{row.date!r}", *fields]) + "\n"
 
     def _add_columns(self, new: dict[str, None]) -> None:
-        """Write the file anew, with longer lines: readers see the one file or the other."""
+        """Write the file again, with longer lines: readers see the one file or the other."""
         names, empty = self._names | new, b"," * len(new) + b"\n"
         with written(self._file.path, alone=True) as file, self._file.path.open("rb") as lines:
             file.write(_header(names))
@@ -79,7 +79,7 @@ def csv_logger(path: str | os.PathLike[str], *, every: Any = None, overwrite: bo
     """Write what is logged to a file of comma-separated values, in the background.
 
     The columns are those of `History.to_csv`: steps, samples, epochs, time, date, and the entries. Where a row has no
-    value the field is empty. When an entry comes up for the first time, the file is written anew with one more column.
+    value the field is empty. When an entry comes up for the first time, the file is written again with one more column.
 
     Example:
         >>> import pathlib
@@ -90,8 +90,8 @@ def csv_logger(path: str | os.PathLike[str], *, every: Any = None, overwrite: bo
         >>> len(lines), lines[0]
         (4, 'steps,samples,epochs,time,date,loss')
 
-    A new run refuses a file that has rows already. A resumed one (`elapsed=`) goes on with it: rows of later steps than
-    it begins with are cut, because they will be written again; so is a last line that a killed process has not
+    A new run refuses a file that has rows already. A resumed one (`elapsed=`) continues with it: rows of later steps
+    than it begins with are cut, because they will be written again; so is a last line that a killed process has not
     completed. If the file cannot be written, the run ends with that error, and the rows until then are there. By hand,
     call it with `(elapsed, logs)`, and close it or use it in a `with` block.
 

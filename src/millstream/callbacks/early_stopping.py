@@ -47,8 +47,8 @@ class early_stopping(Callback):
     Args:
         monitor: The value to watch, as "name" or "collection.name"; that of a test has the test's name at its end, as
             in "loss_test".
-        patience: How long to go on without an improvement, counted from the last one: steps, or `at(epochs=3)` and the
-            like. Time is not the same on every host, so with several of them use another unit.
+        patience: How long to continue without an improvement, counted from the last one: steps, or `at(epochs=3)` and
+            the like. Time is not the same on every host, so with several of them use a different unit.
         min_delta: An improvement is a change by more than this.
         mode: Whether "min" or "max" is better.
 
@@ -103,7 +103,7 @@ class early_stopping(Callback):
 
     def _forget(self) -> None:
         self._monitor.seen = -1
-        self._since: Elapsed | None = None  # from when on patience is counted; None: from the begin of the run
+        self._since: Elapsed | None = None  # from when on patience is counted; None: from the beginning of the run
         self.best_value: float | None = None
         self.best_elapsed: Elapsed | None = None
         self.best: PyTree = None
@@ -115,7 +115,7 @@ class early_stopping(Callback):
         self._first_epoch = loop_state.elapsed.epochs or 0
 
     def __loop_callback__(self, loop_state: LoopState) -> Any:
-        # What is tested at the end of an epoch may be logged behind this callback, so the epoch does not count yet.
+        # What is tested at the end of an epoch may be logged after this callback, so the epoch does not count yet.
         return self._judge_newest(loop_state, loop_state.elapsed.epochs_before)
 
     def on_epoch_end(self, state: Any, batch: Any, elapsed: Elapsed, loop_state: LoopState) -> Any:
@@ -131,7 +131,7 @@ class early_stopping(Callback):
             logs: What the step has logged; without the monitored value nothing is judged.
 
         Returns:
-            Whether to stop, and the state to go on with.
+            Whether to stop, and the state to continue with.
         """
         self._forget_a_later_run(elapsed)
         loop_state = LoopState(state, History(), elapsed, logs=as_logs(_WHO, {} if logs is None else logs))
@@ -159,7 +159,7 @@ class early_stopping(Callback):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from what `get_state` gave."""
+        """Continue from what `get_state` gave."""
         self._monitor.seen = int(state["seen"])
         self._since = _as_elapsed(state["since"])
         self.best_value = None if state["best_value"] is None else float(state["best_value"])

@@ -56,7 +56,7 @@ class log_learning_rate(Callback):
         self._path: tuple[Any, ...] | None = None
 
     def start(self, loop_state: LoopState) -> None:
-        """A loop begins, perhaps with another kind of state."""
+        """A loop begins, perhaps with a different kind of state."""
         self._path = None
 
     def __loop_callback__(self, loop_state: LoopState) -> Logs:
@@ -120,7 +120,7 @@ def _on_host(schedule: Callable[[int], Any]) -> Callable[[int], float]:
 def _host_device() -> Any:
     try:
         return jax.local_devices(backend="cpu")[0]
-    except RuntimeError:  # JAX was told to use another platform only
+    except RuntimeError:  # JAX was told to use a different platform only
         return jax.local_devices()[0]
 
 

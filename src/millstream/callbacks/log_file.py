@@ -1,4 +1,4 @@
-"""A text file of rows, one line each, that grows at its end and can be cut behind a step."""
+"""A text file of rows, one line each, that grows at its end and can be cut after a step."""
 
 import io
 import os
@@ -16,7 +16,7 @@ class LogFile:
     """Lines in a file, written without buffers: what `write` has returned from survives the process.
 
     Args:
-        who: Who speaks in errors.
+        who: The caller's name, for errors.
         path: Of the file; its folder is made if there is none.
         overwrite: Whether a new run may replace the rows of another.
         step_of: The step of a line; a ValueError, KeyError or TypeError if it is none of its lines.
@@ -30,16 +30,16 @@ class LogFile:
         self._file: Any = None
 
     def open(self, step: int, *, header: bool = False) -> int:
-        """Open it to go on behind a step; returns the step of its last row, or 0.
+        """Open it to continue after a step; returns the step of its last row, or 0.
 
         Args:
             step: Rows up to this one stay, later ones are cut. 0: a new run, and none may be there.
-            header: Whether the first line is no row.
+            header: Whether the first line is not a row.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if step == 0 and self.size() and not self._overwrite:
             raise FileExistsError(
-                f"{self._who} begins a new run, and {self.path} has rows of another. Choose another path, or go on "
+                f"{self._who} begins a new run, and {self.path} has rows of another. Choose another path, or continue "
                 "with that run (elapsed=), or give overwrite=True."
             )
         newest, kept = self._rows_up_to(step, header) if step and self.size() else (0, 0)
@@ -77,7 +77,7 @@ class LogFile:
             return self._step_of(line)
         except (ValueError, KeyError, TypeError):
             raise ValueError(
-                f"{self._who} can only go on with a file that it has written. Line {number} of {self.path} is no row "
+                f"{self._who} can only continue a file that it has written. Line {number} of {self.path} is not a row "
                 f"of it: {describe_value(line)}. Choose another path."
             ) from None
 

@@ -26,8 +26,8 @@ class profile(Observer):
 
     Args:
         log_dir: The folder to write into; `tensorboard --logdir` shows it.
-        first: The first step to record, counted from the begin of the loop: the first ones compile. Where several steps
-            run as one program, it is the first that begins one.
+        first: The first step to record, counted from the beginning of the loop: the first ones compile. Where several
+            steps run as one program, it is the first that begins one.
         steps: How many.
     """
 

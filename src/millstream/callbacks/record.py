@@ -97,7 +97,7 @@ def _when(schedule: Any) -> str:
     if schedule is None:
         return "every step"
     if isinstance(schedule, EpochBegins | EpochEnds):
-        return "begin of an epoch" if isinstance(schedule, EpochBegins) else "end of an epoch"
+        return "beginning of an epoch" if isinstance(schedule, EpochBegins) else "end of an epoch"
     return repr(schedule)
 
 
@@ -130,7 +130,7 @@ class _RecordFile(Sink):
         self._file = LogFile(_WHO, folder / RECORD, True, lambda line: int(json.loads(line)["steps"]))
         self._overwrite = overwrite
         self._loaders = loaders
-        self._description: dict[str, Any] = {}  # of the run; written whenever one begins or goes on
+        self._description: dict[str, Any] = {}  # of the run; written whenever one begins or resumes
         self.lines: collections.deque[Line] = collections.deque()
         self._is_whole = True  # not so if a write has failed: there may be half a line, and rows are missing
 
@@ -176,7 +176,7 @@ class _RecordFile(Sink):
             number += 1
         os.rename(path, apart)
         warnings.warn(
-            f"{_WHO}: {path} was the record of an earlier run, which is now {apart.name}. To go on with a run, give "
+            f"{_WHO}: {path} was the record of an earlier run, which is now {apart.name}. To resume a run, give "
             "its loop resume=; to replace it, give record overwrite=True.",
             stacklevel=2,
         )
@@ -226,7 +226,7 @@ def record(
     overwrite: bool = False,
     loaders: Mapping[str, Any] | None = None,
 ) -> Writer:
-    """Write down a run while it goes on, so that `millstream report` can show it: also one that was killed.
+    """Write down a run while it runs, so that `millstream report` can show it: also one that was killed.
 
     Example:
         >>> def train_step(state, batch):
@@ -238,8 +238,8 @@ def record(
 
     In `record.jsonl` stand versions and devices, the arrays of the state, the stages of the loader, what is done when;
     then what was logged, and what the time was used for: waiting for data, tests, compiling, and the steps. Rows are
-    written as by `jsonl_logger`, in the background and by the first process only. A resumed run goes on with the file,
-    and what is done again stands there once. The folder may be that of `ms.checkpoint`.
+    written as by `jsonl_logger`, in the background and by the first process only. A resumed run continues with the
+    file, and what is done again stands there once. The folder may be that of `ms.checkpoint`.
 
     Args:
         directory: The folder; one run per folder.

@@ -35,7 +35,7 @@ class _EventFile(Sink):
             if not self._overwrite:
                 raise FileExistsError(
                     f"{self.who} begins a new run, and {self._folder} has events of another. Choose another folder, or "
-                    "go on with that run (elapsed=), or give overwrite=True."
+                    "continue with that run (elapsed=), or give overwrite=True."
                 )
             for file in earlier:
                 file.unlink()
@@ -66,7 +66,7 @@ class _EventFile(Sink):
         self._add(events)
 
     def _add(self, events: list[Any]) -> None:
-        """Write events as records: the length, the data, and a checksum behind each."""
+        """Write events as records: the length, the data, and a checksum after each."""
         parts = []
         for event in events:
             data = event.SerializeToString()
@@ -89,7 +89,7 @@ def tensorboard(log_dir: str | os.PathLike[str], *, every: Any = None, overwrite
         >>> _ = ms.loop(0, range(3), {ms.every(1): [train_step, ms.tensorboard("runs/first")]})
 
     Then `tensorboard --logdir runs` shows it. Every entry is a scalar, with the step and the date of its row. A new run
-    refuses a folder that has events already. A resumed one (`elapsed=`) goes on there: TensorBoard then hides what an
+    refuses a folder that has events already. A resumed one (`elapsed=`) continues there: TensorBoard then hides what an
     earlier process has written of later steps. Errors and use by hand are as for `csv_logger`.
 
     Args:

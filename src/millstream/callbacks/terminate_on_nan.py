@@ -55,7 +55,7 @@ class terminate_on_nan(Observer):
         self._names = None if monitor is None else _names_in(monitor)
         self._raises = action == "raise"
         self._looked_at = 0  # rows
-        self._positions: dict[Name, int] = {}  # in each column: behind the last value that was looked at
+        self._positions: dict[Name, int] = {}  # in each column: after the last value that was looked at
         self._has_reported = False
 
     def start(self, loop_state: LoopState) -> None:
@@ -72,7 +72,7 @@ class terminate_on_nan(Observer):
             self._look(loop_state, loop_state.history.ready_rows(loop_state.elapsed.steps, stop - start))
 
     def finish(self, loop_state: LoopState | None = None) -> None:
-        """Look at what is left; by hand this is called behind the last step.
+        """Look at what is left; by hand this is called after the last step.
 
         Args:
             loop_state: Of the loop that has ended.

@@ -60,7 +60,7 @@ class throughput(Callback):
     It adds to the collection `throughput`, and waits for nothing: the host is at most two steps ahead of the device.
     In `callbacks=` it is called at the end of each epoch.
 
-    - `seconds`: The time measured over, without tests and other loops inside of this one.
+    - `seconds`: The time measured over, without tests and other loops inside this one.
     - `samples_per_second`, `steps_per_second`.
     - `step_time`: Seconds per step.
     - `data_wait`: The share of the time spent waiting for batches, from 0 to 1.

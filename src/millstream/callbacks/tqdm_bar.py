@@ -20,7 +20,7 @@ _INTERVAL = 0.1
 def tqdm_bar(
     total: Any = None, *, desc: str | None = None, stateful_metrics: Collection[str] = (), **tqdm_options: Any
 ) -> Bar:
-    """A bar of tqdm (in notebooks its widget) with the metrics behind it: means of this epoch, weighted by samples.
+    """A bar of tqdm (in notebooks its widget) with the metrics after it: means of this epoch, weighted by samples.
 
     Example:
         >>> bar = ms.tqdm_bar(ms.at(samples=1000), desc="digits", disable=True)

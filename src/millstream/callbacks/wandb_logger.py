@@ -39,7 +39,8 @@ def wandb_logger(run: Any, *, every: Any = None, timeout: float = 30.0) -> Write
     A row is logged with its step; samples, epochs and time are there as well, to plot over. A server must not end a
     run: errors are only warned of, and if rows come faster than they can be sent for a long time, the oldest are left
     out, and a warning says how many. W&B itself leaves out steps that its run has already, so a run that is resumed
-    from an earlier step needs `wandb.init(resume_from=...)`, or is not logged anew until it is past them. The run stays
+    from an earlier step needs `wandb.init(resume_from=...)`, or is not logged again until it is past them. The run
+    stays
     open: finish it yourself.
 
     Args:

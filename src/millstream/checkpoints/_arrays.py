@@ -91,7 +91,7 @@ class _Place:
         file: The name of the file.
         offset: Of its first byte there.
         start: The index of its first element in the array.
-        stop: The index behind its last one, along each axis.
+        stop: The index after its last one, along each axis.
     """
 
     file: str
@@ -209,7 +209,7 @@ def read(who: str, files: ArrayFiles, saved: Iterable[SavedLeaf], like: Mapping[
     """The leaves of a checkpoint by their paths.
 
     Args:
-        who: Who speaks in errors.
+        who: The caller's name, for errors.
         files: Where the arrays are.
         saved: The leaves that were saved, in their order.
         like: For each path, a leaf that says where and as what to have it.

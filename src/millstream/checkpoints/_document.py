@@ -28,7 +28,7 @@ def encode(who: str, document: Any) -> bytes:
         {'epoch': 3, 'best': np.float32(0.5), 'shape': (2, 3)}
 
     Args:
-        who: Who speaks in errors.
+        who: The caller's name, for errors.
         document: Dicts, lists, tuples, plain values, and arrays, which come back as NumPy arrays.
     """
     return json.dumps(_pack(who, document, "document"), indent=1, allow_nan=False).encode() + b"\n"

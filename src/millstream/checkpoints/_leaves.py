@@ -149,6 +149,6 @@ def require_same(who: str, where: str, saved: Mapping[str, SavedLeaf], now: Mapp
     if differing := differences(then, current):
         raise ValueError(
             f"{who} needs a tree like the one {where} was saved from. They differ in\n{differing}\n"
-            "Build the state as it was. To go on with another one on purpose, load with like=None, which gives what "
+            "Build the state as it was. To continue with another one on purpose, load with like=None, which gives what "
             "was saved by its paths, and put it where it belongs."
         )

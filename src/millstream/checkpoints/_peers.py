@@ -12,7 +12,7 @@ from jax.experimental import multihost_utils
 
 from millstream.checkpoints._errors import DamagedCheckpoint, NoCheckpoint, StorageFailed
 
-_PATIENCE = 600.0  # seconds to wait for the others; a process that dies ends the others sooner
+_PATIENCE = 600.0  # seconds to wait for the others; a process that dies ends the others faster
 
 # What other processes raise too, so that all of them can act on it in the same way.
 _KINDS = {kind.__name__: kind for kind in (DamagedCheckpoint, NoCheckpoint, StorageFailed)}

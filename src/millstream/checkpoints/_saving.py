@@ -1,4 +1,4 @@
-"""One save under way: copied while the caller waits, then written, checked and named in a thread of its own."""
+"""One save in progress: copied while the caller waits, then written, checked and named in a thread of its own."""
 
 import atexit
 import contextlib
@@ -35,7 +35,7 @@ _under_way: "set[PendingSave]" = set()
 
 @dataclasses.dataclass(frozen=True)
 class Retention:
-    """Which checkpoints are kept: the latest, the best by a metric, and every so many steps one for good.
+    """Which checkpoints are kept: the latest, the best by a metric, and every n steps one for good.
 
     Each rule keeps what it keeps; the newest checkpoint is always kept. A metric that is missing or not finite makes
     no checkpoint a best one, and takes nothing from those that are.
@@ -94,7 +94,7 @@ class RunLock:
     """Holds a directory for this process, until a `with` is over, or it is forgotten, or the process ends in any way.
 
     Args:
-        who: Who speaks in errors.
+        who: The caller's name, for errors.
         directory: The directory.
 
     Raises:

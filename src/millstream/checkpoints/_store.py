@@ -123,7 +123,7 @@ class CheckpointStore:
     ) -> None:
         """Save a checkpoint: return when all is copied, and write it in the background.
 
-        A save that is still under way is waited for first. A checkpoint of the same step is replaced.
+        A save that is still in progress is waited for first. A checkpoint of the same step is replaced.
 
         Args:
             step: The step. It names the checkpoint.
@@ -170,7 +170,7 @@ class CheckpointStore:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the save under way is done, and raise its error if it has failed."""
+        """Wait until the save in progress is done, and raise its error if it has failed."""
         saving = self._saving
         if saving is not None:
             try:
@@ -180,7 +180,7 @@ class CheckpointStore:
                 _warn_of_leftovers(saving.left)
 
     def close(self) -> None:
-        """Wait for the save under way, and let another run have the directory."""
+        """Wait for the save in progress, and let another run have the directory."""
         try:
             self.wait()
         finally:
@@ -209,7 +209,7 @@ class CheckpointStore:
     # Making room for another run
 
     def discard_after(self, step: int) -> None:
-        """Delete all checkpoints after a step, for a run that goes on from there on a way of its own.
+        """Delete all checkpoints after a step, for a run that resumes from there on a way of its own.
 
         Args:
             step: The last step that is kept; -1 keeps none.
@@ -276,7 +276,7 @@ class CheckpointStore:
             DamagedCheckpoint: The checkpoint of that step is damaged; or all are, and the message lists them.
             NoCheckpoint: There is no such checkpoint.
             StorageFailed: The directory cannot be read.
-            ValueError: `like` has a different structure, other shapes or other dtypes than what was saved, or dtypes
+            ValueError: `like` has a different structure, different shapes or dtypes than what was saved, or dtypes
                 that JAX does not keep.
         """
         self.wait()
@@ -338,7 +338,7 @@ class CheckpointStore:
         if not steps:
             raise NoCheckpoint(f"{_WHO}.load: {self.directory} has no checkpoint. Is it the right directory?")
         told = [self._words_on(candidate, wrong) for candidate, wrong in damaged.items()]
-        raise DamagedCheckpoint("\n".join(told) + "\nLoad a different step, or start anew in a different directory.")
+        raise DamagedCheckpoint("\n".join(told) + "\nLoad a different step, or start again in a different directory.")
 
     def _try_to_read(self, step: int, like: PyTree) -> tuple[Checkpoint | None, Exception | None]:
         """The checkpoint of a step, or why it cannot be read: no process may leave the others waiting."""

@@ -126,7 +126,7 @@ def test_step(model: Any, batch: Any) -> ms.Logs:
 
 
 def resumes_exactly(loader: ms.DataLoader, key: jax.Array) -> tuple[bool, int]:
-    """Whether a run stopped in mid-epoch goes on exactly like one that was not, and over how many batches."""
+    """Whether a run stopped in mid-epoch resumes exactly like one that was not, and over how many batches."""
     steps = loader.steps_per_epoch + loader.steps_per_epoch // 2
     straight = [jax.device_get(item) for item in loader.iterate(loader.init_state(key), steps=2 * steps)]
     half = loader.iterate(loader.init_state(key), steps=steps)

@@ -15,7 +15,7 @@ _REDRAW = 1.0  # seconds between two states of a progress bar that are shown
 _COLOURS = (36, 33, 32, 35, 34, 31)  # cyan, yellow, green, magenta, blue, red
 _CHILD = pathlib.Path(__file__).with_name("_child.py")
 _LAST_LINES = 10
-_STRAGGLERS = 1.0  # seconds that programs the process has started may go on writing when it has ended
+_STRAGGLERS = 1.0  # seconds that programs the process has started may continue writing when it has ended
 
 
 class TaggedOutput:
@@ -88,7 +88,7 @@ def make_tag(number: int, processes: int, *, coloured: bool) -> bytes:
 
 
 def _as_drawn(line: bytes) -> bytes:
-    """What a terminal would show of a line with carriage returns: the text behind the last one."""
+    """What a terminal would show of a line with carriage returns: the text after the last one."""
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 

@@ -159,7 +159,7 @@ def _zip(
                     f"{member.file_size} bytes. At most {RATIO} times as much is allowed. {_ADVICE}"
                 )
             if member.header_offset < 0:
-                raise UnsafeArchive(f"{archive} has members outside of its bytes. {_ADVICE}")
+                raise UnsafeArchive(f"{archive} has members outside its bytes. {_ADVICE}")
             # `filename` ends at a NUL, so the name that was really stored is the one to judge.
             path = _path(archive, root, member.orig_filename)
             with contextlib.ExitStack() as stack:

@@ -31,7 +31,7 @@ def _drive(name: str, number: str, size: int, digest: str) -> RemoteFile:
 class CelebADataset:
     """CelebA: 202,599 aligned faces of 218 x 178 pixels, for research that is not commercial.
 
-    A sample is `{"image": uint8 (218, 178, 3), "attributes": int32 (40,)}`. Pictures are decoded when they are asked
+    A sample is `{"image": uint8 (218, 178, 3), "attributes": int32 (40,)}`. Images are decoded when they are asked
     for, from the folder `img_align_celeba` or straight from the archive `img_align_celeba.zip`.
 
     Example:
@@ -117,14 +117,14 @@ class CelebADataset:
         data_dir: str | os.PathLike[str] | None = None,
         include_attributes: bool = True,
     ) -> DiskSampleSource:
-        """A source that decodes the pictures of a batch when it is due."""
+        """A source that decodes the images of a batch when it is due."""
         check_reading("CelebADataset", ordering, prefetch_size)
         dataset = cls(split, cache_dir, data_dir, include_attributes)
         return DiskSampleSource(len(dataset), dataset.__getitem__, None, ordering, prefetch_size)
 
 
 class _Pictures:
-    """Pictures by number, from a folder or an archive. A copy in another process opens the archive again."""
+    """Images by number, from a folder or an archive. A copy in another process opens the archive again."""
 
     def __init__(self, place: pathlib.Path, names: list[str]) -> None:
         self.place = place
@@ -182,19 +182,19 @@ def _read_partition(path: pathlib.Path, number: str) -> list[str]:
     names = []
     for line, words in _lines(path):
         if line == 1 and len(words) == 1 and words[0].isdecimal():
-            continue  # how many pictures there are, as in the list of attributes
+            continue  # how many images there are, as in the list of attributes
         if len(words) != 2 or words[1] not in _SPLITS.values():
             raise ValueError(f"{path}, line {line}: needs a file name and 0, 1 or 2. Got {words[:3]}.")
         if words[1] == number:
             names.append(_safe_name(path, line, words[0]))
     if not names:
-        raise ValueError(f"{path} has no pictures of this split, number {number}. Get it again.")
+        raise ValueError(f"{path} has no images of this split, number {number}. Get it again.")
     return names
 
 
 def _read_attributes(path: pathlib.Path, names: list[str]) -> tuple[tuple[str, ...], np.ndarray]:
     lines = _lines(path)
-    next(lines, None)  # how many pictures there are
+    next(lines, None)  # how many images there are
     titles = next(lines, (0, []))[1]
     rows = {}
     for line, words in lines:

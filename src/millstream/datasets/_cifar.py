@@ -24,7 +24,7 @@ from millstream.text.errors import require_choice
 
 
 class _CifarDataset(ArrayDataset):
-    """Pictures of 32 x 32 pixels in pickled batches, which are read without unpickling."""
+    """Images of 32 x 32 pixels in pickled batches, which are read without unpickling."""
 
     folder: ClassVar[str]
     cyreal_folder: ClassVar[str]
@@ -64,7 +64,7 @@ class _CifarDataset(ArrayDataset):
         prefetch_size: int = 64,
         cache_dir: CacheDir = None,
     ) -> NpySource:
-        """A source whose pictures stay on disk: they are put in order once, then memory-mapped."""
+        """A source whose images stay on disk: they are put in order once, then memory-mapped."""
         check_reading(cls.__name__, ordering, prefetch_size)
         paths = cls._paths(split, cache_dir)
         folder = cache_folder(cache_dir, cls.folder)
@@ -73,7 +73,7 @@ class _CifarDataset(ArrayDataset):
 
 
 class CIFAR10Dataset(_CifarDataset):
-    """CIFAR-10: 50,000 pictures for training and 10,000 for testing, in ten classes.
+    """CIFAR-10: 50,000 images for training and 10,000 for testing, in ten classes.
 
     Images are uint8 of shape (32, 32, 3), labels int32.
 
@@ -102,7 +102,7 @@ class CIFAR10Dataset(_CifarDataset):
 
 
 class CIFAR100Dataset(_CifarDataset):
-    """CIFAR-100: 50,000 pictures for training and 10,000 for testing, in 100 classes and 20 groups of classes.
+    """CIFAR-100: 50,000 images for training and 10,000 for testing, in 100 classes and 20 groups of classes.
 
     Images are uint8 of shape (32, 32, 3); `label` is the class and `coarse_label` its group, both int32.
 

@@ -296,7 +296,7 @@ class _Transfer:
         done = self.part.size if response.status == 206 else 0
         if response.status == 206 and not response.headers.get("Content-Range", "").startswith(f"bytes {done}-"):
             self.part.drop()
-            raise _Fault("it went on at another place than asked")
+            raise _Fault("it continued at a different place than asked")
         rest = response.headers.get("Content-Length")
         total = done + int(rest) if rest is not None and rest.isdecimal() else self.remote.size
         self._require_size(total or 0)

@@ -30,7 +30,7 @@ class File(Protocol):
     size: int
 
     def read_at(self, start: int, size: int) -> bytes:
-        """Exactly so many bytes from a position on; `FileChanged` if they are not there any more."""
+        """Exactly that many bytes from a position on; `FileChanged` if they are not there any more."""
         ...
 
     def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> Iterator[bytes]:
@@ -145,7 +145,7 @@ class FileStream(io.RawIOBase):
 
 
 def buffered(file: File, size: int = 1 << 20) -> io.BufferedReader:
-    """A file as Python's own kind of file, read so many bytes at a time."""
+    """A file as Python's own kind of file, read that many bytes at a time."""
     return io.BufferedReader(FileStream(file), size)
 
 

@@ -50,7 +50,7 @@ class Store(Protocol):
     """Where one file can be asked for."""
 
     def get(self, start: int, size: int) -> Piece:
-        """At most so many bytes from a position on, fewer at the end of the file."""
+        """At most that many bytes from a position on, fewer at the end of the file."""
         ...
 
 
@@ -230,7 +230,7 @@ class _Fsspec:
     def get(self, start: int, size: int) -> Piece:
         try:
             data = self._system.cat_file(self._path, start=start, end=start + size)
-            # Asked for behind the bytes: if the file is now what it was when it was opened, so were the bytes.
+            # Asked for after the bytes: if the file is now what it was when it was opened, so were the bytes.
             self._system.invalidate_cache(self._path)
             found = self._system.info(self._path)
         except FileNotFoundError:

@@ -40,7 +40,7 @@ def encode(value: Any, who: str = "a worker process", otherwise: str = "") -> by
 
     Args:
         value: What to send.
-        who: Who speaks in errors.
+        who: The caller's name, for errors.
         otherwise: What else there is to do, in errors.
     """
     out, path = bytearray(), []

@@ -1,4 +1,4 @@
-"""Files of other machines, read in pieces: retried, cached, and refused if they change under way."""
+"""Files of other machines, read in pieces: retried, cached, and refused if they change while they are read."""
 
 import bisect
 import concurrent.futures
@@ -29,7 +29,7 @@ def open_remote(who: str, url: str) -> "RemoteFile":
     """A file by its address, with the options that were configured for it. Its beginning is asked for.
 
     Args:
-        who: Who speaks in errors.
+        who: The caller's name, for errors.
         url: Where it is.
     """
     return RemoteFile(who, url, options_for(url))
@@ -48,7 +48,7 @@ class RemoteFile:
     """A file of another machine.
 
     Args:
-        who: Who speaks in errors.
+        who: The caller's name, for errors.
         url: Where it is.
         options: How it is read.
         known: Size and version that it must have; None to ask.

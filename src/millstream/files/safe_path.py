@@ -44,7 +44,7 @@ def require_trust(folder: pathlib.Path, who: str, own: str = "folder") -> None:
 
     Args:
         folder: The folder, which need not be there.
-        who: Who speaks in errors.
+        who: The caller's name, for errors.
         own: What the user should give instead.
     """
     if not hasattr(os, "getuid") or not folder.exists():

@@ -148,7 +148,7 @@ def explain(loader: DataLoader) -> Explanation:
 
 
 def require_loader(who: str, loader: Any, *, built: bool = False) -> None:
-    """Refuse anything but a `DataLoader`; and, if it has to be built anew, one whose options are not known."""
+    """Refuse anything but a `DataLoader`; and, if it has to be built again, one whose options are not known."""
     if not isinstance(loader, DataLoader):
         raise TypeError(f"{who} needs loader to be a DataLoader. Got {describe_value(loader)}.")
     if built and "executor" not in loader.options:

@@ -545,7 +545,7 @@ def _reason(options: dict[str, Any], present: Executor, tried: list[TriedOptions
         sentences.append(f"Reading takes {time_text(reading.seconds)} per sample in one thread, {how}.")
     threads = {row.executor.workers: _rate(row) for row in reversed(measured) if isinstance(row.executor, Threads)}
     if reading is not None and {1, 2} <= threads.keys():
-        why = ": it keeps the interpreter's lock, or the cores are busy" if threads[2] < _LOCKED * threads[1] else ""
+        why = ": it keeps the GIL, or the cores are busy" if threads[2] < _LOCKED * threads[1] else ""
         sentences.append(f"2 threads read {threads[2] / threads[1]:.2f}x as much as 1{why}.")
     name, idle = (
         _name(chosen.executor),

@@ -489,7 +489,7 @@ def _made_twice(pipeline: Pipeline, words: np.ndarray, rows: list[Any] | None) -
     for _ in range(2):
 
         @jax.jit
-        def batch(words: Any, numbers: Any, arrays: Any, rows: Any) -> Any:  # a new one, so that it is traced anew
+        def batch(words: Any, numbers: Any, arrays: Any, rows: Any) -> Any:  # a new one, so that it is traced again
             return dataclasses.replace(pipeline, arrays=arrays).planned(words, numbers, rows)
 
         made.append(on_host(call_and_wait(batch, words, numbers, pipeline.arrays, rows)))
@@ -720,7 +720,7 @@ def _resumed(loader: DataLoader, saved: Any, key: Any, left: int) -> Any:
 
 
 def _seeking(make: Callable[[], DataLoader], key: Any, steps: int) -> Draws:
-    """By `iterate`, which starts anew at every step."""
+    """By `iterate`, which starts again at every step."""
     with make() as loader:
         for step in range(steps):
             with contextlib.closing(loader.iterate(loader.init_state(key, step), steps=1)) as batches:

@@ -11,7 +11,7 @@ class Unreadable(Exception):
 
     Attributes:
         row: Where, counted from the start of the array.
-        sizes: For a list of another length: how long it is, and how long the others are. None for a missing value.
+        sizes: For a list of a different length: how long it is, and how long the others are. None for a missing value.
     """
 
     def __init__(self, row: int, sizes: tuple[int, int] | None = None) -> None:
@@ -54,7 +54,7 @@ def to_numpy(array: Any, shape: tuple[int, ...] | None = None) -> np.ndarray:
 
 
 def _values(array: Any, shape: tuple[int, ...] | None, per_row: int) -> np.ndarray:
-    """An array, or what is inside of its lists, of which a row has so many."""
+    """An array, or what is inside its lists, of which a row has that many."""
     import pyarrow as pa
 
     if array.null_count:
@@ -72,7 +72,7 @@ def _values(array: Any, shape: tuple[int, ...] | None, per_row: int) -> np.ndarr
         size = kind.list_size
     else:
         sizes = np.diff(array.offsets.to_numpy())
-        first = int(sizes[0]) if len(sizes) > 0 else 0  # there are none inside of empty lists
+        first = int(sizes[0]) if len(sizes) > 0 else 0  # there are none inside empty lists
         size = first if shape is None else shape[0]
         if (sizes != size).any():
             odd = int(np.argmax(sizes != size))

@@ -124,7 +124,7 @@ class ChunkedSource(TableSource):
             yield np.concatenate(rows), np.concatenate(behind), contents
 
     def _contents(self, numbers: Sequence[int], table: Any) -> Any:
-        """What is kept of chunks that lie one behind the other: columns as arrays, or the table for `row_fn`."""
+        """What is kept of chunks that lie one after the other: columns as arrays, or the table for `row_fn`."""
         if self._row_fn is not None:
             return table
         columns = {}
@@ -136,12 +136,12 @@ class ChunkedSource(TableSource):
         return columns
 
     def _sample_at(self, numbers: Sequence[int], row: int) -> int:
-        """The sample in a row of chunks that lie one behind the other."""
+        """The sample in a row of chunks that lie one after the other."""
         for number in numbers:
             if row < self._chunks.sizes[number]:
                 return int(self._firsts[number]) + row
             row -= self._chunks.sizes[number]
-        raise AssertionError("a row behind the last one")
+        raise AssertionError("a row after the last one")
 
 
 def _one_array(column: Any) -> Any:

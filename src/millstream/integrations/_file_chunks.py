@@ -45,7 +45,7 @@ class ChunkCache:
             return self._kept[name][0]
 
     def put(self, name: Hashable, value: Any, nbytes: int) -> None:
-        """Keep a value that takes so many bytes."""
+        """Keep a value that takes that many bytes."""
         with self._lock:
             self.nbytes -= self._kept.pop(name, (None, 0))[1]
             if nbytes > self.limit:
@@ -60,7 +60,7 @@ class DataFile:
     """A file that pyarrow reads, and that must stay what it is. It is open only while it is read.
 
     Args:
-        who: Who speaks in errors.
+        who: The caller's name, for errors.
         path: Its path or address.
     """
 
@@ -94,7 +94,7 @@ class DataFile:
             self._file.check()  # which says more than whatever pyarrow made of a file that has changed
 
     def check(self) -> None:
-        """Refuse to go on if it has changed; for those who read it by a map that they keep."""
+        """Refuse to continue if it has changed; for those who read it by a map that they keep."""
         if isinstance(self._file, LocalFile):
             self._file.check()
 
@@ -154,7 +154,7 @@ class FileChunks:
         self._locks = [threading.Lock() for _ in self._files]
 
     def _read(self, file: int, numbers: list[int]) -> Any:
-        """Chunks of a file, one behind the other: a table or a record batch of Arrow."""
+        """Chunks of a file, one after the other: a table or a record batch of Arrow."""
         raise NotImplementedError
 
     def _cost(self, file: int, contents: Any) -> int:

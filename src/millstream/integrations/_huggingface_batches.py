@@ -1,4 +1,4 @@
-"""Iterable datasets of the Hugging Face library, as batches that can go on where they were."""
+"""Iterable datasets of the Hugging Face library, as batches that can resume where they were."""
 
 import copy
 import itertools
@@ -78,7 +78,7 @@ class HuggingFaceBatches:
     """The batches of a `datasets.IterableDataset`, which has no order to choose and is read from its begin.
 
     Iterating gives (batch, mask), as a loader does; the last batch of an epoch is completed with zeros, which the mask
-    tells. The iterator has `get_state` and `set_state`, so that a loop over it can be saved and goes on exactly. Where
+    tells. The iterator has `get_state` and `set_state`, so that a loop over it can be saved and resumes exactly. Where
     `datasets` itself would lose samples (a shuffle buffer), it draws again what was drawn before.
 
     Example:
@@ -93,7 +93,7 @@ class HuggingFaceBatches:
         [[3, 4], [5, 0]]
 
     Args:
-        dataset: The dataset. Every epoch is told its number with `set_epoch`, by which `datasets` shuffles anew.
+        dataset: The dataset. Every epoch is told its number with `set_epoch`, by which `datasets` shuffles again.
         batch_size: Samples per batch.
         row_fn: `row_fn(row) -> sample`, where a row is a dict of the dataset's own values; for text, images and the
             like. Without it, columns must be numbers or arrays of one shape.
@@ -183,10 +183,10 @@ class HuggingFaceIterator(Iterator[tuple[PyTree, np.ndarray]]):
         return {**place, "dataset": self._position}
 
     def set_state(self, saved: dict[str, Any]) -> None:
-        """Go on from what `get_state` gave."""
+        """Continue from what `get_state` gave."""
         if saved["batch_size"] != self._batch_size:
             raise ValueError(
-                f"{_WHO} goes on only with batches of the same size. They had {saved['batch_size']} samples when the "
+                f"{_WHO} resumes only with batches of the same size. They had {saved['batch_size']} samples when the "
                 f"state was saved, and have {self._batch_size} now."
             )
         self._epoch, self._number, self._position = saved["epoch"], saved["batches"], saved["dataset"]
@@ -213,7 +213,7 @@ class HuggingFaceIterator(Iterator[tuple[PyTree, np.ndarray]]):
         found = sum(1 for _ in itertools.islice(batches, self._number))
         if found < self._number:
             raise ValueError(
-                f"{_WHO} goes on only with the same dataset. {self._number} batches of epoch {self._epoch} were drawn "
+                f"{_WHO} resumes only with the same dataset. {self._number} batches of epoch {self._epoch} were drawn "
                 f"when the state was saved, and the dataset has {found} now."
             )
         return batches
@@ -267,7 +267,7 @@ def _arrays(first: int, table: Any) -> dict[str, np.ndarray]:
 
 
 def _can_seek(dataset: Any) -> bool:
-    """Whether every stage of a dataset can go on exactly; one that is not known cannot."""
+    """Whether every stage of a dataset can resume exactly; one that is not known cannot."""
     stages: list[Any] = [getattr(dataset, "_ex_iterable", None)]
     for stage in stages:
         if type(stage).__name__ not in _EXACT or (

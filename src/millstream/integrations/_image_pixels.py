@@ -12,7 +12,7 @@ from millstream.text.errors import describe_leaf, describe_value, needs, require
 
 Array = TypeVar("Array")  # a NumPy or a JAX array
 _MODES = {1: ("L",), 2: ("LA",), 3: ("RGB",), 4: ("RGBA", "RGBa")}
-_BLOCK = 1 << 16  # so many numbers at a time stay in a processor's cache
+_BLOCK = 1 << 16  # that many numbers at a time stay in a processor's cache
 
 
 def is_float(dtype: np.dtype) -> bool:
@@ -74,10 +74,10 @@ class Coefficients:
         if not isinstance(self.alpha, tuple) or len(self.alpha) != 2:
             raise ValueError(f"Coefficients needs alpha (scale, offset). Got {describe_value(self.alpha)}.")
         if 0.0 in (*np.ravel(self.scale), self.alpha[0]):
-            raise ValueError(f"Coefficients needs scales other than 0, which would lose the picture. Got {self}.")
+            raise ValueError(f"Coefficients needs scales other than 0, which would lose the image. Got {self}.")
 
     def per_channel(self, who: str, channels: int) -> tuple[np.ndarray, np.ndarray]:
-        """Scales and offsets of so many channels."""
+        """Scales and offsets of that many channels."""
         colors = channels - (channels in (2, 4))
         rows = []
         for name, last in (("scale", self.alpha[0]), ("offset", self.alpha[1])):

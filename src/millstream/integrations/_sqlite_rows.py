@@ -58,7 +58,7 @@ class Database:
         return [name for name, *_ in self._connection.database.execute(statement, parameters).description]
 
     def check(self) -> None:
-        """Refuse to go on if anything has been written to the database, or another file has taken its place."""
+        """Refuse to continue if anything has been written to the database, or another file has taken its place."""
         # The file tells of what happened before this connection was made; the connection, of what the file's clock
         # is too coarse for.
         if self._connection.has_news() or self._found_stamp() != self._stamp:
@@ -106,7 +106,7 @@ class KeyedRows:
     Values enter a statement as parameters only, names of tables and columns after they were found in the database.
 
     Args:
-        who: Who speaks in errors.
+        who: The caller's name, for errors.
         database: Where they are.
         table: The name of a table, or None.
         query: A SELECT statement, or None.
@@ -223,7 +223,7 @@ class KeyedRows:
             numbers = array.array("q", (key for (key,) in self._database.execute(self._all_keys, self._parameters)))
             keys = np.array(numbers, np.int64)
             same = int(np.count_nonzero(keys[1:] == keys[:-1]))
-        except TypeError:  # something that is no whole number
+        except TypeError:  # something that is not a whole number
             texts = [key for (key,) in self._database.execute(self._all_keys, self._parameters)]
             kinds = {type(key).__name__ for key in texts}
             if kinds != {"str"}:

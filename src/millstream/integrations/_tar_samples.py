@@ -43,7 +43,7 @@ def tar_members(who: str, file: File) -> Iterator[Member]:
     """The regular files in an archive, in order. Folders, links and devices are passed over; damage is refused.
 
     Args:
-        who: Who speaks in errors.
+        who: The caller's name, for errors.
         file: The archive: ustar, pax or GNU, not compressed.
     """
     # From afar, a megabyte is as quick as a header; what is larger is jumped over.
@@ -79,7 +79,7 @@ def _require_plain(who: str, file: File, stream: io.BufferedReader) -> None:
         if start.startswith(magic):
             raise ValueError(
                 f"{who} needs plain tar files, in which any sample can be found at once. {file.name} is packed with "
-                f"{kind}: unpack it once (pictures and the like hardly grow), and give the .tar."
+                f"{kind}: unpack it once (images and the like hardly grow), and give the .tar."
             )
 
 
@@ -116,7 +116,7 @@ def _string(field: bytes) -> str:
 
 
 def _number(field: bytes) -> int:
-    """Octal digits; or, behind a byte of 128 or 255, two's complement, for sizes from 8 GB on."""
+    """Octal digits; or, after a byte of 128 or 255, two's complement, for sizes from 8 GB on."""
     if field[0] in (0x80, 0xFF):
         return int.from_bytes(field[1:], "big") - (0 if field[0] == 0x80 else 256 ** (len(field) - 1))
     return int(field.partition(b"\0")[0].strip() or b"0", 8)
@@ -185,7 +185,7 @@ def index_samples(who: str, shards: list[File], extensions: list[str] | None) ->
     """Read the headers of all shards.
 
     Args:
-        who: Who speaks in errors.
+        who: The caller's name, for errors.
         shards: The tar files.
         extensions: Which files of a sample are wanted; None for those of the first.
     """

@@ -71,7 +71,7 @@ class _IpcFile:
     def __init__(self, file: DataFile, columns: Sequence[str] = ()) -> None:
         self._file = file
         with readable("Arrow IPC", file), file.opened(mapped=True) as stream:
-            # The map lives as long as somebody uses it; the descriptor is let go of at the end of the block.
+            # The map lives as long as somebody uses it; the descriptor is closed at the end of the block.
             self._memory = None if file.is_remote else stream.read_buffer()
             self._stream = stream
             self.schema = self._reader([]).schema

@@ -1,7 +1,7 @@
 """Grain: its sources and datasets as ours, and ours as its own.
 
 What Grain iterates over (`grain.IterDataset`, `grain.DataLoader`) needs nothing of this: its iterators have `get_state`
-and `set_state`, so a loop over them can be saved and goes on exactly.
+and `set_state`, so a loop over them can be saved and resumes exactly.
 """
 
 import dataclasses

@@ -75,7 +75,7 @@ class PolarsSource(FrameSource):
         return self._values(name, column, per_row=1)
 
     def _values(self, name: str, values: Any, per_row: int) -> np.ndarray:
-        """A column, or what is inside of its lists, of which a row has so many."""
+        """A column, or what is inside its lists, of which a row has that many."""
         import polars as pl
 
         if values.null_count():
@@ -96,7 +96,7 @@ class PolarsSource(FrameSource):
         if isinstance(values.dtype, pl.Array):
             return values.dtype.size
         sizes = values.list.len().to_numpy()
-        size = int(sizes[0]) if len(sizes) > 0 else 0  # there are none inside of empty lists
+        size = int(sizes[0]) if len(sizes) > 0 else 0  # there are none inside empty lists
         if (sizes != size).any():
             odd = int(np.argmax(sizes != size))
             raise self._other_length(name, odd // per_row, int(sizes[odd]), size)

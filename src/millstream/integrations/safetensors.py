@@ -145,7 +145,7 @@ def _read_header(file: File) -> tuple[int, dict[str, Tensor]]:
     except (ValueError, RecursionError) as error:
         raise _damaged(file, f"its header is no JSON ({error})") from None
     if not isinstance(header, dict):
-        raise _damaged(file, "its header is no dictionary")
+        raise _damaged(file, "its header is not a dictionary")
     header.pop("__metadata__", None)
     tensors, places = {}, []
     for name, entry in header.items():

@@ -56,7 +56,7 @@ def _number_column(place: str, values: tuple[Any, ...], indices: np.ndarray, dty
         row = next(row for row, value in enumerate(values) if not isinstance(value, right))
         raise ValueError(
             f"{place} needs {_WORDS[dtype.kind]}. Sample {indices[row]} has {describe_value(values[row])}. Give it "
-            "another dtype, with arrays={name: ((), dtype)}, or CAST it in a query."
+            "a different dtype, with arrays={name: ((), dtype)}, or CAST it in a query."
         ) from None
     if column.dtype == dtype:
         return column
@@ -117,7 +117,7 @@ class SqliteSource(TableSource):
         key: A column of whole numbers or text that tells rows apart, and whose order is that of the samples. With an
             index on it, batches are fast. A table has its rowid, if nothing is said.
         columns: The columns of a sample; all of them by default.
-        arrays: The shape and dtype of columns that hold the bytes of arrays, or numbers of another dtype than the
+        arrays: The shape and dtype of columns that hold the bytes of arrays, or numbers of a different dtype than the
             first row's: `{"image": ((28, 28), np.uint8), "price": ((), np.float32)}`.
         row_fn: `row_fn(row) -> sample`, where a row is a dict of what SQLite has: numbers, text, bytes and None.
         ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.

@@ -45,7 +45,7 @@ def _find_decoders(
     """A decoder for each extension.
 
     Args:
-        who: Who speaks in errors.
+        who: The caller's name, for errors.
         extensions: Of which the last part counts.
         given: The user's own, which go before the known ones.
     """
@@ -84,13 +84,13 @@ def _text(name: str, data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{name} is no text in UTF-8: {error}.") from None
+        raise ValueError(f"{name} is not text in UTF-8: {error}.") from None
 
 
 def _integer(name: str, data: bytes) -> np.ndarray:
     text = _text(name, data).strip()
     if not re.fullmatch(r"[+-]?\d{1,18}", text):
-        raise ValueError(f"{name} is no whole number: {text[:40]!r}.")
+        raise ValueError(f"{name} is not a whole number: {text[:40]!r}.")
     return np.asarray(int(text), np.int64)
 
 
@@ -142,8 +142,8 @@ class WebDatasetSource(SampleReader):
         >>> source.read(np.array([2]))["cls"].tolist(), source.keys[2]
         ([2], '000002')
 
-    Known extensions: `npy` and `json` as arrays, `cls`, `id` and `index` as integers, `txt` as text, pictures (`jpg`,
-    `png`, ...) as uint8 (height, width, 3). The last part counts, so `left.png` is a picture.
+    Known extensions: `npy` and `json` as arrays, `cls`, `id` and `index` as integers, `txt` as text, images (`jpg`,
+    `png`, ...) as uint8 (height, width, 3). The last part counts, so `left.png` is an image.
 
     Args:
         shards: A path or address, with `{000..099}` in it for many, or a list of such. They must not be compressed.

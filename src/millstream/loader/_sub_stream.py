@@ -58,7 +58,7 @@ class SubStream:
         self._batches.pause()
 
     def close(self) -> None:
-        """End the reading, and let go of what was made ahead."""
+        """End the reading, and release what was made ahead."""
         self._early = None
         self._batches.close()
 
@@ -114,7 +114,7 @@ class JoinedIterator(BatchIterator):
         super().__init__(cursor, state, steps, LoaderStats(), interrupts)
 
     def close(self) -> None:
-        """End the iteration and let go of batches made ahead; `state` stays valid."""
+        """End the iteration and release batches made ahead; `state` stays valid."""
         super().close()
         for part in self._cursor.parts:
             part.close()
@@ -131,7 +131,7 @@ def require_indexed(who: str, name: str, loader: Any) -> DataLoader:
         )
     if loader.pipeline.host is not None and not loader.pipeline.host.ordered:
         raise ValueError(
-            f"{who} needs {name} to keep its batches in order, or no step to go on from would be known. "
+            f"{who} needs {name} to keep its batches in order, or no step to resume from would be known. "
             "Leave ordered=False out of its executor."
         )
     return loader

@@ -13,12 +13,12 @@ Facts = Sequence[tuple[str, str]]
 
 
 def require_agreement(who: str, facts: Facts) -> None:
-    """Refuse to go on if processes are about to do different things, naming who differs in what.
+    """Refuse to continue if processes are about to do different things, naming who differs in what.
 
     All processes have to call this, in the same order.
 
     Args:
-        who: Who speaks.
+        who: The caller's name, for errors.
         facts: What this process is about to do, in words.
     """
     if jax.process_count() == 1:

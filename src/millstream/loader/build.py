@@ -58,7 +58,7 @@ def sharded(source: Any, sharding: jax.sharding.NamedSharding, placements: list[
     who = "DataLoader with a sharding"
     if not isinstance(source, Pipeline) or not source.plan.batchings:
         raise TypeError(
-            f"{who} needs an indexed source and a BatchTransform behind it: it is the batches that are sharded."
+            f"{who} needs an indexed source and a BatchTransform after it: it is the batches that are sharded."
         )
     if source.objects is not None:
         raise TypeError(f"{who} makes arrays, and these samples are Python objects ({source.objects.found}).")
@@ -82,7 +82,7 @@ def _attach(source: Stream, stage: Any, number: int) -> Stream:
         raise TypeError(f"DataLoader stage {number} is a source ({type(stage).__name__}). Only the first stage is one.")
     if not callable(stage):
         raise TypeError(
-            f"DataLoader stage {number} is no transform. Got {describe_value(stage)}. "
+            f"DataLoader stage {number} is not a transform. Got {describe_value(stage)}. "
             "A stage is a transform such as BatchTransform(128), or any function from source to source."
         )
     composed = stage(source)

@@ -20,9 +20,9 @@ from millstream.text.errors import describe_value, require_int, require_mapping
 
 
 class BatchIterator(Iterator[Any]):
-    """Yields (batch, mask), and knows the state to go on from.
+    """Yields (batch, mask), and knows the state to resume from.
 
-    Leaving a `with` block, running to the end, an error and being forgotten all end the reading. Inside of a `with`
+    Leaving a `with` block, running to the end, an error and being forgotten all end the reading. Inside a `with`
     block the first Ctrl-C ends the stream after the current batch, the second raises KeyboardInterrupt at the next
     batch (`interrupted` is then True in both cases), the third ends the process.
 
@@ -161,7 +161,7 @@ class BatchIterator(Iterator[Any]):
             >>> batch, mask = next(batches)
             >>> saved = batches.get_state()
             >>> other = loader.iterate(state)
-            >>> other.set_state(saved)  # goes on with the second batch
+            >>> other.set_state(saved)  # continues with the second batch
         """
         with self._one_thread:
             state, left = self.state, self._left
@@ -175,7 +175,7 @@ class BatchIterator(Iterator[Any]):
         }
 
     def set_state(self, saved: dict[str, Any]) -> None:
-        """Go on from what `get_state` gave, of this loader or one like it, with as many batches as were left then."""
+        """Continue from what `get_state` gave, of this loader or one like it, with the batches that were left then."""
         state, left = _position(saved)
         with self._one_thread:
             cursor = self._cursor.move(state, left)
@@ -209,7 +209,7 @@ class BatchIterator(Iterator[Any]):
         self._cursor.pause()
 
     def close(self) -> None:
-        """End the iteration and let go of batches made ahead; `state` stays valid."""
+        """End the iteration and release batches made ahead; `state` stays valid."""
         self._undrawn = 0
         self._drawn.clear()
         self._replayed.clear()

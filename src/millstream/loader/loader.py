@@ -65,7 +65,7 @@ class DataLoader:
             transform or any function from source to source.
         executor: Where samples are read. By default data that are arrays are gathered on the device (`InGraph()`), and
             others are read by threads as their source wishes. `Threads(n)` and `Processes(n)` read any indexed source.
-        prefetch: How many batches are ready or under way besides the one that is handed out. (Without an executor, a
+        prefetch: How many batches are ready or in flight besides the one that is handed out. (Without an executor, a
             source that is read on the host has a `prefetch_size` of its own, in samples.)
         on_error: What becomes of a sample that raises while it is read: "raise" raises it, "skip item" masks its row,
             "skip batch" leaves its batch out (in a compiled program: masks all of it). What is skipped is counted.
@@ -205,7 +205,7 @@ class DataLoader:
         return has_policy(jax.eval_shape(self._source.init_state, jax.random.key(0)))
 
     def contents(self) -> tuple[tuple[str, str], ...]:
-        """What the samples are, in a word that changes when they do: a hash of a few of them.
+        """What the samples are, as a fingerprint that changes when they do: a hash of a few of them.
 
         There is none for a stream, or if one of them cannot be read.
         """
@@ -221,7 +221,7 @@ class DataLoader:
         """The state of a run before its first batch, or before batch number `step`.
 
         Args:
-            key: `jax.random.key(seed)`; another key is another run.
+            key: `jax.random.key(seed)`; a different key is a different run.
             step: Where to start; any step costs the same. Only for indexed sources, since a stream has to be drawn in
                 order.
         """
@@ -249,7 +249,7 @@ class DataLoader:
         """The next batch, the state after it, and the mask of real rows. Pure: works under jit, vmap, grad and scan."""
         self._check_state("next_batch", state)
         if is_traced(state):
-            self._require_auto_mesh("next_batch inside of jax.jit")
+            self._require_auto_mesh("next_batch inside jax.jit")
             self._warn_of_constants()
             return next_batch(self._program.static, self._program.arrays, state)
         if isinstance(self._source, Pipeline):
@@ -262,13 +262,13 @@ class DataLoader:
     def iterate(
         self, state: PyTree, *, steps: int | None = None, with_info: bool = False, replay: int | None = None
     ) -> BatchIterator:
-        """An iterator over (batch, mask), with the state to go on from as its `.state`.
+        """An iterator over (batch, mask), with the state to resume from as its `.state`.
 
         Args:
             state: Where to start; it is not changed, so iterating from it again gives the same batches.
             steps: How many batches; they may run through several epochs. By default those left in the state's epoch.
             with_info: Yield (batch, mask, info), where `info` is a `BatchInfo`: epoch, indices, seeds and the like.
-            replay: Make only so many batches and hand them out again and again: how fast would the loop be if batches
+            replay: Make only that many batches and hand them out again and again: how fast would the loop be if batches
                 took no time?
         """
         self._check_state("iterate", state)
@@ -494,7 +494,7 @@ class DataLoader:
         """The state with another policy state, for a pipeline that starts with an environment.
 
         Args:
-            state: This loader's state. An iterator that is under way has its own: use its `set_policy_state`.
+            state: This loader's state. An iterator that is in progress has its own: use its `set_policy_state`.
             policy_state: The new one, shaped like the source's template.
             new_episode: What the policy is told at its next step; None leaves it as it is.
         """
@@ -511,7 +511,8 @@ class DataLoader:
         expected, found = self._state_structure, jax.tree.structure(state)
         if expected != found:
             raise ValueError(
-                f"{who} got a state of another pipeline. It has\n  {found}\nand this loader's states have\n  {expected}"
+                f"{who} got a state of a different pipeline. It has\n  {found}\n"
+                f"and this loader's states have\n  {expected}"
             )
 
     @functools.cached_property
@@ -534,7 +535,7 @@ class DataLoader:
         if len(seen) == 3:
             warnings.warn(
                 f"DataLoader.scan_epoch got the function {function_name(body_fn)} as a new object for the third time "
-                "and compiles it again each time. Define it once, outside of the loop over epochs.",
+                "and compiles it again each time. Define it once, outside the loop over epochs.",
                 stacklevel=3,
             )
 

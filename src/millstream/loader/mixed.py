@@ -56,7 +56,7 @@ class WeightedOrder:
 
     @functools.cached_property
     def _order(self) -> np.ndarray:
-        # Every batch of a loader has a window of steps: outside of it, the loader would be a whole batch away from its
+        # Every batch of a loader has a window of steps: outside it, the loader would be a whole batch away from its
         # share. Among the windows that are open, the one that closes first comes first. As the shares add up to one
         # batch per step, every batch gets a step in its window.
         # Of windows that close together, the rarer loader's comes first, or it would always be the last of a round.
@@ -176,7 +176,7 @@ class MixedLoader:
         return self._steps_per_epoch
 
     def contents(self) -> tuple[tuple[str, str], ...]:
-        """What the samples of every loader are, in words that change when they do."""
+        """What the samples of every loader are, as a fingerprint that changes when they do."""
         return tuple(
             (f"{what} of {name!r}", words)
             for name, loader in self._loaders.items()
@@ -194,7 +194,7 @@ class MixedLoader:
         """The state of a run before its first batch, or before batch number `step`.
 
         Args:
-            key: `jax.random.key(seed)`; another key is another run.
+            key: `jax.random.key(seed)`; a different key is a different run.
             step: Where to start; any step costs the same.
         """
         words = key_words("init_state", key)
@@ -202,7 +202,7 @@ class MixedLoader:
         return LoaderState(words, jnp.asarray(step, np.uint32), self._origin)
 
     def iterate(self, state: LoaderState, *, steps: int | None = None, with_info: bool = False) -> BatchIterator:
-        """An iterator over (batch, mask), with the state to go on from as its `.state`.
+        """An iterator over (batch, mask), with the state to resume from as its `.state`.
 
         Args:
             state: Where to start; it is not changed, so iterating from it again gives the same batches.

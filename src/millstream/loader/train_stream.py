@@ -174,13 +174,13 @@ if TYPE_CHECKING:
 
 
 class TrainStream:
-    """Training batches, and after every so many of them a validation pass: complete, and every time.
+    """Training batches, and after every n of them a validation pass: complete, and every time.
 
     The training batches are those of the training loader with the same key. Both loaders read ahead all the while, also
     across the changes, and keep their threads and worker processes until the stream ends.
 
-    A state is a key and a step, where a whole validation pass is one step. So a stream that is resumed goes on with the
-    next training batch, and a pass that was under way is run again from its beginning.
+    A state is a key and a step, where a whole validation pass is one step. So a stream that is resumed continues with
+    the next training batch, and a pass that was in progress is run again from its beginning.
 
     Example:
         >>> held_out = ms.ArraySampleSource({"x": np.arange(5.0)}, ordering="sequential")
@@ -251,7 +251,7 @@ class TrainStream:
         """The state of a run before its first batch, or before any other.
 
         Args:
-            key: `jax.random.key(seed)`; another key is another run.
+            key: `jax.random.key(seed)`; a different key is a different run.
             start_at: (epoch, batch): an epoch, and the number of a training batch counted from its beginning, which may
                 lie in a later epoch. Validation that is due before it is not run.
         """
@@ -265,11 +265,11 @@ class TrainStream:
         return LoaderState(words, jnp.asarray(self._schedule.step_of(batch), np.uint32), self._origin)
 
     def iterate(self, state: LoaderState, *, end_at: Period | None = None, with_info: bool = False) -> StreamIterator:
-        """An iterator over `StreamItem`s, with the state to go on from as its `.state`.
+        """An iterator over `StreamItem`s, with the state to resume from as its `.state`.
 
         Args:
             state: Where to start; it is not changed, so iterating from it again gives the same items.
-            end_at: ("epoch", n) or ("batch", n), counted from the beginning of the run: so many epochs or batches of
+            end_at: ("epoch", n) or ("batch", n), counted from the beginning of the run: that many epochs or batches of
                 training, and the validation that is due after them. None for an endless stream.
             with_info: Give each item its `info`.
         """

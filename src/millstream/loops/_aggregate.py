@@ -12,7 +12,7 @@ from millstream.text.errors import describe_value, function_name
 
 Aggregator = Callable[[list[Any], list[int]], Any]  # of the values of some rows, and the samples their steps had
 
-# Outputs hold a row per sample: joined anew at every test, they would fill the history of a training run.
+# Outputs hold a row per sample: joined again at every test, they would fill the history of a training run.
 _DEFAULTS = {"stateful_metrics": "last", "outputs": "drop"}
 
 
@@ -20,7 +20,7 @@ class Aggregation:
     """How each entry is made one value.
 
     Args:
-        who: Who speaks in errors.
+        who: The caller's name, for errors.
         given: A word or a function for all entries, or a dict of them by collection, "collection.name" or "name";
             None for the defaults.
     """

@@ -2,7 +2,7 @@
 
 Between two dispatches a call of Python costs a microsecond, because the dispatch has emptied the caches; done for many
 steps together, the same bookkeeping costs a tenth. So where a compiled step is all that is due, only what cannot wait
-is done at once: drawing, the clock, the step, keeping no more than two under way, and interrupts.
+is done at once: drawing, the clock, the step, keeping no more than two in flight, and interrupts.
 """
 
 import time
@@ -34,9 +34,9 @@ class StepBurst:
     """Draws batches, calls a compiled step with each, and keeps what must be known of them.
 
     Args:
-        interrupts: What may end it behind any step.
+        interrupts: What may end it after any step.
         in_flight: Keeps the host from running far ahead.
-        checks: Called behind every step: has something in the background failed?
+        checks: Called after every step: has something in the background failed?
         patience: Seconds after which it ends.
 
     Attributes:
@@ -71,7 +71,7 @@ class StepBurst:
             loop_state: Whose state the steps change.
             batches: Where batches come from.
             task: Whose callback is the step; see `only_step`. None: draw the batch of one step, and leave it at that.
-            most: At most so many steps.
+            most: At most that many steps.
         """
         times: list[float] = []
         kept: list[Any] = []

@@ -102,7 +102,7 @@ class TaskCalls:
             loop_state.history.commit(loop_state.elapsed, logs)
 
     def observe(self, rows: int) -> None:
-        """Show observers that are due the newest rows: so many, or only the last one if they are not always due."""
+        """Show observers that are due the newest rows: that many, or only the last one if they are not always due."""
         loop_state, stop, begun = self._parts.loop_state, len(self._parts.loop_state.history), time.perf_counter()
         for task in self._parts.observers:
             if task.schedule is None or task.schedule(loop_state.elapsed):
@@ -146,7 +146,7 @@ class TaskCalls:
         return False
 
     def _leave_unfinished(self, task: Task, *, ending: bool) -> None:
-        """Keep what the step has logged so far, and remember where to go on with it."""
+        """Keep what the step has logged so far, and remember where to continue with it."""
         loop_state = self._parts.loop_state
         self.commit()
         loop_state.unfinished = (self._parts.tasks.index(task), ending) if task in self._parts.tasks else None
@@ -175,7 +175,7 @@ class TaskCalls:
             loop_state.reason = loop_state.reason or "a callback stopped it"
             return False
         if parts.stops is not None and parts.stops(elapsed):
-            loop_state.reason = "it came to its stop"
+            loop_state.reason = "it reached its stop"
             return False
         if parts.preemption is not None and parts.preemption.reached():
             parts.interrupts.terminate()

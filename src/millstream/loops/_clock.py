@@ -57,13 +57,13 @@ class Clock:
         self.now = elapsed
 
     def tick(self, samples: int, now: float | None = None) -> Elapsed:
-        """One more step, of so many samples; `now` is what `time.perf_counter` says."""
+        """One more step, of that many samples; `now` is what `time.perf_counter` says."""
         seconds = (time.perf_counter() if now is None else now) - self._origin
         self.now = self._after(self.now, samples, seconds)
         return self.now
 
     def ahead(self, samples: list[int]) -> list[Elapsed]:
-        """The steps that come next, with so many samples each. Their time is now: it cannot be foreseen."""
+        """The steps that come next, with that many samples each. Their time is now: it cannot be foreseen."""
         made, elapsed = [], self.now
         for count in samples:
             elapsed = self._after(elapsed, count, self.now.time)
@@ -94,7 +94,7 @@ class Clock:
         return StepSpan(steps, reached, self._epochs_at(steps, reached), times, before.date_start, before.samples)
 
     def _epochs_at(self, steps: range, samples: list[int]) -> list[int] | None:
-        """How many epochs were complete at each of some steps, which had reached so many samples."""
+        """How many epochs were complete at each of some steps, which had reached that many samples."""
         if self.now.epochs is None:
             return None
         unit, length = ("none", 1) if self.epoch is None else self.epoch

@@ -17,7 +17,7 @@ from millstream.text.errors import describe_value, differences, function_name, r
 
 Position = dict[str, Any]  # plain values; what it is of is under "kind"
 _ON_PURPOSE = (
-    "To go on with other data on purpose, take the rest and start the loop with it: "
+    "To continue with other data on purpose, take the rest and start the loop with it: "
     "saved = ms.restore(directory, state); loop(saved.state, ..., elapsed=saved.elapsed, history=saved.history)."
 )
 _WORDS = {
@@ -35,7 +35,7 @@ def save_position(state: PyTree, iterator: Any, loader: Any) -> tuple[Position, 
 
     Args:
         state: The state of a loader, or None.
-        iterator: What the batches come from, if it is no loader.
+        iterator: What the batches come from, if it is not a loader.
         loader: The loader, for what it can say of itself.
     """
     if isinstance(state, LoaderState):
@@ -106,7 +106,7 @@ def seek(who: str, position: Position, dataset: Iterable[Any], steps: int) -> An
     if position["kind"] == "iterator":
         if not hasattr(iterator, "set_state"):
             raise ValueError(
-                f"{who} {_saved_of(position)}, and that of {describe_value(dataset)} has no set_state to go on from "
+                f"{who} {_saved_of(position)}, and that of {describe_value(dataset)} has no set_state to resume from "
                 f"it. {_ON_PURPOSE}"
             )
         iterator.set_state(position["state"])
@@ -114,7 +114,7 @@ def seek(who: str, position: Position, dataset: Iterable[Any], steps: int) -> An
         if steps:
             warnings.warn(
                 f"{who}: {type(dataset).__name__} cannot be started in the middle, so {steps:,} batches are drawn and "
-                "thrown away. A DataLoader, or an iterator with get_state and set_state, goes on at once.",
+                "thrown away. A DataLoader, or an iterator with get_state and set_state, continues at once.",
                 stacklevel=2,
             )
         for number in range(steps):
@@ -135,7 +135,7 @@ def too_short(who: str, steps: int, batches: int) -> ValueError:
 
 
 def _saved_of(position: Position) -> str:
-    return f"goes on only with the same data. What was saved is a position in {_WORDS[position['kind']]}"
+    return f"resumes only with the same data. What was saved is a position in {_WORDS[position['kind']]}"
 
 
 @runtime_checkable
@@ -229,7 +229,7 @@ class LoaderBatches:
             return batch
 
     def _open_again(self) -> None:
-        """Go on behind the last batch; those that were skipped, because they could not be read, are made up for."""
+        """Continue after the last batch; those that were skipped, because they could not be read, are made up for."""
         if self._in_vain >= max(self._loader.steps_per_epoch, _HOPELESS):
             raise RuntimeError(
                 f"{self._who} needs batches that can be read. The loader has skipped the last {self._in_vain:,}. "
@@ -297,14 +297,14 @@ def open_batches(
     """The batches that come after `start`.
 
     Args:
-        who: Who speaks in errors.
+        who: The caller's name, for errors.
         dataset: A loader or an iterable.
         start: How far the run is.
         stop: Where it ends, if that is known.
         key: The key of a loader's run.
         data_state: The state of a loader to begin with, instead of the key.
         batch_size_fn: How many samples a batch has, if its shape does not say it.
-        position: Where in an iterable to begin, as it was saved; None for its begin.
+        position: Where in an iterable to begin, as it was saved; None to start from the beginning.
     """
     if isinstance(dataset, Loader):
         last = None if stop is None else stop.units.get("steps")
@@ -318,14 +318,14 @@ def open_batches(
 
 
 def loader_state(who: str, loader: Any, key: Any, data_state: PyTree, step: int) -> PyTree:
-    """The state that a loader's run begins or goes on with."""
+    """The state that a loader's run begins or resumes with."""
     if data_state is not None:
         return data_state
     if key is None:
         if getattr(loader, "is_random", True):
             raise ValueError(
                 f"{who} over a DataLoader that shuffles or is random needs key=jax.random.key(seed), which fixes its "
-                "batches, or data_state=, to go on from."
+                "batches, or data_state=, to resume from."
             )
         key = jax.random.key(0)  # any will do
     return loader.init_state(key, step) if step else loader.init_state(key)

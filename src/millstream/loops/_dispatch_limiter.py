@@ -8,7 +8,7 @@ from millstream.loops.logs import Logs
 
 
 class DispatchLimiter:
-    """Waits for steps that are too far back, so that never more than two are under way.
+    """Waits for steps that are too far back, so that never more than two are in flight.
 
     Without it a loop that logs nothing queues steps until the memory for their batches is gone.
 
@@ -20,7 +20,7 @@ class DispatchLimiter:
         self.older: Any = None
 
     def add(self, array: Any) -> None:
-        """Another step is about to be dispatched behind that which made this array; wait for the one before that."""
+        """Another step is about to be dispatched after that which made this array; wait for the one before that."""
         if array is None:
             return
         older, self.older = self.older, array

@@ -109,10 +109,10 @@ def _refuse_new_numbers(name: str, before: list[tuple[Any, Any]], after: Any) ->
 
 
 class FusedData:
-    """A loader whose batches are made and used inside of programs of several steps.
+    """A loader whose batches are made and used inside programs of several steps.
 
     Args:
-        who: Who speaks in errors.
+        who: The caller's name, for errors.
         loader: The loader.
         key: The key of its run.
         data_state: The state to begin with, instead of a key.
@@ -188,7 +188,7 @@ class FusedData:
 
 
 def _as_carry(now: Elapsed, samples: int) -> Elapsed:
-    """An elapsed whose numbers have the types that they keep inside of a program, up to so many samples."""
+    """An elapsed whose numbers have the types that they keep inside a program, up to that many samples."""
     kind: Any = np.int32 if samples < INT32_LIMIT else np.float32
     epochs, epochs_before = (None if count is None else np.int32(count) for count in (now.epochs, now.epochs_before))
     numbers: list[Any] = [
@@ -207,7 +207,7 @@ def _as_carry(now: Elapsed, samples: int) -> Elapsed:
 
 
 def split_tasks(who: str, tasks: list[Task]) -> tuple[list[Task], list[Task], list[Task]]:
-    """Tasks as those before the compiled steps, these steps, and those behind them."""
+    """Tasks as those before the compiled steps, these steps, and those after them."""
     can = [task.schedule is None and is_compiled(task.callback) for task in tasks]
     if not any(can):
         raise ValueError(
@@ -216,31 +216,31 @@ def split_tasks(who: str, tasks: list[Task]) -> tuple[list[Task], list[Task], li
         )
     first = can.index(True)
     last = next((number for number in range(first, len(can)) if not can[number]), len(can))
-    before, steps, behind = tasks[:first], tasks[first:last], tasks[last:]
-    for task in (*before, *behind):
+    before, steps, after = tasks[:first], tasks[first:last], tasks[last:]
+    for task in (*before, *after):
         if task.schedule is None:
             raise ValueError(
-                f"{who} cannot fuse steps around {task.name}, which is due at every step and is no compiled function. "
+                f"{who} cannot fuse steps around {task.name}, which is due at every step and not compiled. "
                 "Give it a rarer schedule, make it an ms.Observer if it only looks at logs, or leave fuse out."
             )
-    return before, steps, behind
+    return before, steps, after
 
 
 def steps_until_due(
-    before: list[Task], behind: list[Task], stop: Any, ahead: "Ahead", most: int, epoch: int | None
+    before: list[Task], after: list[Task], stop: Any, ahead: "Ahead", most: int, epoch: int | None
 ) -> int:
     """How many steps can be taken at once.
 
     Args:
         before: Tasks that come before a step: they are done before the first, and none may be due at another one.
-        behind: Tasks that come behind a step: they are done behind the last, and none may be due at another one.
+        after: Tasks that come after a step: they are done after the last, and none may be due at another one.
         stop: A function of the elapsed that ends the run.
         ahead: How far it is, and the elapsed of coming steps, for schedules that have to be asked.
-        most: No more than so many steps.
+        most: No more than that many steps.
         epoch: Steps of an epoch, if it is given in steps.
     """
     count, now = most, ahead.now
-    for task in behind:
+    for task in after:
         assert task.schedule is not None
         count = int(min(count, _first_due(task.schedule, now.steps, epoch, ahead, count) - now.steps))
     if stop is not None:
@@ -254,7 +254,7 @@ def steps_until_due(
 
 
 def _first_due(schedule: Any, steps: int, epoch: int | None, ahead: "Ahead", most: int) -> float:
-    """The first step behind `steps` at which a schedule is due."""
+    """The first step after `steps` at which a schedule is due."""
     told = schedule.next_due(steps, epoch)
     if told is not None:
         # Nobody foretells the end of a run. A schedule that is due now, for whatever reason, is cut there for nothing.

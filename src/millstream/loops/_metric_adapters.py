@@ -56,7 +56,7 @@ class MeanOf(NamedTuple):
         elif result.ndim == 0 and given.get("mask") is None and any(_rowwise(mask, given)):
             raise ValueError(
                 f"Metrics got one number from {function_name(self.fn)} for a batch with a mask, so padding would "
-                "count. Return one value per row instead of their mean, or take mask as an argument and heed it."
+                "count. Return one value per row instead of their mean, or take mask as an argument and apply it."
             )
         return (_plus(arrays[0], _sum_and_count(self.fn, result.astype(arrays[0].dtype), mask)),)
 
@@ -281,7 +281,7 @@ def _flattened(name: str, metric: Any) -> tuple[Arrays, Any]:
     if not leaves or jax.tree_util.all_leaves([metric]):
         raise TypeError(
             f"Metrics needs {name} to hold its numbers in arrays that a compiled step can carry. "
-            f"{type(metric).__name__} {'holds none' if not leaves else 'is no pytree'}; what has to collect values "
+            f"{type(metric).__name__} {'holds none' if not leaves else 'is not a pytree'}; what has to collect values "
             "on the host can be computed from logged outputs."
         )
     return tuple(jnp.array(leaf, jnp.asarray(leaf).dtype) for leaf in leaves), structure

@@ -1,4 +1,4 @@
-"""A picture of a history: one panel per metric, with labels on the curves."""
+"""An image of a history: one panel per metric, with labels on the curves."""
 
 import io
 import os
@@ -49,7 +49,7 @@ def draw(
     width, height = (7.5, 4.4) if len(curves) == 1 else (5.4, 3.5)
     across = len(curves) if len(curves) < 4 else (2 if len(curves) == 4 else 3)
     down = -(-len(curves) // across)
-    # A figure of its own, without pyplot, changes nothing for other pictures of the program.
+    # A figure of its own, without pyplot, changes nothing for other images of the program.
     figure = Picture(figsize=(width * across, height * down), layout="constrained", facecolor="white")
     if title is not None:
         figure.suptitle(title, color=_INK, fontsize=13)

@@ -16,7 +16,7 @@ from millstream.loops.preemption import Preempted, PreemptionPoint
 from millstream.loops.schedules import Period
 from millstream.reading.interrupts import Terminated
 
-_running = threading.local()  # runs inside of runs, of this thread
+_running = threading.local()  # runs inside runs, of this thread
 
 
 class Run:
@@ -32,7 +32,7 @@ class Run:
         parts, loop_state, interrupted = self._parts, self._parts.loop_state, False
         stack: list[RunParts] = _running.__dict__.setdefault("stack", [])
         if stack:
-            # What ends the outermost run ends those inside of it, so there is one count of interrupts for all.
+            # What ends the outermost run ends those inside it, so there is one count of interrupts for all.
             loop_state.parent = stack[-1].loop_state
             parts.interrupts, parts.preemption = stack[0].interrupts, stack[0].preemption
             parts.catches = parts.catches and stack[-1].catches
@@ -54,7 +54,7 @@ class Run:
         return output
 
     def _listen(self, *, outermost: bool) -> None:
-        """Have Ctrl-C and, where there is something to save with, SIGTERM end the run behind its step."""
+        """Have Ctrl-C and, where there is something to save with, SIGTERM end the run after its step."""
         if self._parts.catches and outermost:
             self._parts.interrupts.install()
         if self._parts.savers and self._parts.preemption is None:
@@ -104,7 +104,7 @@ class Run:
                 return True
         self._parts.in_step = False
         if self._is_over():
-            self._parts.loop_state.reason = self._parts.loop_state.reason or "it was at its end before its first step"
+            self._parts.loop_state.reason = self._parts.loop_state.reason or "it was already finished"
         elif self._steps.run():
             return True
         return self._calls.final_tasks()
@@ -118,7 +118,7 @@ class Run:
         return False
 
     def _end(self) -> None:
-        """Save, call what comes at the end, and let go of everything, whatever of it fails."""
+        """Save, call what comes at the end, and release everything, whatever of it fails."""
         loop_state = self._parts.loop_state
         with contextlib.ExitStack() as ending:  # which goes from the last to the first
             if self._parts.batches is not None:

@@ -90,7 +90,7 @@ class RunParts:
         self.last = None if point is None else point.units.get("steps")
         if self.stop is None and isinstance(dataset, Loader):
             raise ValueError(
-                f"{who} over a DataLoader goes on for ever, unless told when to stop: stop=ms.at(epochs=3), "
+                f"{who} over a DataLoader runs forever, unless told when to stop: stop=ms.at(epochs=3), "
                 "stop=1000, or stop=ms.never(), if a callback will stop it."
             )
         self.saved: SavedRun | None = None
@@ -135,7 +135,7 @@ class RunParts:
             self._go_on_from(self.saved)
 
     def _find(self, resume: str | os.PathLike[str] | bool, state: Any, key: Any) -> SavedRun | None:
-        """What is to be gone on with, if anything has been saved."""
+        """The run to resume, if anything has been saved."""
         if not isinstance(resume, bool | str | os.PathLike):
             raise TypeError(
                 f"{self.who} needs resume as a directory, or True for that of its ms.checkpoint. "

@@ -70,7 +70,7 @@ def bind_all(who: str, pairs: Pairs) -> list[Task]:
 
 
 def bind_some(who: str, callbacks: Any) -> list[Task]:
-    """Callbacks that are due once, at the begin or the end."""
+    """Callbacks that are called once, at the start or the end."""
     return [_bind(who, None, callback) for callback in as_list(callbacks)]
 
 

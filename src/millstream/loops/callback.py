@@ -44,11 +44,11 @@ class Callback:
         """It has ended, however it did: write and close what is open."""
 
     def get_state(self) -> dict[str, Any]:
-        """What must be saved for a resumed run to go on exactly: plain values and arrays."""
+        """What must be saved for a resumed run to resume exactly: plain values and arrays."""
         return {}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from what `get_state` gave."""
+        """Continue from what `get_state` gave."""
 
 
 class Observer(Callback):
@@ -76,7 +76,7 @@ class Observer(Callback):
         Args:
             loop_state: Of the loop, after the last of these steps.
             start: The first row.
-            stop: Behind the last row.
+            stop: After the last row.
         """
         raise NotImplementedError
 
@@ -160,7 +160,7 @@ def bind(who: str, callback: Any) -> Call:
     """A callback as a function of the loop state; how many arguments it takes is found out here, once.
 
     Args:
-        who: Who speaks in errors.
+        who: The caller's name, for errors.
         callback: A `Callback`, a function, a method, a compiled function, or an object with an adapter.
     """
     callback = adapted(callback)

@@ -1,4 +1,4 @@
-"""Saving a run while it goes on."""
+"""Saving a run while it runs."""
 
 import os
 import warnings
@@ -23,7 +23,7 @@ class checkpoint(Observer):
 
     A checkpoint holds all of a run at one moment: the state, how far it is, where it is in its data, the history, and
     what callbacks remember. It is taken when the step is complete, before the next batch is drawn, and written in the
-    background. Given `resume=`, a loop goes on from it as if it had never stopped. SIGTERM saves and ends the program
+    background. Given `resume=`, a loop resumes from it as if it had never stopped. SIGTERM saves and ends the program
     with status 143.
 
     Example:
@@ -43,7 +43,7 @@ class checkpoint(Observer):
         mode: Whether the best has the smallest ("min") or the largest ("max") value.
         monitor_from: By when the monitor must have been logged (steps, or `at(...)`); a name that was not is an error.
             None: by the end of the first epoch or of the first test with such results, or at the end of the run.
-        keep_every: Checkpoints at multiples of so many steps are kept for good.
+        keep_every: Checkpoints at multiples of that many steps are kept for good.
         overwrite: Whether a new run replaces what an earlier one has left; otherwise that is set apart, in a folder of
             its own.
     """
@@ -185,17 +185,17 @@ class checkpoint(Observer):
             )
 
     def _open(self, after: int | None) -> None:
-        """Open the directory to go on after a step of the run that is there, or to begin another one."""
+        """Open the directory to continue after a step of the run that is there, or to begin another one."""
         self._store = store = CheckpointStore(self.directory, keep=self._keep)
         if after is not None:
-            store.discard_after(after)  # what cannot be read, or comes behind the step that was asked for
+            store.discard_after(after)  # what cannot be read, or comes after the step that was asked for
         elif self._overwrite:
             store.discard_after(-1)
         elif store.steps():
             where = store.set_apart()
             warnings.warn(
                 f"checkpoint: {self.directory} had checkpoints of an earlier run, which are now in {where}. "
-                "To go on with a run, give its loop resume=; to replace it, give checkpoint overwrite=True.",
+                "To resume a run, give its loop resume=; to replace it, give checkpoint overwrite=True.",
                 stacklevel=2,
             )
 
@@ -269,7 +269,7 @@ def restore(
     Args:
         directory: Where it was saved.
         state: A state of the same structure, of arrays or `jax.ShapeDtypeStruct`s; it says on what devices arrays go.
-        loader: The loader to go on with, which must be the one of the run; None takes over its state unseen.
+        loader: The loader to continue with, which must be the one of the run; None takes over its state unseen.
         key: The key of the run, to be compared with the one that was saved.
         step: The step of a checkpoint; None takes the newest that is whole.
     """

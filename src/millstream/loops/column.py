@@ -108,7 +108,7 @@ class Column:
     """Values and the rows they belong to.
 
     A value is kept as it came, and its number is read when many are waiting, or when somebody wants to know. Reading a
-    value that is two steps old waits for nothing, because no more than two steps are ever under way.
+    value that is two steps old waits for nothing, because no more than two steps are ever in flight.
 
     Args:
         name: How it is called, in errors.
@@ -191,7 +191,7 @@ class Column:
             self.read(IN_FLIGHT)
 
     def _add_rows(self, rows: Sequence[int]) -> None:
-        """Several rows behind those there are."""
+        """Several rows after those there are."""
         if isinstance(rows, range) and self._sparse is None and (not len(self) or rows.start == self._stop):
             self._start, self._stop = self._start if len(self) else rows.start, rows.stop
             return
@@ -324,7 +324,7 @@ class Column:
             if value.is_deleted():
                 raise RuntimeError(
                     f"The logged value {self._name} was donated to a later step before it was read. "
-                    "Log a copy of it: jnp.copy(...) inside of the step."
+                    "Log a copy of it: jnp.copy(...) inside the step."
                 ) from None
             require_readable(self._name, value)
             raise

@@ -1,4 +1,4 @@
-"""The curves of a history, as a picture shows them: which belong together, smoothed, thinned, and their best points."""
+"""The curves of a history, as an image shows them: which belong together, smoothed, thinned, and their best points."""
 
 import dataclasses
 from typing import TYPE_CHECKING
@@ -77,7 +77,7 @@ def panels(history: "History", names: list[str] | None, smooth: float | None) ->
         values = column.floats()
         curve = Curve(labels[path], steps[column.row_numbers()], values, _smoothed(values, smooth))
         made.setdefault(_subject(path[1], entries), []).append(curve)
-    # What is said of a metric itself comes first, and its evaluations behind it, whatever was logged first.
+    # What is said of a metric itself comes first, and its evaluations after it, whatever was logged first.
     return {subject: sorted(curves, key=lambda curve: curve.label != subject) for subject, curves in made.items()}
 
 

@@ -39,7 +39,7 @@ class Elapsed:
         steps: Completed steps, the current one included.
         samples: Samples they had: the rows that their masks count.
         epochs: Completed epochs; None if the run knows no epochs.
-        time: Seconds that the run has taken; it goes on when a run is resumed, and does not count the time between.
+        time: Seconds that the run has taken; it continues when a run is resumed, and does not count the time between.
         date_start: When the run would have started, had it never been stopped, as a timestamp: `date` is now.
         samples_before: Samples before the current step.
         epochs_before: Epochs completed before it.

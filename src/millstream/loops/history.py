@@ -61,10 +61,10 @@ class History(Sequence[Logs]):
                 column.append(row, value)
 
     def begin_run(self, steps: int | None) -> None:
-        """A run begins to log here; it adds to the newest row only if it goes on behind the step of that row.
+        """A run begins to log here; it adds to the newest row only if it continues after the step of that row.
 
         Args:
-            steps: How far the run is that begins; None if it does not go on with another.
+            steps: How far the run is that begins; None if it does not continue with another.
         """
         if steps != self._newest_step:
             self._newest_step = None
@@ -73,7 +73,7 @@ class History(Sequence[Logs]):
         """Keep what several steps have logged that were one program.
 
         Args:
-            passed: These steps, all behind the newest row.
+            passed: These steps, all after the newest row.
             logs: Arrays, whose first rows belong to these steps.
             masks: The masks of their batches, unless the real rows of each are its first ones.
         """
@@ -89,7 +89,7 @@ class History(Sequence[Logs]):
         """Keep what several steps have logged, all of them the same entries.
 
         Args:
-            passed: These steps, all behind the newest row.
+            passed: These steps, all after the newest row.
             columns: The values of each entry, one for each step.
         """
         rows = self._new_rows(passed)
@@ -369,7 +369,7 @@ class History(Sequence[Logs]):
 
     @classmethod
     def from_jsonl(cls, path: str | os.PathLike[str]) -> "History":
-        """Read a history that `to_jsonl` has written, to look at it or to go on with it.
+        """Read a history that `to_jsonl` has written, to look at it or to continue with it.
 
         Example:
             >>> history = ms.history()
@@ -453,7 +453,7 @@ class History(Sequence[Logs]):
         log: bool | None = None,
         dpi: int = 150,
     ) -> Any:
-        """A picture of the curves: one panel per metric, with that of training and evaluation together.
+        """An image of the curves: one panel per metric, with that of training and evaluation together.
 
         Example:
             >>> history = ms.history()

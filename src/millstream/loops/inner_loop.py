@@ -1,4 +1,4 @@
-"""A loop inside of a loop, whose history becomes one row of the outer one."""
+"""A loop inside a loop, whose history becomes one row of the outer one."""
 
 import weakref
 from collections.abc import Callable
@@ -50,7 +50,7 @@ class InnerLoop(Callback):
                 f"Got {describe_value(output)}."
             )
         inner_state, history, _ = output
-        # A function may go on with one history, call after call; earlier rows have been logged already.
+        # A function may continue with one history, call after call; earlier rows have been logged already.
         start, self._counted[history] = self._counted.get(history, 0), len(history)
         interrupted = getattr(output, "interrupted", False)
         logs = Logs() if interrupted else self._aggregation(history, start)
@@ -79,10 +79,10 @@ def inner_loop(name: Any, fn: Any = None, *, output_state: bool = False, aggrega
         >>> logs.metrics.loss_test
         0.2
 
-    Stateful metrics stand for all batches so far, so their last value counts. Outputs are dropped: joined anew at every
-    test they would fill the history of a training run; `aggregation={"outputs": "concatenate"}` keeps them, without
-    padding. Everything else is averaged, weighted by samples. An interrupted loop logs nothing, because a part of the
-    data would pass for all of them; the loop around it is interrupted, too.
+    Stateful metrics stand for all batches so far, so their last value counts. Outputs are dropped: joined again at
+    every test they would fill the history of a training run; `aggregation={"outputs": "concatenate"}` keeps them,
+    without padding. Everything else is averaged, weighted by samples. An interrupted loop logs nothing, because a part
+    of the data would pass for all of them; the loop around it is interrupted, too.
 
     Args:
         name: What its entries are called: `loss` becomes `loss_test`. It can be left out; names stay as they are then.

@@ -50,7 +50,7 @@ def loop(
 
     Args:
         state: What callbacks hand from step to step: any value.
-        dataset: An iterable of batches, or a `DataLoader`: batches are then (batch, mask), and epochs go on by
+        dataset: An iterable of batches, or a `DataLoader`: batches are then (batch, mask), and epochs continue by
             themselves. Or a function that returns one.
         tasks: A dict from schedule to callbacks, or a list of such pairs; done in this order at each step.
         stop: When to end: a number of steps, `at(...)`, or a function of the elapsed. None: with the data.
@@ -58,15 +58,15 @@ def loop(
     Other Args:
         on_start: Callbacks before the first batch.
         on_end: Callbacks after the last one, however the loop ends.
-        history: An earlier history to go on with.
-        elapsed: How far an earlier run had come; with the same key, a loader goes on behind it.
+        history: An earlier history to continue with.
+        elapsed: How far an earlier run had come; with the same key, the loader continues from there.
         key: The key of a loader's run.
         data_state: The state of a loader to begin with, instead of a key.
-        resume: A directory that `ms.checkpoint` saves to, or True for that of the loop's own: go on with the run that
-            was saved there last, as if it had never stopped; if there is none, begin.
+        resume: A directory that `ms.checkpoint` saves to, or True for that of the loop's own: continue with the run
+            that was saved there last, as if it had never stopped; if there is none, begin.
         epoch_duration: How long an epoch is, in steps or as `at(samples=...)`; a `DataLoader` says it itself.
-        fuse: Steps per dispatch, for compiled steps over a `DataLoader` whose data are arrays: so many steps become one
-            program. Logs and schedules stay the same; callbacks see no batch.
+        fuse: Steps per dispatch, for compiled steps over a `DataLoader` whose data are arrays: that many steps become
+            one program. Logs and schedules stay the same; callbacks see no batch.
         catch_keyboard_interrupt: Whether Ctrl-C ends the loop as described above, or raises.
         batch_size_fn: How many samples a batch has, where its shape does not say it.
         metadata: For callbacks, as `loop_state.metadata`.

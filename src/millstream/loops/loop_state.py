@@ -28,8 +28,8 @@ class LoopOutput(_Returned):
         (3, 'the data ended')
 
     Attributes:
-        data_state: The state of the loader to go on from; None if the data do not come from a loader, or if batches had
-            overtaken others, as they may with `ordered=False`.
+        data_state: The state of the loader to resume from; None if the data do not come from a loader, or if batches
+            had overtaken others, as they may with `ordered=False`.
         reason: Why the loop ended, in words.
         interrupted: Whether it was by Ctrl-C or SIGTERM.
     """
@@ -55,7 +55,7 @@ class Waits:
 
     Attributes:
         data: Waiting for batches.
-        evaluation: In loops inside of this one.
+        evaluation: In loops inside this one.
         callbacks: In bars, writers, checkpoints and other observers.
     """
 
@@ -89,14 +89,14 @@ class LoopState:
         parent: The state of the loop around this one; None for an outermost one.
         waits: What time is spent on besides steps.
         ends_at: The point at which the loop stops, if it is one.
-        callbacks: All callbacks of the loop that have a memory.
+        callbacks: All stateful callbacks of the loop.
         dataset: What the batches come from: a loader or an iterable.
         tasks: What is done when.
         stops: When the loop stops; None if nobody has said it.
         failed: Whether the loop broke off in the middle of a step.
         unfinished: The first task of this step that an interrupt kept from being done, and whether it was one of those
             at the end of the run; None if there is none.
-        cut_short: Whether an interrupt has ended a loop inside of the current callback.
+        cut_short: Whether an interrupt has ended a loop inside the current callback.
         data_position: Gives `data_state`.
         position: Gives where the run is in its data, as it is saved.
     """
@@ -145,7 +145,7 @@ class LoopState:
 
 
 def is_nested_in(loop_state: LoopState, outer: LoopState | None) -> bool:
-    """Whether a loop runs inside of another one; of none, if that is None."""
+    """Whether a loop runs inside another one; of none, if that is None."""
     parent = loop_state.parent
     while parent is not None and parent is not outer:
         parent = parent.parent

@@ -30,7 +30,7 @@ class Metrics:
         0.800000011920929
 
     In a step: `metrics = state.metrics.update(preds=preds, target=target, mask=mask)`, then
-    `logs.add_stateful_metrics(metrics.compute())`; at the begin of an epoch `metrics.reset()`.
+    `logs.add_stateful_metrics(metrics.compute())`; at the beginning of an epoch `metrics.reset()`.
 
     Args:
         metrics: By name, one of:

@@ -94,7 +94,7 @@ class NamedTasks:
         return name in self._given
 
     def named_only(self) -> "NamedTasks":
-        """These without the tasks under other schedules, for a loop inside of this one."""
+        """These without the tasks under other schedules, for a loop inside this one."""
         only = copy.copy(self)
         only.others = []
         return only

@@ -90,7 +90,7 @@ def overview(tree: PyTree, *, depth: int | None = None, stats: bool = False) -> 
 
     Args:
         tree: Any pytree; leaves that are no arrays (nor `jax.ShapeDtypeStruct`s) are left out.
-        depth: Put together what has so many first parts of its path in common; None for a row per array.
+        depth: Put together what has that many first parts of its path in common; None for a row per array.
         stats: Whether to read all arrays and show their means and standard deviations.
     """
     if depth is not None:

@@ -30,7 +30,7 @@ class Preempted(SystemExit):
 
 
 class PreemptionPoint:
-    """The step behind which all processes of a run stop, once SIGTERM has come to one of them.
+    """The step after which all processes of a run stop, once SIGTERM has come to one of them.
 
     JAX's own service listens for the signal and agrees on a step; every process asks it once per step.
     """

@@ -21,7 +21,7 @@ from millstream.text.errors import describe_value
 
 _CONTAINERS: dict[str, type] = {"list": list, "tuple": tuple}
 _FORMAT = 3
-# The step at which a run of this process was last saved in a directory, or taken up from it: where it goes on there.
+# The step at which a run of this process was last saved in a directory, or taken up from it: where it continues there.
 reached: dict[str, int] = {}
 
 
@@ -114,7 +114,7 @@ def _is_plain(value: Any) -> bool:
 def _is_like(value: Any, like: PyTree) -> bool:
     try:
         return _specs(_storable(value)) == _specs(like)
-    except ValueError:  # a dict whose keys have no order is no tree
+    except ValueError:  # a dict whose keys have no order is not a tree
         return False
 
 
@@ -177,7 +177,7 @@ def _value(outline: list[Any], arrays: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SavedRun:
-    """A run at the moment it was saved, to go on from.
+    """A run at the moment it was saved, to resume from.
 
     Example:
         >>> tasks = {ms.every(1): lambda state: state + 1, ms.every(5): ms.checkpoint("run")}
@@ -249,10 +249,10 @@ def load_run(
     """The run that was saved last, or at a step; None if none was.
 
     Args:
-        who: Who speaks in errors.
+        who: The caller's name, for errors.
         directory: Where it was saved.
         state: A state of the same structure, which says where arrays go.
-        loader: The loader of the run that will go on; None if it is not known.
+        loader: The loader of the run that will continue; None if it is not known.
         key: The key of that run; None if it is whatever it was.
         step: The step of the checkpoint; None for the newest.
     """
@@ -272,7 +272,7 @@ def load_run(
             raise NoCheckpoint(f"{who}: {store.directory} has no checkpoint of step {step}. It has: {steps}.") from None
         except (ValueError, TypeError) as error:
             error.add_note(
-                f"{who} goes on only with a state like the one that was saved. What was saved can be had by its paths, "
+                f"{who} resumes only with a state like the one that was saved. What was saved can be had by its paths, "
                 "to be put into another state on purpose: from millstream.checkpoints import CheckpointStore; "
                 f"CheckpointStore({str(store.directory)!r}, read_only=True).load().tree"
             )
@@ -323,7 +323,7 @@ def _decoded(checkpoint: Checkpoint) -> _SavedDocument:
         if document["format"] != _FORMAT:
             raise ValueError(
                 f"it has format {document['format']!r}, and this version reads format {_FORMAT}: "
-                "load it with the version that saved it, or start anew in a different directory"
+                "load it with the version that saved it, or start again in a different directory"
             )
         elapsed = Elapsed(**document["elapsed"])
         if elapsed.steps != checkpoint.step or not _are_numbers(elapsed):
@@ -355,7 +355,7 @@ def _data_state(who: str, position: Position, data: PyTree, loader: Any, key: An
 
 
 def restore_callbacks(callbacks: list[Callback], saved: SavedRun) -> None:
-    """Let callbacks go on from what they remembered."""
+    """Let callbacks resume from what they remembered."""
     for name, callback in _named(callbacks).items():
         if name in saved.callbacks:
             callback.set_state(dict(saved.callbacks[name]))

@@ -25,7 +25,7 @@ class Schedule:
         raise NotImplementedError
 
     def next_due(self, steps: int, epoch: int | None) -> float | None:
-        """The first step behind `steps` at which it is due, inf if none, None if it has to be asked.
+        """The first step after `steps` at which it is due, inf if none, None if it has to be asked.
 
         Args:
             steps: Steps so far.
@@ -346,7 +346,7 @@ def every(
     epochs: int | None = None,
     time: float | datetime.timedelta | None = None,
 ) -> Schedule:
-    """Due whenever another so many steps, samples, epochs or seconds are complete.
+    """Due whenever another n steps, samples, epochs or seconds are complete.
 
     Example:
         >>> [step for step in range(1, 31) if ms.every(10)(ms.Elapsed(steps=step))]
@@ -399,7 +399,7 @@ def after(steps: int | None = None, **units: Any) -> _After:
 
 
 def first(steps: int | None = None, **units: Any) -> Schedule:
-    """Due at the first step, or the first so many steps (samples, epochs, seconds).
+    """Due at the first step, or the first n steps (samples, epochs, seconds).
 
     Example:
         >>> [step for step in range(1, 5) if ms.first(2)(ms.Elapsed(steps=step))]

@@ -70,7 +70,7 @@ def train_loop(
 
     Args:
         state: The model; its methods `train_step`, `test_step` and `reset_step`, if it has them, are used.
-        dataset: An iterable of batches, or a `DataLoader`: batches are then (batch, mask), and epochs go on by
+        dataset: An iterable of batches, or a `DataLoader`: batches are then (batch, mask), and epochs continue by
             themselves. Or a function that returns one.
         tasks: Callbacks by named schedule (`on_train_step` and its like) or by any other.
         callbacks: Objects with methods called like a named schedule, bars and loggers.
@@ -87,10 +87,10 @@ def train_loop(
         data_state: As in `loop`.
         resume: As in `loop`.
         fuse: As in `loop`.
-        limit_batches: At most so many batches per epoch and per test, to try things out.
-        fast_dev_run: Run one step (or so many) and one test of as many batches, without callbacks that leave something
-            behind, to see whether all of it works.
-        sanity_batches: Test on so many batches before the training, to see whether it works. Nothing is logged.
+        limit_batches: At most that many batches per epoch and per test, to try things out.
+        fast_dev_run: Run one step (or that many) and one test of as many batches, without callbacks that leave
+            something after, to see whether all of it works.
+        sanity_batches: Test on that many batches before the training, to see whether it works. Nothing is logged.
         inner_loop_kwargs: For the test loop: `aggregation` and `output_state`, see `inner_loop`.
         catch_keyboard_interrupt: As in `loop`.
         batch_size_fn: As in `loop`.
@@ -207,7 +207,7 @@ def _require_policy(policy: Policy, dataset: Any, test_dataset: Any) -> None:
 
 
 def _shorter(name: str, duration: Any, batches: int) -> int:
-    """A duration, cut to so many batches."""
+    """A duration, cut to that many batches."""
     point = None if duration is None else as_stop("train_loop", duration, name)
     steps = point.units.get("steps") if isinstance(point, Period) else None
     return batches if steps is None else min(int(steps), batches)

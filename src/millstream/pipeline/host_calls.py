@@ -39,7 +39,7 @@ def call_and_wait(function: Callable[..., Any], *arguments: Any) -> Any:
         if not _raised or (isinstance(error, ValueError) and "callback" not in str(error).lower()):
             raise
         first = _raised[0]
-        _raised.clear()  # with its traceback it would hold on to all that was at hand where it was raised
+        _raised.clear()  # with its traceback it would hold on to all that was in reach where it was raised
         _clear_callers(first)
         raise first from None
 

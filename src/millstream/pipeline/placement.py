@@ -34,7 +34,7 @@ class BatchPlacement:
         return _with_auto_axes(self.sharding.mesh)
 
     def of(self, axes: int) -> NamedSharding:
-        """For a leaf with so many axes; a label has fewer than an image."""
+        """For a leaf with that many axes; a label has fewer than an image."""
         return NamedSharding(self.mesh, PartitionSpec(*self.sharding.spec[:axes]))
 
     def require_auto(self, who: str) -> None:
@@ -72,7 +72,7 @@ class BatchPlacement:
         return tuple(sorted({row for (rows,) in needed for row in range(*rows.indices(self.size))}))  # pyright: ignore
 
     def constrain(self, tree: PyTree) -> PyTree:
-        """Have the compiler place a batch, inside of a program."""
+        """Have the compiler place a batch, inside a program."""
         return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, self.of(leaf.ndim)), tree)
 
     def place(self, local: np.ndarray, rows: tuple[int, ...]) -> jax.Array:

@@ -52,7 +52,7 @@ def memories(state: PyTree) -> list[str]:
 
 
 def set_policy_state(who: str, state: PyTree, policy_state: PyTree, new_episode: Any) -> PyTree:
-    """The state with another policy, wherever in the pipeline it sits; refuses one of another shape.
+    """The state with another policy, wherever in the pipeline it sits; refuses one of a different shape.
 
     Args:
         who: Who is speaking if this fails.
@@ -86,7 +86,7 @@ def as_arrays(who: str, policy_state: PyTree) -> PyTree:
         if array is None:
             raise TypeError(
                 f"{who} needs a policy state made of arrays. Got {_name(path)}: {describe_value(leaf)}. "
-                "Keep functions and settings outside of it, in the policy function itself."
+                "Keep functions and settings outside it, in the policy function itself."
             )
         return array
 

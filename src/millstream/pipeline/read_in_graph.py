@@ -25,7 +25,7 @@ def read_in_graph(host: ReadConfig, plan: Plan, words: Array, step: Array) -> tu
     if jax.process_count() > 1 and host.rows is not None:
         raise TypeError(
             "A compiled program over several processes cannot read samples on the host. Use iterate, or next_batch "
-            "outside of jax.jit; there each process reads its own rows."
+            "outside jax.jit; there each process reads its own rows."
         )
     layout = host.layout(plan)
     leaves = zip(spec.shapes, spec.dtypes, strict=True)

@@ -36,7 +36,7 @@ class LoaderState:
     Attributes:
         key: The raw data of the run's key, uint32.
         step: Batches drawn so far, uint32.
-        origin: What the pipeline is, in words; static, so a state of another pipeline is refused at no cost.
+        origin: What the pipeline is, in words; static, so a state of a different pipeline is refused at no cost.
     """
 
     key: jax.Array
@@ -81,14 +81,14 @@ def check_position(who: str, state: LoaderState, limit: int) -> int:
 
 
 def check_origin(who: str, state: Any, origin: Origin) -> None:
-    """Refuse a state that another pipeline made, naming what differs."""
+    """Refuse a state that a different pipeline made, naming what differs."""
     if not isinstance(state, LoaderState):
         raise TypeError(f"{who} needs a state from loader.init_state(key). Got {describe_value(state)}.")
     if state.origin == origin:
         return
     differing = differences(dict(state.origin), dict(origin), ("in the state", "here"))
     raise ValueError(
-        f"{who} got a state of another pipeline. They differ in\n{differing}\n"
-        "Make a state with this loader's init_state(key), or, to go on at the same step on purpose, "
+        f"{who} got a state of a different pipeline. They differ in\n{differing}\n"
+        "Make a state with this loader's init_state(key), or, to continue at the same step on purpose, "
         "with loader.init_state(state.key, step=int(state.step))."
     )

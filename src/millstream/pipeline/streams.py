@@ -1,4 +1,4 @@
-"""Stages behind a stream, whose values can only be drawn one after the other."""
+"""Stages after a stream, whose values can only be drawn one after the other."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StageState:
-    """The state of a stage behind a stream.
+    """The state of a stage after a stream.
 
     Attributes:
         inner: The state of what lies below.

@@ -60,5 +60,5 @@ class Transform:
         return type(self).__name__
 
     def __call__(self, source: Any) -> Stream:
-        """Put this stage behind a source."""
+        """Put this stage after a source."""
         return compose(source, self)

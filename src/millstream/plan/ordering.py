@@ -27,7 +27,7 @@ class Shuffle:
             random stages; `ordering="shuffle"` is short for it. "reseed": the order. "repeat": the order and the keys,
             so the same batches. "batchwise": the batches, with their keys, which come in a new order; of batches of
             batches those are the outermost ones, and without a `BatchTransform` every sample is a batch. "repeat" and
-            "batchwise" need batches that end with their epoch. A stage behind a stream has keys of its own.
+            "batchwise" need batches that end with their epoch. A stage after a stream has keys of its own.
         first_epoch: False to leave epoch 0 unshuffled: samples and batches come in sequence. The order that "reseed"
             and "repeat" keep, and the batches that "batchwise" keeps, are then those of the sequence.
     """

@@ -48,7 +48,7 @@ def open_cache(who: str, path: pathlib.Path, mode: Mode, contents: CacheContents
     """Open the cache in a folder, or begin one, if it is a cache of `contents`.
 
     Args:
-        who: Who speaks in errors.
+        who: The caller's name, for errors.
         path: The folder.
         mode: What may be done with it. Unless it is "read-write", nothing in the folder is changed.
         contents: What the cache has to be of.
@@ -70,7 +70,7 @@ class OpenCache:
     """A cache whose contents are known to be the right ones. Threads and processes may share it; nothing is held open.
 
     Attributes:
-        who: Who speaks in errors.
+        who: The caller's name, for errors.
         path: The folder.
         mode: What may be done with it.
         format: What its files look like.
@@ -165,8 +165,8 @@ class OpenCache:
         except OSError:
             free = "the folder is gone"
         warnings.warn(
-            f"{self.who} cannot store {path}: {error.strerror}. {size} bytes are needed and {free}. The run goes on "
-            "without storing; mend that, and the next run stores what is missing.",
+            f"{self.who} cannot store {path}: {error.strerror}. {size} bytes are needed and {free}. The run continues "
+            "without storing; fix that, and the next run stores the missing batches.",
             RuntimeWarning,
             stacklevel=3,
         )

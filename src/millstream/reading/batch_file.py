@@ -113,7 +113,7 @@ class BatchFormat:
         """Where the sections of a file begin and the two sizes that may vary, if the file is what its name says."""
         prefix = file.read(_PREFIX.size)
         if len(prefix) < _PREFIX.size or not prefix.startswith(_MAGIC):
-            raise DamagedBatch(f"{path} is no batch file, or its beginning is lost ({size} bytes).")
+            raise DamagedBatch(f"{path} is not a batch file, or its beginning is lost ({size} bytes).")
         _, _, version, ok_size, additional_size = _PREFIX.unpack(prefix)
         if version != _VERSION:
             raise DamagedBatch(f"{path} has format version {version}, and this Millstream reads version {_VERSION}.")
@@ -140,7 +140,7 @@ class BatchFormat:
 
 @functools.lru_cache(maxsize=16)
 def _sections(layout: BatchFormat, ok_size: int, additional_size: int) -> tuple[str, list[int]]:
-    """The sections as the header describes them; and where they begin, and the last one ends, behind the header."""
+    """The sections as the header describes them; and where they begin, and the last one ends, after the header."""
     names = [*layout.names, "ok", "additional"]
     shapes = [*layout.shapes, layout.mask_shape, (additional_size,)]
     dtypes = [*layout.dtypes, np.dtype(bool), np.dtype(np.uint8)]

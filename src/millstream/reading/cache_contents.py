@@ -108,7 +108,7 @@ def contents_of(
     """The contents that a manifest describes.
 
     Args:
-        who: Who speaks in errors.
+        who: The caller's name, for errors.
         path: The folder.
         found: The manifest.
         names_in: The names of the leaves of a structure, if there are as many as the number says.
@@ -146,6 +146,6 @@ def _short(value: Any) -> str:
 
 def _no_manifest(who: str, path: pathlib.Path) -> ValueError:
     return ValueError(
-        f"{who}: {path / MANIFEST} is damaged, or that of another kind of cache. Give another folder, or delete this "
-        "one."
+        f"{who}: {path / MANIFEST} is damaged, or that of a different kind of cache. "
+        "Give another folder, or delete this one."
     )

@@ -47,7 +47,7 @@ class CacheOf:
         if isinstance(spec, ObjectSpec):
             raise TypeError(
                 f"BatchCache keeps arrays, and these samples are Python objects ({spec.found}). Turn them into arrays "
-                "with a HostMapTransform behind the source."
+                "with a HostMapTransform after the source."
             )
         shapes = tuple((*layout.axes, *shape) for shape in layout.shapes)
         description = {**dict(self.origin), "key": np.frombuffer(run, np.uint32).astype(">u4").tobytes().hex()}

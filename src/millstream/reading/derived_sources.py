@@ -48,7 +48,7 @@ class MappedSource(SampleReader):
         inner: The source.
         fn: `fn(sample)`, or `fn(sample, rng)` if it is random.
         readers: How many threads read.
-        name: Who speaks in errors; also the name its random numbers belong to.
+        name: The caller, for errors; also the name its random numbers belong to.
         random: Whether the function takes random numbers.
     """
 
@@ -122,8 +122,8 @@ class CollatedSource(HostSource):
             out[0][:] = None
             out[0][0] = batch
             return
-        mend = "Pad to a fixed length, and keep to one dtype, so that nothing compiles again."
-        spec.write_rows(f"The result of the {self._name}", out, batch, mend)
+        fix = "Pad to a fixed length, and keep to one dtype, so that nothing compiles again."
+        spec.write_rows(f"The result of the {self._name}", out, batch, fix)
 
     def item(self, index: int) -> Any:
         """The item as the source was given it."""

@@ -6,7 +6,7 @@ class WorkerStalled(TimeoutError):
 
 
 class WorkerCrashed(RuntimeError):
-    """A worker process died, again and again; the text says at which sample."""
+    """A worker process died repeatedly; the message names the sample."""
 
 
 class SharedMemoryFull(OSError):

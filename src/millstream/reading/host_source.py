@@ -60,7 +60,7 @@ class HostSource:
         Args:
             indices: Which samples.
             out: One array per leaf; its rows may hold anything.
-            keys: Two uint32 words per sample, if the source is `keyed` and this is no validation run.
+            keys: Two uint32 words per sample, if the source is `keyed` and this is not a validation run.
         """
         raise NotImplementedError
 

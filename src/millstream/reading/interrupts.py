@@ -104,7 +104,7 @@ class Interrupts:
 
 
 class _Handling:
-    """One signal, and who is told of it: streams inside of streams, since an interrupt is for all of them."""
+    """One signal, and who is told of it: streams inside streams, since an interrupt is for all of them."""
 
     def __init__(self, number: int, handler: Any) -> None:
         self._number = number

@@ -13,18 +13,18 @@ from millstream.text.errors import require_callable, require_int
 
 @dataclasses.dataclass(frozen=True)
 class Processes:
-    """Read batches in worker processes: right for Python code that keeps the interpreter's lock.
+    """Read batches in worker processes: right for Python code that keeps the GIL.
 
     Each worker is a new interpreter, which loads no JAX and needs no `if __name__ == "__main__"` in your script.
     Functions reach it by cloudpickle, so lambdas and functions of a notebook work; arrays of the source are shared.
     Batches are written into shared memory, which JAX uses without a copy, and which is used again when nobody holds it
-    any more. A worker that dies is replaced, and what it was at is read again.
+    any more. A worker that dies is replaced, and the batch it was reading is read again.
 
     Example:
         >>> executor = ms.Processes(4, nice=5, timeout=60.0)
 
     Args:
-        workers: How many processes. Each works at a batch of its own, so that many more than `prefetch` are under way.
+        workers: How many processes. Each works at a batch of its own, so that many more than `prefetch` are in flight.
         ordered: False hands out whichever batch is read first. Every sample still comes exactly once, but the position
             in the stream is known at its end only.
         startup: A function called once in each worker, before it reads.
@@ -50,7 +50,7 @@ class Processes:
             require_int("Processes", "memory_limit", self.memory_limit, least=1)
 
     def ahead(self, prefetch: int) -> int:
-        """Batches under way besides the one that is asked for."""
+        """Batches in flight besides the one that is asked for."""
         return prefetch + self.workers - 1
 
     def open(self, source: HostSource, layout: Layout, ahead: int, tolerant: bool) -> ProcessBackend:

@@ -35,7 +35,7 @@ class ReadConfig:
 
     @property
     def tolerant(self) -> bool:
-        """Whether the stream goes on when a sample cannot be read; its mask then depends on the reading."""
+        """Whether the stream continues when a sample cannot be read; its mask then depends on the reading."""
         return self.on_error != "raise"
 
     @property
@@ -49,7 +49,7 @@ class ReadConfig:
         return Layout(axes, self.source.sample_spec.shapes, self.source.sample_spec.dtypes)
 
     def ahead(self, plan: Plan) -> int:
-        """Batches under way besides the one that is asked for."""
+        """Batches in flight besides the one that is asked for."""
         if self.executor is not None:
             return self.executor.ahead(self.prefetch)
         return -(-self.source.prefetch_size // self.layout(plan).rows)

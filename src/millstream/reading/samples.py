@@ -130,18 +130,18 @@ class SampleSpec:
             if found == expected:
                 return leaves
         raise TypeError(
-            f"{who} has another structure than the spec.\n  found: {found}\n  spec:  {expected}\n"
+            f"{who} does not match the structure of the spec.\n  found: {found}\n  spec:  {expected}\n"
             "Return the same keys every time."
         )
 
     def write(self, who: str, out: Sequence[np.ndarray], row: int, index: int | None, sample: PyTree) -> None:
-        """Write a sample into one row of a batch, refusing another structure, shape or dtype.
+        """Write a sample into one row of a batch, refusing a different structure, shape or dtype.
 
         Args:
-            who: Who speaks in errors.
+            who: The caller's name, for errors.
             out: One array per leaf; or one array of objects, which gets the sample as it is.
             row: Which of their rows to fill.
-            index: The sample's number; None if it is no sample but what a function returned.
+            index: The sample's number; None if it is not a sample but what a function returned.
             sample: What to write.
         """
         if self.lenient and out[0].dtype.hasobject:
@@ -167,24 +167,24 @@ class SampleSpec:
                 raise _other_array(_told(who, index), name, array, shape, dtype)
             target[row] = narrowed(f"{_told(who, index)}{name}", array, dtype)
 
-    def write_rows(self, who: str, out: Sequence[np.ndarray], rows: PyTree, mend: str = _SAME) -> None:
-        """Write the rows of a batch, refusing another structure, shape or dtype.
+    def write_rows(self, who: str, out: Sequence[np.ndarray], rows: PyTree, fix: str = _SAME) -> None:
+        """Write the rows of a batch, refusing a different structure, shape or dtype.
 
         Args:
-            who: Who speaks in errors.
+            who: The caller's name, for errors.
             out: One array per leaf.
             rows: A tree of arrays with as many rows as those.
-            mend: What to do about another shape or dtype, in errors.
+            fix: What to do about a different shape or dtype, in errors.
         """
         for name, target, leaf in zip(self.names, out, self.flatten(who, rows), strict=True):
             check_array(f"{who}{name}", leaf)
             array = np.asarray(leaf)
             if array.shape != target.shape or not can_become(array.dtype, target.dtype):
-                raise _other_array(who, name, array, target.shape, target.dtype, mend)
+                raise _other_array(who, name, array, target.shape, target.dtype, fix)
             target[...] = narrowed(f"{who}{name}", array, target.dtype)
 
     def empty(self, rows: int) -> list[np.ndarray]:
-        """Arrays to write so many samples into, one per leaf."""
+        """Arrays to write that many samples into, one per leaf."""
         return [np.empty((rows, *shape), dtype) for shape, dtype in zip(self.shapes, self.dtypes, strict=True)]
 
     @functools.cached_property
@@ -201,11 +201,11 @@ def _told(who: str, index: int | None) -> str:
 
 
 def _other_array(
-    who: str, name: str, found: np.ndarray, shape: tuple[int, ...], dtype: np.dtype, mend: str = _SAME
+    who: str, name: str, found: np.ndarray, shape: tuple[int, ...], dtype: np.dtype, fix: str = _SAME
 ) -> ValueError:
     return ValueError(
         f"{who} does not match the spec.\n  found{name}: {describe_leaf(found)}\n"
-        f"  spec{name}:  shape {shape}, {dtype}\n{mend}"
+        f"  spec{name}:  shape {shape}, {dtype}\n{fix}"
     )
 
 
@@ -214,7 +214,7 @@ class ObjectSpec:
     """The spec of samples that are Python objects: they are handed out as lists, and enter no compiled program.
 
     Attributes:
-        found: What about the first sample is no array.
+        found: What about the first sample is not an array.
     """
 
     found: str
@@ -234,19 +234,19 @@ class ObjectSpec:
         out[0][row] = sample
 
     def empty(self, rows: int) -> list[np.ndarray]:
-        """An array to put so many samples into."""
+        """An array to put that many samples into."""
         return [np.empty(rows, object)]
 
     def require_host(self, who: str) -> None:
-        """Refuse to go on in a compiled program."""
+        """Refuse to continue in a compiled program."""
         raise TypeError(
             f"{who} is compiled, and these samples are Python objects ({self.found}). Turn them into arrays with a "
-            "HostMapTransform behind the source, or keep to iterate and BatchTransform."
+            "HostMapTransform after the source, or keep to iterate and BatchTransform."
         )
 
 
 class NotAnArray(TypeError):
-    """A sample has something in it that is no array of numbers."""
+    """A sample has something in it that is not an array of numbers."""
 
     def __str__(self) -> str:
         return self.args[0]
@@ -283,7 +283,7 @@ def spec_of(who: str, sample: PyTree) -> SampleSpec:
         (("['count']", "['letter']"), ['int32', 'uint8'])
 
     Args:
-        who: Who speaks in errors.
+        who: The caller's name, for errors.
         sample: A sample, or a tree of `jax.ShapeDtypeStruct`.
     """
     import jax

@@ -33,7 +33,7 @@ class Settings:
         warn_seconds: A batch that takes longer than this is warned about once.
         stall_seconds: A batch that takes longer than this is an error, unless the executor has a `timeout`.
         shared_memory_folder: A folder for the memory that worker processes fill, such as a mounted tmpfs; the file has
-            no name there. None takes anonymous memory of the kernel where there is such a thing.
+            no name there. None takes anonymous memory of the kernel where available.
     """
 
     warn_seconds: float = 30.0

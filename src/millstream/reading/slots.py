@@ -1,6 +1,6 @@
 """Memory that batches are read into and handed out from, used again as soon as nobody holds it.
 
-JAX uses aligned NumPy memory without a copy, and lets go of it some time after the last array over it is gone. So a
+JAX uses aligned NumPy memory without a copy, and releases it some time after the last array over it is gone. So a
 slot that has been handed out has an owner, which the arrays over it keep alive; when the owner dies, the slot is free.
 Nothing ever waits for that: where no slot is free there will be one more, or, past the limit of memory, a copy.
 """
@@ -20,11 +20,11 @@ from millstream.reading.exceptions import SharedMemoryFull
 from millstream.reading.memory import ALIGNMENT, aligned_empty
 
 _SEARCH_SECONDS = 5.0  # between two searches of all memory for batches that nobody can reach any more
-_SPARE = 3  # slots besides those read ahead: one asked for, one in use, one that JAX has not let go of yet
+_SPARE = 3  # slots besides those read ahead: one asked for, one in use, one that JAX has not released yet
 
 
 def slots_for(ahead: int) -> int:
-    """How many slots a stream begins with that has so many batches under way besides the one asked for."""
+    """How many slots a stream begins with that has that many batches in flight besides the one asked for."""
     return ahead + _SPARE
 
 
@@ -107,7 +107,7 @@ class Slots:
     Args:
         layout: Of one batch.
         count: Slots to begin with.
-        allocate: Gives so many bytes of aligned memory, zeroed or not.
+        allocate: Gives that many bytes of aligned memory, zeroed or not.
         shown: How many of the leaves are handed out; None for all.
         limit: Bytes at most; None for no limit.
         on_limit: Called once, with the number of batches that are held, when the limit is reached.
@@ -146,7 +146,7 @@ class Slots:
     def take(self) -> Slot:
         """A slot to read into."""
         if not self._free:
-            gc.collect(0)  # JAX lets go of memory now
+            gc.collect(0)  # JAX releases memory now
         if not self._free:
             self._grow(max(1, self.count // 2))
         return self._free.popleft()

@@ -16,7 +16,7 @@ def collect_into(times: dict[str, float] | None) -> None:
 
 
 def spent(name: str, begun: float) -> None:
-    """A stage without others inside of it has run from `begun`, by `time.perf_counter`, to now."""
+    """A stage without others inside it has run from `begun`, by `time.perf_counter`, to now."""
     times = getattr(_local, "times", None)
     if times is not None:
         seconds = time.perf_counter() - begun
@@ -25,7 +25,7 @@ def spent(name: str, begun: float) -> None:
 
 
 class timed:
-    """A block whose time belongs to a stage. What stages inside of it take counts as theirs."""
+    """A block whose time belongs to a stage. What stages inside it take counts as theirs."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -277,7 +277,7 @@ def _whereabouts(job: _ThreadJob) -> str:
     """Which sample a batch is at, in a sentence."""
     found = _first_running(job)
     if found is None or found[1] is None:
-        return "The readers have not come to it yet: they are at batches behind it."
+        return "The readers have not come to it yet: they are at batches after it."
     return f"It is at sample {found[1]}."
 
 
@@ -292,7 +292,7 @@ def _stack(job: _ThreadJob) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Threads:
-    """Read batches in threads: right for disks, networks and libraries that let go of the interpreter's lock.
+    """Read batches in threads: right for disks, networks and libraries that release the GIL.
 
     Several threads share the samples of one batch, and its batches are those of every other executor, bit for bit.
 
@@ -315,7 +315,7 @@ class Threads:
         check_executor(self, self.workers, self.ordered, self.timeout)
 
     def ahead(self, prefetch: int) -> int:
-        """Batches under way besides the one that is asked for."""
+        """Batches in flight besides the one that is asked for."""
         return prefetch
 
     def open(self, source: HostSource, layout: Layout, ahead: int, tolerant: bool) -> ThreadBackend:

@@ -24,7 +24,7 @@ from millstream.text.errors import describe_value, require_path
 
 _NO_EPOCHS = -1  # as the state of a history has it
 _WHO = "millstream report"
-# What the file of a record begins with. Other files of lines have a space behind each colon, whatever was logged.
+# What the file of a record begins with. Other files of lines have a space after each colon, whatever was logged.
 _BEGIN_OF_RECORD = b'{"steps":0,"run":{'
 _FILES = "files/"
 _LOOKS_FOR = f"""\
@@ -140,7 +140,7 @@ def read_csv(path: pathlib.Path) -> RunData:
                 _add_row(made, header, row)
             except ValueError:
                 raise ValueError(
-                    f"{_WHO} reads tables as ms.csv_logger writes them. Line {rows.line_num} of {path} is no row of "
+                    f"{_WHO} reads tables as ms.csv_logger writes them. Line {rows.line_num} of {path} is not a row of "
                     f"one: {describe_value(','.join(row))}."
                 ) from None
     return RunData(path.stem, "a table", made.history())

@@ -62,7 +62,7 @@ def times_of(windows: list[dict[str, Any]]) -> Times | None:
     """The windows of a record; None if there are none.
 
     Args:
-        windows: As the record has written them, those marked with which a run began, or went on.
+        windows: As the record has written them, those marked with which a run began, or resumed.
     """
     windows = [window for window in windows if window["spent"]["seconds"] > 0]
     if not windows:
@@ -103,7 +103,7 @@ class RunData:
         kind: What it was read from, in words.
         history: What was logged.
         times: What its time was used for; None if nobody wrote that down.
-        beginnings: What it was each time it was begun or gone on with, as its record says it.
+        beginnings: What it was each time it was begun or resumed, as its record says it.
         ended: Why it ended; None if that is not known.
     """
 

@@ -16,7 +16,7 @@ _MOST_BEST = 4
 _MUCH_WAITING, _MUCH_TESTING, _MUCH_CALLING, _MUCH_COMPILING = 0.2, 0.4, 0.2, 0.4
 Tile = tuple[str, str, str]  # what it is, its value, and what is to be said of it
 _ADVICE = (
-    ("data", _MUCH_WAITING, "{} of the time was spent waiting for data: loader.tune() suggests how to mend it."),
+    ("data", _MUCH_WAITING, "{} of the time was spent waiting for data: loader.tune() suggests how to fix it."),
     (
         "callbacks",
         _MUCH_CALLING,

@@ -92,7 +92,7 @@
     }
   };
 
-  // The place of the point nearest to a step; of windows, of the first that ends behind it.
+  // The place of the point nearest to a step; of windows, of the first that ends after it.
   const nearest = (steps, step, windows) => {
     let low = 0, high = steps.length - 1;
     while (low < high) {

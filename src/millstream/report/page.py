@@ -84,7 +84,7 @@ def make_page(runs: list[RunData]) -> str:
         or "<p>Nothing was logged.</p>",
         left_out=_left_out(left_out),
         times="".join(chart_html(chart, number) for number, chart in enumerate(times, start=len(curves)))
-        or "<p>Nobody has written down what the time was used for.</p>",
+        or "<p>No timing data was recorded.</p>",
         tables="".join(_tables(run, named=len(runs) > 1) for run in runs),
         # In a script element nothing but "<" could end the data.
         data=json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),

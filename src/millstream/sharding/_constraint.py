@@ -12,7 +12,7 @@ from millstream.text.errors import describe_value
 def with_sharding_constraint(x: PyTree, shardings: PyTree) -> PyTree:
     """Divide values over the mesh in force, or leave them alone where there is none or it has one device.
 
-    It works under `jax.set_mesh` and the older `with mesh:`, inside and outside of `jax.jit`. On axes of type
+    It works under `jax.set_mesh` and the older `with mesh:`, inside and outside `jax.jit`. On axes of type
     `Explicit`, which `jax.make_mesh` makes by default and where JAX's own constraint only checks, it reshards.
 
     Example:

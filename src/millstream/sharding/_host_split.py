@@ -92,7 +92,7 @@ def split_by_host(
 
 
 def shard_bounds(num_shards: int, shard_id: int, size: int, drop_remainder: bool = False) -> tuple[int, int]:
-    """Where part number `shard_id` of `size` items starts and ends, if the parts lie one behind the other.
+    """Where part number `shard_id` of `size` items starts and ends, if the parts lie one after the other.
 
     Example:
         >>> [ms.sharding.shard_bounds(3, shard, 8) for shard in range(3)]

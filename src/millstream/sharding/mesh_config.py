@@ -320,7 +320,7 @@ def make_ddp_mesh_config(
         (-1,)
 
     Args:
-        mesh_axis_names: One name per axis; axes behind the first have size 1.
+        mesh_axis_names: One name per axis; axes after the first have size 1.
         batch_axis_names: The axis or axes that rows are divided over.
         mesh_rules: See `MeshConfig`.
         mesh_selector: What the rules are matched with; where one matches, its shape is taken.

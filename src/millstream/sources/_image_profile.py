@@ -1,4 +1,4 @@
-"""The colors of a picture as sRGB, by the ICC profile it carries. LittleCMS does it, through Pillow."""
+"""The colors of an image as sRGB, by the ICC profile it carries. LittleCMS does it, through Pillow."""
 
 import functools
 import io
@@ -21,7 +21,7 @@ _TABLES = {"RGB": "HIGHRESPRECALC", "CMYK": "NONE", "LAB": "NOOPTIMIZE", "L": "N
 
 
 def split_alpha(image: "Image") -> "tuple[Image | np.ndarray, Image | None]":
-    """The colors of a picture and its alpha, if it has any.
+    """The colors of an image and its alpha, if it has any.
 
     Colors are an image of the mode RGB, CMYK or LAB, or the levels of gray, uint8 or uint16.
     """
@@ -69,7 +69,7 @@ class BadProfile(ValueError):
 
 
 def to_srgb(image: "Image", intent: Intent, black_point: bool, complain: Callable[[str], None]) -> "Image":
-    """A decoded picture as RGB or RGBA; `complain` is told of a profile that cannot be used and is left out."""
+    """A decoded image as RGB or RGBA; `complain` is told of a profile that cannot be used and is left out."""
     profile = image.info.get("icc_profile")
     colors, alpha = split_alpha(image)
     try:
@@ -83,7 +83,7 @@ def to_srgb(image: "Image", intent: Intent, black_point: bool, complain: Callabl
 
 
 def is_srgb(profile: bytes | None, intent: Intent, black_point: bool) -> bool:
-    """Whether pixels of RGB pictures with this profile can be taken as they are."""
+    """Whether pixels of RGB images with this profile can be taken as they are."""
     try:
         return profile is None or (
             _space(profile) == "RGB " and _transform(profile, "RGB", intent, black_point) is None
@@ -111,7 +111,7 @@ def _by_profile(colors: "Image | np.ndarray", profile: bytes, intent: Intent, bl
         if space == "GRAY":
             table = _gray_table(profile, colors.dtype, intent, black_point)
             return Image.fromarray(table[colors])
-        colors = _untagged(colors)  # gray pictures with the RGB profile of a camera or a screen are common
+        colors = _untagged(colors)  # gray images with the RGB profile of a camera or a screen are common
     if space != _SPACES[colors.mode]:
         raise BadProfile(f"is for {space.strip()} colors, and the pixels are {colors.mode}")
     transform = _transform(profile, colors.mode, intent, black_point)

@@ -1,4 +1,4 @@
-"""Opening a picture: which formats, how large, whole or not, and in which colors."""
+"""Opening an image: which formats, how large, whole or not, and in which colors."""
 
 import contextlib
 import dataclasses
@@ -27,7 +27,7 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 PIXEL_LIMIT = 1 << 26
 
 _ORIENTATION = 0x0112  # the EXIF tag
-# What turns a picture upright, by the value of the tag; 1 is upright.
+# What turns an image upright, by the value of the tag; 1 is upright.
 _TURNS = {
     2: "FLIP_LEFT_RIGHT",
     3: "ROTATE_180",
@@ -50,7 +50,7 @@ def open_srgb(
     max_pixels: int | None = PIXEL_LIMIT,
     formats: Sequence[str] = FORMATS,
 ) -> "Image":
-    """Open a picture with Pillow, as sRGB: converted from the ICC profile it carries, upright, and whole.
+    """Open an image with Pillow, as sRGB: converted from the ICC profile it carries, upright, and whole.
 
     Example:
         >>> from PIL import Image
@@ -60,23 +60,23 @@ def open_srgb(
         >>> image.mode, image.size, image.getpixel((0, 0))
         ('RGB', (4, 3), (128, 128, 128))
 
-    A picture without a profile is taken as sRGB; if it is CMYK, as the complement of red, green and blue, and if it is
-    Lab, as the ICC's (D50). The pixels of a picture that is sRGB already are not changed, and neither is alpha ever.
+    An image without a profile is taken as sRGB; if it is CMYK, as the complement of red, green and blue, and if it is
+    Lab, as the ICC's (D50). The pixels of an image that is sRGB already are not changed, and neither is alpha ever.
     16 bits become 8. The image that is returned has no metadata, so that saving it cannot bring an old profile back.
 
-    A file that is cut short, damaged or no picture is a ValueError with its name.
+    A file that is cut short, damaged or no image is a ValueError with its name.
 
     Args:
         file: A path or an address, the bytes of a file, or a binary file, which is read from its beginning and not
             closed.
-        mode: "RGB", "RGBA", "RGBa" (multiplied by alpha), "L" or "LA". By default RGBA for pictures that have
-            transparency and RGB for all others. A mode without alpha drops it: nothing is drawn behind the picture.
-        intent: What to do with colors outside of sRGB: "relative" clips them, "perceptual" and "saturation" move all
+        mode: "RGB", "RGBA", "RGBa" (multiplied by alpha), "L" or "LA". By default RGBA for images that have
+            transparency and RGB for all others. A mode without alpha drops it: nothing is drawn behind the image.
+        intent: What to do with colors outside sRGB: "relative" clips them, "perceptual" and "saturation" move all
             colors if the profile has tables for that, and "absolute" keeps the color of the paper.
         black_point: Whether black stays black when the profile's is lighter.
-        bad_profile: A profile that is broken, or for other colors than the picture's, is left out with a warning
-            ("warn") or without one ("ignore"), or the picture is refused ("raise").
-        upright: Whether to turn a picture as its EXIF orientation says.
+        bad_profile: A profile that is broken, or for other colors than the image's, is left out with a warning
+            ("warn") or without one ("ignore"), or the image is refused ("raise").
+        upright: Whether to turn an image as its EXIF orientation says.
         max_pixels: The most pixels (width times height) that are decoded. Pillow's own limit,
             `PIL.Image.MAX_IMAGE_PIXELS`, holds besides, and alone if this is None.
         formats: Which of Pillow's formats may be read.
@@ -100,7 +100,7 @@ def read_srgb(
     """The pixels of the image that `open_srgb` opens, given the same, as uint8 (height, width, channels), read-only.
 
     JPEG files that need no change of color or orientation are decoded by simplejpeg, if it is installed: the same
-    pixels, sooner.
+    pixels, faster.
 
     Example:
         >>> from PIL import Image
@@ -116,7 +116,7 @@ def read_srgb(
 
 @dataclasses.dataclass(frozen=True)
 class Opening:
-    """How pictures are opened: the options of `open_srgb`, checked once."""
+    """How images are opened: the options of `open_srgb`, checked once."""
 
     who: str
     mode: Mode | None = None
@@ -141,7 +141,7 @@ class Opening:
             _require_formats(self.who, self.formats)
 
     def image(self, name: str, stream: BinaryIO) -> "Image":
-        """The picture in a stream; `name` is what errors call it."""
+        """The image in a stream; `name` is what errors call it."""
         return self._finished(name, self._begun(name, stream))
 
     def pixels(self, name: str, stream: BinaryIO) -> np.ndarray:
@@ -154,14 +154,14 @@ class Opening:
         return found[..., None] if found.ndim == 2 else found
 
     def _begun(self, name: str, stream: BinaryIO) -> "Image":
-        """The picture before any pixel is decoded."""
+        """The image before any pixel is decoded."""
         from PIL import Image
 
         with _named(name, self.formats):
             image = Image.open(stream, formats=list(self.formats))
         if self.max_pixels is not None and image.width * image.height > self.max_pixels:
             raise ValueError(
-                f"{name} cannot be read as a picture: {image.width} x {image.height} pixels are more than the "
+                f"{name} cannot be read as an image: {image.width} x {image.height} pixels are more than the "
                 f"{self.max_pixels} that are allowed. Remove it, or raise max_pixels if you trust it."
             )
         return image
@@ -182,7 +182,7 @@ class Opening:
         if self.bad_profile == "raise":
             raise ValueError(f"its ICC profile {reason}")
         if self.bad_profile == "warn":
-            text = f"{name}: the ICC profile of this picture {reason}. Its colors are taken as if it had none."
+            text = f"{name}: the ICC profile of this image {reason}. Its colors are taken as if it had none."
             warnings.warn(text, stacklevel=2)
 
     def _fast_jpeg(self, image: "Image", stream: BinaryIO) -> np.ndarray | None:
@@ -201,7 +201,7 @@ class Opening:
         try:
             pixels = simplejpeg.decode_jpeg(stream.read(), "GRAY" if wanted == "L" else "RGB")
         except ValueError:
-            return None  # it refuses what it could mend, which Pillow does, so that both give the same
+            return None  # it refuses what it could fix, which Pillow does, so that both give the same
         return pixels if pixels.shape[:2] == (image.height, image.width) else None
 
 
@@ -245,21 +245,21 @@ def _named(name: str, formats: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # Pillow's own errors are plain OSErrors; others come from the disk or the network, and not from the picture.
+        # Pillow's own errors are plain OSErrors; others come from the disk or the network, and not from the image.
         if isinstance(error, OSError) and (
             error.errno is not None or type(error) not in (OSError, UnidentifiedImageError)
         ):
             raise
-        reason, mend = str(error).rstrip("."), "Remove it or get it again"
+        reason, fix = str(error).rstrip("."), "Remove it or get it again"
         if isinstance(error, UnidentifiedImageError):
             reason = f"it is damaged or none of {', '.join(formats)}"
         if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
-            mend = "Remove it, or raise PIL.Image.MAX_IMAGE_PIXELS if you trust it"
-        raise ValueError(f"{name} cannot be read as a picture: {reason}. {mend}.") from error
+            fix = "Remove it, or raise PIL.Image.MAX_IMAGE_PIXELS if you trust it"
+        raise ValueError(f"{name} cannot be read as an image: {reason}. {fix}.") from error
 
 
 def _turn(image: "Image") -> str | None:
-    """What turns a picture upright, if anything does."""
+    """What turns an image upright, if anything does."""
     try:
         return _TURNS.get(image.getexif().get(_ORIENTATION, 1))
     except Exception:

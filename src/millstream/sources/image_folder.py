@@ -1,4 +1,4 @@
-"""Pictures in folders, one folder per class. Pillow decodes them."""
+"""Images in folders, one folder per class. Pillow decodes them."""
 
 import functools
 import os
@@ -18,10 +18,10 @@ _SUFFIXES = {".bmp", ".gif", ".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".tif", ".
 
 
 class ImageFolderSource(DiskSampleSource):
-    """The pictures below a folder as `{"image": uint8 (height, width, 3), "label": int32}`.
+    """The images below a folder as `{"image": uint8 (height, width, 3), "label": int32}`.
 
     Every folder in `root` is a class; labels count them in the order of their names, which `classes` gives.
-    Pictures are opened as `millstream.integrations.images.open_srgb` does it: as sRGB, and upright.
+    Images are opened as `millstream.integrations.images.open_srgb` does it: as sRGB, and upright.
 
     Example:
         >>> source = ImageFolderSource("flowers/train", size=(64, 64))  # doctest: +SKIP
@@ -30,9 +30,9 @@ class ImageFolderSource(DiskSampleSource):
 
     Args:
         root: The folder of class folders.
-        size: (height, width) to scale every picture to. By default they are taken as they are, and must be alike.
+        size: (height, width) to scale every image to. By default they are taken as they are, and must be alike.
         ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
-        prefetch_size: How many pictures are read before they are needed.
+        prefetch_size: How many images are read before they are needed.
     """
 
     classes: tuple[str, ...]
@@ -84,14 +84,14 @@ def _list_pictures(root: pathlib.Path) -> tuple[tuple[str, ...], list[tuple[path
             pictures.append((path, label))
     if not pictures:
         raise ValueError(
-            f"ImageFolderSource needs pictures ({', '.join(sorted(_SUFFIXES))}) in folders named after their classes. "
-            f"{root} has the folders {list(classes)} and no pictures in them."
+            f"ImageFolderSource needs images ({', '.join(sorted(_SUFFIXES))}) in folders named after their classes. "
+            f"{root} has the folders {list(classes)} and no images in them."
         )
     return classes, pictures
 
 
 def decode_image(name: str, file: Any, size: tuple[int, int] | None = None) -> np.ndarray:
-    """The pixels of a picture, as sRGB and upright: uint8, (height, width, 3)."""
+    """The pixels of an image, as sRGB and upright: uint8, (height, width, 3)."""
     opening = _opening()
     if size is None:
         return opening.pixels(name, file)

@@ -150,7 +150,7 @@ def _map_npz(file: File, stream: IO[bytes]) -> dict[str, Rows]:
 def _member(file: File, stream: IO[bytes], archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Rows:
     name = f"{file.name}[{member.filename[:-4]!r}]"
     if member.header_offset < 0:
-        raise ValueError(f"{name} lies outside of its file. The file is cut short or damaged; get it again.")
+        raise ValueError(f"{name} lies outside its file. The file is cut short or damaged; get it again.")
     if member.compress_type != zipfile.ZIP_STORED:
         return _unpacked(name, archive, member)
     # The local header, which may be longer than the one in the directory, says where the bytes start.
@@ -158,7 +158,7 @@ def _member(file: File, stream: IO[bytes], archive: zipfile.ZipFile, member: zip
     local = stream.read(30)
     start = member.header_offset + 30 + int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little")
     if not local.startswith(b"PK\x03\x04") or start + member.file_size > file.size:
-        raise ValueError(f"{name} lies outside of its file. The file is cut short or damaged; get it again.")
+        raise ValueError(f"{name} lies outside its file. The file is cut short or damaged; get it again.")
     stream.seek(start)
     header = _read_header(name, stream)
     require_shape(name, header.dtype, header.shape, member.file_size - header.length)

@@ -283,7 +283,7 @@ def new_framework_state(
 
     Args:
         kind: The class.
-        who: Who speaks in errors.
+        who: The caller's name, for errors.
         tx: The optimizer.
         losses: Functions by name.
         metrics: What `ms.Metrics` takes, by name.
@@ -331,7 +331,7 @@ def as_before(new: PyTree, old: PyTree) -> PyTree:
 
 
 def unique(name: str, taken: Mapping[str, Any]) -> str:
-    """The name, with a number behind it if it is taken."""
+    """The name, with a number after it if it is taken."""
     number, found = 2, name
     while found in taken:
         number, found = number + 1, f"{name}_{number}"

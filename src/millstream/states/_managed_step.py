@@ -111,7 +111,7 @@ def step(fn: Callable[..., Any]) -> ManagedStep:
     """Make a step of a function that minimises nothing, such as an evaluation: it runs as the state's strategy says.
 
     The function takes (state, batch) or (state, batch, elapsed) and returns logs, or (logs, state). The state it is
-    given stays usable under every strategy: a run is tested in between, and goes on.
+    given stays usable under every strategy: a run is tested in between, and continues.
 
     Example:
         >>> import optax

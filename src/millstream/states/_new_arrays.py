@@ -53,7 +53,7 @@ def as_arrays(who: str, name: str, tree: PyTree, *, copy: bool) -> PyTree:
             found = table([(f"{name}{jax.tree_util.keystr(path)}", describe_leaf(leaf))])
             raise TypeError(
                 f"{who} needs arrays and numbers in {name}. Got:\n{found}\n"
-                'Anything else belongs into a static field: dataclasses.field(metadata={"static": True}).'
+                'Anything else belongs in a static field: dataclasses.field(metadata={"static": True}).'
             )
         return copied(array) if copy else array
 
@@ -110,7 +110,7 @@ def split_fields(who: str, own: tuple[Any, ...], given: dict[str, Any]) -> tuple
     """The values for the fields that a subclass has of its own, defaults included: those of arrays, and static ones.
 
     Args:
-        who: Who speaks in errors.
+        who: The caller's name, for errors.
         own: The subclass's own dataclass fields.
         given: Values by name.
     """

@@ -77,8 +77,8 @@ def cast(tree: PyTree, dtype: Any) -> PyTree:
 class LossScale:
     """What a loss is multiplied with, so that small gradients survive in 16 bits; it adapts itself.
 
-    An update whose gradients are not finite is left out and the scale halved; after so many finite ones in a row it is
-    doubled.
+    An update whose gradients are not finite is left out and the scale halved; after that many finite ones in a row it
+    is doubled.
 
     Example:
         >>> scale = ms.managed.LossScale(1024.0, growth_interval=2)

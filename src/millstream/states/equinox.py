@@ -61,7 +61,7 @@ def create_equinox_state(
         >>> module = state.model()
 
     Arrays of floats are trained. In test and predict steps the module is in inference mode
-    (`eqx.nn.inference_mode`), in training as it was given. If it takes a `key`, each sample gets its own, anew at each
+    (`eqx.nn.inference_mode`), in training as it was given. If it takes a `key`, each sample gets its own, again at each
     step. A module with state is called as `module(x, state)` and returns a pair; its state is updated in training.
     Padding goes through the module like other rows.
 

@@ -60,7 +60,7 @@ def create_haiku_state(
         transformed: What `hk.transform` or `hk.transform_with_state` returned.
         inputs: An example of what it is called with, any number of rows; a tuple is several arguments.
         tx: An optimizer, such as those of optax.
-        key: For the first parameters, and for dropout and anything random, anew at each step.
+        key: For the first parameters, and for dropout and anything random, again at each step.
         losses: Functions by name, see `create_flax_state`.
         metrics: What `ms.Metrics` takes, by name, see `create_flax_state`.
         strategy: How steps run, see `ManagedState.create`.
@@ -96,7 +96,7 @@ class HaikuNetwork(Network):
 
     Args:
         haiku: The package.
-        who: Who speaks in errors.
+        who: The caller's name, for errors.
         transformed: The function.
     """
 

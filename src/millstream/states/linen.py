@@ -78,7 +78,7 @@ def create_flax_state(
         losses: Functions by name; their sum is minimised.
         metrics: What `ms.Metrics` takes, by name, or `ms.Metrics`.
         strategy: How steps run, see `ManagedState.create`.
-        key: For the first parameters, and for dropout and anything random, anew at each step. By default
+        key: For the first parameters, and for dropout and anything random, again at each step. By default
             `jax.random.key(0)`.
         input_key: Where in a batch that is a dict the inputs are; a tuple of keys is several arguments. By default the
             first there is of inputs, input, image and x.

@@ -55,7 +55,7 @@ def create_nnx_state(
     arrays does. The module that was given stays as it is; `state.model()` is one with what was learned.
 
     In training steps the module is in the mode of its `train()`, in others in that of its `eval()`. Its own streams of
-    random numbers go on from step to step. All it holds besides parameters is updated in training, and only read in
+    random numbers continue from step to step. All it holds besides parameters is updated in training, and only read in
     tests. Padding goes through the module like other rows.
 
     Args:
@@ -64,7 +64,7 @@ def create_nnx_state(
         losses: Functions by name, see `create_flax_state`.
         metrics: What `ms.Metrics` takes, by name, see `create_flax_state`.
         strategy: How steps run, see `ManagedState.create`.
-        key: What losses that ask for a key get one from, anew at each step.
+        key: What losses that ask for a key get one from, again at each step.
         input_key: See `create_flax_state`.
         target_key: See `create_flax_state`.
         wrt: What is trained: a filter of nnx, by default `nnx.Param`.

@@ -99,7 +99,7 @@ def jitted(traced: Traced, *, donate: bool) -> Traced:
         if isinstance(state.step, jax.Array) and not isinstance(state.step, Tracer) and state.step.is_deleted():
             raise RuntimeError(
                 f"{traced.__name__} was given a state whose memory an earlier step has taken over, because its "
-                "strategy donates. Go on with the state that step returned, or use a strategy that does not donate."
+                "strategy donates. Continue with the state that step returned, or use a strategy that does not donate."
             )
         return compiled(state, batch, elapsed)
 

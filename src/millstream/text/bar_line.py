@@ -12,10 +12,10 @@ _ERASE = "\x1b[K"  # to the end of the line
 
 
 class ProgressLine:
-    """What is under way, and how far it is, on a terminal or in a notebook.
+    """What is in progress, and how far it is, on a terminal or in a notebook.
 
     Args:
-        name: What is under way.
+        name: What is in progress.
         shown: False shows nothing.
     """
 

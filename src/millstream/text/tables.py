@@ -32,7 +32,7 @@ def text_table(
         numbers: Columns of numbers, which end where their column ends; words begin where it begins.
         prose: Columns of sentences, which are the first to give way where there is too little room.
         total: A last row, under a line of its own.
-        width: The most characters of a line; longer texts go on in the next one. None for any number.
+        width: The most characters of a line; longer texts continue in the next one. None for any number.
     """
     body = [*rows] if total is None else [*rows, total]
     used = [i for i in range(len(header)) if any(row[i] for row in body)]
@@ -60,7 +60,7 @@ def name_table(rows: Iterable[tuple[str, str]], *, width: int | None = None) -> 
 
     Args:
         rows: The names and the texts.
-        width: The most characters of a line; longer texts go on in the next one. None for any number.
+        width: The most characters of a line; longer texts continue in the next one. None for any number.
     """
     pairs = list(rows)
     first = max((len(name) for name, _ in pairs), default=0)
@@ -105,7 +105,7 @@ def _narrowed(widths: list[int], may_give_way: list[bool], width: int) -> list[i
 
 
 def _wrapped(lines: list[str], width: int) -> list[str]:
-    """The lines of a cell in the width of its column; what goes on is indented."""
+    """The lines of a cell in the width of its column; what continues is indented."""
     return [
         part
         for line in lines

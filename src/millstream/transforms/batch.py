@@ -29,8 +29,8 @@ class BatchTransform(Transform):
         pad_last_batch: Complete the last batch of an epoch with zeros whose mask is False. If both are False, it is
             completed with the first samples of the next epoch, which then starts that much later.
         collate: `collate(samples) -> batch`, a Python function that makes a batch of a list of samples, which may be
-            any objects; it runs where they are read. Arrays with a row per sample, of the same shapes every time, go on
-            into compiled stages; anything else is handed out as it is, by `iterate`.
+            any objects; it runs where they are read. Arrays with a row per sample, of the same shapes every time,
+            continue into compiled stages; anything else is handed out as it is, by `iterate`.
     """
 
     batches: ClassVar[bool] = True
@@ -54,14 +54,14 @@ class BatchTransform(Transform):
         return "BatchTransform" if self.collate is None else f"BatchTransform({function_name(self.collate)})"
 
     def __call__(self, source: Any) -> Stream:
-        """Put this stage behind a source."""
+        """Put this stage after a source."""
         if self.collate is None:
             return super().__call__(source)
         inner = as_stream(source)
         if not isinstance(inner, Pipeline) or inner.stages or inner.source is None:
             raise TypeError(
-                "BatchTransform with a collate function works on samples as they are read, so it stands behind the "
-                "source or a HostMapTransform and before all compiled stages. Move those behind it."
+                "BatchTransform with a collate function works on samples as they are read, so it comes after the "
+                "source or a HostMapTransform and before all compiled stages. Move those after it."
             )
         return super().__call__(CollatedSource(inner.source, self.collate, self.batch_size))
 

@@ -29,7 +29,7 @@ class BufferState(StageState):
         items: The stored values and their masks, stacked.
         count: Values stored, int32.
         write_index: Where the next value goes in mode "fifo", int32.
-        read_index: Where reading goes on in mode "sequential", int32.
+        read_index: Where reading continues in mode "sequential", int32.
         seen: Values that came by, uint32; it stays at its largest number.
         priorities: One per slot in mode "prioritised", otherwise None.
     """

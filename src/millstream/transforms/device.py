@@ -15,7 +15,7 @@ class DevicePutTransform(Transform):
     """Deliver batches on a device or over a sharding.
 
     Batches are made where the source's arrays live and placed when they are handed out, by `iterate` or by
-    `next_batch` outside of `jax.jit`. Inside your own compiled function, that function decides where its values live.
+    `next_batch` outside `jax.jit`. Inside your own compiled function, that function decides where its values live.
 
     Example:
         >>> stage = ms.DevicePutTransform("cpu")

@@ -96,7 +96,7 @@ class HostCallbackTransform(Transform):
 class HostMapTransform:
     """Apply a NumPy or Python function to every sample where it is read, before anything is compiled.
 
-    It stands behind the source, or behind another such stage. Threads or worker processes call it while earlier batches
+    It comes after the source, or after another such stage. Threads or worker processes call it while earlier batches
     are used.
 
     Example:
@@ -120,11 +120,11 @@ class HostMapTransform:
         require_int(type(self).__name__, "readers", self.readers, least=1)
 
     def __call__(self, source: Any) -> Stream:
-        """Put this stage behind a source."""
+        """Put this stage after a source."""
         source, who = as_stream(source), type(self).__name__
         if not isinstance(source, Pipeline) or source.stages or source.source is None:
             raise TypeError(
-                f"{who} works on samples as they are read, so it stands behind the source and before all "
+                f"{who} works on samples as they are read, so it comes after the source and before all "
                 "compiled stages. Move it up, or use MapTransform or HostCallbackTransform."
             )
         name = f"{who}({function_name(self.fn)})"

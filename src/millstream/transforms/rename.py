@@ -49,7 +49,7 @@ class _FrozenDict(dict[str, str]):
 
 
 def require_keys(who: str, value: Any, keys: Iterable[str]) -> None:
-    """Refuse a value that is no mapping or lacks one of the keys."""
+    """Refuse a value that is not a mapping or lacks one of the keys."""
     if not isinstance(value, Mapping):
         found = "a bare array" if hasattr(value, "dtype") else f"a {type(value).__name__}"
         raise TypeError(f"{who} needs samples that are dicts. Got {found}.")

@@ -27,7 +27,7 @@ class TimeSeriesBatchTransform(Transform):
     Args:
         sequence_key: Which value of the batch holds the sequences, shape (batch, time, ...). Trailing axes become
             one axis of features; without any there is one feature.
-        mode: "batched" leaves one row per sequence. "packed" lays all sequences behind each other, shape
+        mode: "batched" leaves one row per sequence. "packed" lays all sequences one after the other, shape
             (batch * time, features), marks where each starts, and repeats the mask for every time step; the other
             values of the batch stay as they are.
         sequence_start_key: The name of the marks in packed mode: bool, True in the first row of every sequence that
@@ -50,7 +50,7 @@ class TimeSeriesBatchTransform(Transform):
             raise ValueError(
                 "TimeSeriesBatchTransform needs one batch of sequences, shape (batch, time, ...). "
                 f"Got {self.sequence_key!r} of shape {sequences.shape} with a mask of shape {mask.shape}. "
-                "Put it behind one BatchTransform."
+                "Put it after one BatchTransform."
             )
         batch, time = sequences.shape[:2]
         features = math.prod(sequences.shape[2:])

@@ -1,4 +1,4 @@
-"""Transforms that can be given the source they stand behind: `MapTransform(inner, fn)` is `MapTransform(fn)(inner)`."""
+"""Transforms that can be given the source they come after: `MapTransform(inner, fn)` is `MapTransform(fn)(inner)`."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from millstream.reading.contracts import IndexedSource, Stream
 
 
 class _BehindInner:
-    """Makes a stage, or, given a source first or as `inner=`, that source with the stage behind it."""
+    """Makes a stage, or, given a source first or as `inner=`, that source with the stage after it."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if args and isinstance(args[0], Stream | IndexedSource):
@@ -22,7 +22,7 @@ class _BehindInner:
 
 
 class BatchTransform(_BehindInner, _declared_spec.BatchTransform):
-    """`millstream.BatchTransform`, with or without the source it stands behind.
+    """`millstream.BatchTransform`, with or without the source it comes after.
 
     Example:
         >>> from millstream.dialects import cereal
@@ -33,7 +33,7 @@ class BatchTransform(_BehindInner, _declared_spec.BatchTransform):
 
 
 class DevicePutTransform(_BehindInner, ms.DevicePutTransform):
-    """`millstream.DevicePutTransform`, with or without the source it stands behind.
+    """`millstream.DevicePutTransform`, with or without the source it comes after.
 
     Example:
         >>> from millstream.dialects import cereal
@@ -42,7 +42,7 @@ class DevicePutTransform(_BehindInner, ms.DevicePutTransform):
 
 
 class FlattenImageTransform(_BehindInner, ms.FlattenImageTransform):
-    """`millstream.FlattenImageTransform`, with or without the source it stands behind.
+    """`millstream.FlattenImageTransform`, with or without the source it comes after.
 
     Example:
         >>> from millstream.dialects import cereal
@@ -53,7 +53,7 @@ class FlattenImageTransform(_BehindInner, ms.FlattenImageTransform):
 
 
 class HostCallbackTransform(_BehindInner, ms.HostCallbackTransform):
-    """`millstream.HostCallbackTransform`, with or without the source it stands behind.
+    """`millstream.HostCallbackTransform`, with or without the source it comes after.
 
     Example:
         >>> from millstream.dialects import cereal
@@ -62,7 +62,7 @@ class HostCallbackTransform(_BehindInner, ms.HostCallbackTransform):
 
 
 class MapTransform(_BehindInner, _declared_spec.MapTransform):
-    """`millstream.MapTransform`, with or without the source it stands behind.
+    """`millstream.MapTransform`, with or without the source it comes after.
 
     Example:
         >>> from millstream.dialects import cereal
@@ -72,7 +72,7 @@ class MapTransform(_BehindInner, _declared_spec.MapTransform):
 
 
 class NormalizeImageTransform(_BehindInner, ms.NormalizeImageTransform):
-    """`millstream.NormalizeImageTransform`, with or without the source it stands behind.
+    """`millstream.NormalizeImageTransform`, with or without the source it comes after.
 
     Example:
         >>> from millstream.dialects import cereal

@@ -29,7 +29,7 @@ class LoopElement:
         return [self]
 
     def __iter__(self) -> Iterator[Schedule]:
-        return iter(self.keys())  # without it, Python would ask for items 0, 1, 2 and so on, for ever
+        return iter(self.keys())  # without it, Python would ask for items 0, 1, 2 and so on, forever
 
 
 class LoopCallbackBase(LoopElement, Callback):

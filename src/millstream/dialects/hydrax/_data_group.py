@@ -65,7 +65,7 @@ class DataGroup(Sequence[D], Generic[D]):
             has filled, by itself.
         cache_location: A folder for cached batches.
         cache_readonly: Store nothing; a folder that is not there is no cache.
-        seed: Another seed is another order, with other seeds for the items.
+        seed: Another seed is a different order, with other seeds for the items.
         shuffle_first: Whether the first epoch is shuffled.
         shuffle_later: What becomes of later ones. "repeat": the same batches. "reseed": the same order, new seeds.
             "itemwise": a new order. "batchwise": the same batches, in a new order. "default": "batchwise" with a cache,

@@ -43,7 +43,7 @@ def period_of(name: str, period: Any, *, least: int) -> tuple[str, int]:
 
 
 def end_of(end_at: Any) -> tuple[str, int] | None:
-    """Where to stop; None goes on."""
+    """Where to stop; None continues."""
     if (
         end_at is None
         or end_at == "never"
@@ -54,7 +54,7 @@ def end_of(end_at: Any) -> tuple[str, int] | None:
 
 
 def require_start(start_at: Any) -> None:
-    """Refuse what is no place to start at."""
+    """Refuse what is not a place to start at."""
     if not isinstance(start_at, tuple | list) or len(start_at) != 2:
         raise ValueError(f"Dataloader needs start_at=(epoch, further batches). Got {describe_value(start_at)}.")
     for name, number in zip(("epoch", "batch"), start_at, strict=True):
@@ -125,10 +125,10 @@ class Dataloader(Generic[D]):
             epochs or training batches.
         depth: How many batches are made ahead, with the one that is in use.
         loader_count: Loader processes of each group. 0 if all batches come from caches.
-        loader_nice: How much less than this process they press for a core.
+        loader_nice: Niceness relative to this process.
         cacher_count: Threads that store what `batch.cache` is given. 0 if no cache is written to.
         start_at: (epoch, further batches) to skip. Validation that is due before it is skipped, too.
-        end_at: ("epoch" or "batch", n) to stop before, counted from the beginning. None or ("never", 0) goes on.
+        end_at: ("epoch" or "batch", n) to stop before, counted from the beginning. None or ("never", 0) continues.
         interleave_groups: Whether groups take turns in training, spread evenly; False has one come after the other.
         deterministic: False permits batches to overtake others; they come in their order all the same.
         timeout_sec: Seconds without a batch that are a `BatchTimeoutError`; 0 or less for none.

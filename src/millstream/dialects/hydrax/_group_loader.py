@@ -89,7 +89,7 @@ class Reading:
     Attributes:
         loader_func: Fills the arrays of an item.
         executor: The loader processes; None if there are none.
-        prefetch: Batches ready or under way besides the one that is handed out.
+        prefetch: Batches ready or in flight besides the one that is handed out.
         on_error: What a loader that raises does.
         debug: Whether loaders are watched.
         placed: Whether the user places batches on devices.
@@ -188,7 +188,7 @@ class AsDeclared:
 
 
 def _placement(reading: Reading, layouts: Layouts) -> list[Any]:
-    """The stages behind the batch."""
+    """The stages after the batch."""
     import jax
 
     if reading.placed:  # the user gets the batch in the memory of the host

@@ -56,7 +56,7 @@ class Coefs:
     def balanced(scale: float = 1.0, *, alpha: bool = False) -> "Coefs":
         """From `-scale` to `scale`, and alpha from 0 to 1."""
         if scale == 0:
-            raise ValueError("Coefs.balanced needs a scale other than 0, which would lose the picture. Got 0.")
+            raise ValueError("Coefs.balanced needs a scale other than 0, which would lose the image. Got 0.")
         divide = 127.5 / scale
         return Coefs([[divide] * 3 + [255.0], [scale] * 3 + [0.0]]) if alpha else Coefs((divide, scale))
 
@@ -85,7 +85,7 @@ Coefs.IMAGENET_SRGB_ALPHA = Coefs(([*(255 * _DEVIATIONS), 255.0], [*(_MEANS / _D
 def open_srgb(
     fp: Any, *, mode: Any = "RGB", convert: Any = CONVERT_RELATIVE, formats: Sequence[str] | None = None
 ) -> "Image":
-    """Open a picture as sRGB, converted from the ICC profile it carries. It is turned as the file has it.
+    """Open an image as sRGB, converted from the ICC profile it carries. It is turned as the file has it.
 
     Example:
         >>> from PIL import Image
@@ -105,7 +105,7 @@ def open_srgb(
 
 
 def set_max_image_pixels(threshold: int | None) -> None:
-    """Refuse pictures of more pixels in this process, and warn of those of more than half as many; None refuses none.
+    """Refuse images of more pixels in this process, and warn of those of more than half as many; None refuses none.
 
     Example:
         >>> from PIL import Image

@@ -1,4 +1,4 @@
-"""Progress bars of tqdm for a `Dataloader`: one for training, and inside of it one for each validation pass."""
+"""Progress bars of tqdm for a `Dataloader`: one for training, and inside it one for each validation pass."""
 
 from collections.abc import Iterator
 from typing import Any, Self, TypeVar
@@ -27,8 +27,8 @@ class ProgressMonitor:
 
     Args:
         dataloader: Whose batches they are.
-        report_interval: After so many batches, tell how long the loop had to wait for each and how many were left out,
-            if it had to and any were. 0 for never.
+        report_interval: After that many batches, tell how long the loop had to wait for each and how many were left
+            out, if it had to and any were. 0 for never.
         description: What stands before the bar.
         tqdm_options: Anything else that tqdm takes.
     """
@@ -125,7 +125,7 @@ def tbatches(
 
     Args:
         dataloader: The loader, not entered yet.
-        report_interval: After so many batches, tell of waiting and of batches that were left out. 0 for never.
+        report_interval: After that many batches, tell of waiting and of batches that were left out. 0 for never.
         description: What stands before the bar.
         tqdm_options: Anything else that tqdm takes.
     """

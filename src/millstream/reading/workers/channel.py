@@ -38,7 +38,7 @@ class Channel:
     def received(self) -> tuple[list[tuple[int, bytes]], bool]:
         """All frames that are there, after the socket was found readable, and whether the other end is gone.
 
-        It raises a ValueError if what came is no frame.
+        It raises a ValueError if what came is not a frame.
         """
         there, frames = self._read_more(), []
         while len(self._buffer) >= _HEADER.size and (frame := self._next_frame()) is not None:

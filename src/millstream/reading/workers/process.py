@@ -19,7 +19,7 @@ from millstream.reading.workers.channel import Channel
 from millstream.reading.workers.shared_memory import SharedFile
 
 _GRACE = 0.2  # seconds that a worker with nothing to do has to leave
-_KILL = 1.0  # seconds that a killed process may take; one that a disk does not let go of takes longer, without us
+_KILL = 1.0  # seconds that a killed process may take; one that a disk does not release takes longer, without us
 _ANSWER = 0.5  # seconds that workers have to tell where they are
 # Signals that a process brings about itself; what others end it with may hit any process.
 _OWN_SIGNALS = (
@@ -193,7 +193,7 @@ class WorkerProcess:
             return False
 
     def ask_for_stack(self) -> None:
-        """Have the process write down where it is; it is made to go on if it was stopped."""
+        """Have the process write down where it is; it is made to continue if it was stopped."""
         assert self._process is not None
         for number in (signal.SIGUSR1, signal.SIGCONT):
             self._process.send_signal(number)
@@ -276,7 +276,7 @@ def stacks_of_busy(workers: Iterable[WorkerProcess]) -> str:
 
 @contextlib.contextmanager
 def _interrupts_wait() -> Iterator[None]:
-    """A block that is not cut in two by Ctrl-C, which takes effect behind it. Nor is a process that it starts."""
+    """A block that is not cut in two by Ctrl-C, which takes effect after it. Nor is a process that it starts."""
     handler, caught = signal.getsignal(signal.SIGINT), []
     handled_here = threading.current_thread() is threading.main_thread() and callable(handler)
     if handled_here:

@@ -38,10 +38,10 @@ class ProcessBackend:
         source: What to read.
         layout: Of a batch.
         workers: How many processes.
-        ahead: How many batches will be under way besides the one asked for.
+        ahead: How many batches will be in flight besides the one asked for.
         tolerant: Whether samples that raise become failed rows.
         startup: Called once in each worker.
-        nice: How much less than this process they press for a core.
+        nice: Niceness relative to this process.
         timeout: Seconds without a batch that are an error; None for those of the settings.
         memory_limit: Bytes of shared memory, at most.
     """
@@ -185,7 +185,7 @@ class ProcessBackend:
     def close(self) -> None:
         """End the workers; closing twice does no harm. Batches that were handed out stay valid."""
         group = self._group
-        group.ended = True  # whoever waits in another thread sees it and lets go of the lock
+        group.ended = True  # whoever waits in another thread sees it and releases the lock
         with contextlib.nullcontext() if self._is_fork else self._lock:
             group.end(group.reason)
 
@@ -211,7 +211,7 @@ class ProcessBackend:
                 raise
 
     def _wait_until(self, done: Callable[[], bool]) -> None:
-        """Hear the workers until something is so, which it will be or this raises."""
+        """Hear the workers until something is so, or raise on a timeout."""
         limit = settings.limit(self._timeout)
         patience = min(settings.warn_seconds, limit)
         silence, warned, group = 0.0, patience >= limit, self._group

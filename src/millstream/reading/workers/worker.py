@@ -75,7 +75,7 @@ def _end_with(sock: int, parent: int) -> None:
     # A fork of the main process may keep the other end of the socket open, so its number is looked at, too.
     while os.getppid() == parent and not any(event & select.POLLHUP for _, event in watch.poll(1000)):
         pass
-    time.sleep(0.15)  # one with nothing to do leaves by itself
+    time.sleep(0.15)  # an idle worker exits on its own
     os._exit(1)
 
 
