@@ -39,9 +39,9 @@ VerificationRow WorkerCrashed WorkerStalled
 # Methods that only the library calls, and functions whose caller is named.
 PROTOCOL = """
 ahead apply batching begin_run check columns commit commit_block commit_columns compile constrain
-contents count_samples doomed fetch finish from_state get_state item next next_due observe open per_channel place
+contents count_samples fetch finish from_state get_state item joined next next_due observe open per_channel place
 ranked read read_keyed read_row read_rows read_sample rows run_steps sample_counter shard spec start
-state_sharding step_key take to_state updated
+state_sharding step_key take to_delete to_state updated
 """.split()
 PROTOCOL += ["check_batch_size", "noop", "spec_of"]
 

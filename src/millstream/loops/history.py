@@ -15,7 +15,7 @@ from millstream.loops._timeline import Timeline
 from millstream.loops.column import IN_FLIGHT, Column, require_readable
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.logs import Logs, Name, as_logs, describe_logged, find_entry, require_name
-from millstream.text.errors import describe_value
+from millstream.text.errors import describe_value, require_int
 
 if TYPE_CHECKING:
     import pandas
@@ -163,6 +163,8 @@ class History(Sequence[Logs]):
             step: Where the run is.
             together: How many rows its last steps have that were begun at once; those count as one in flight.
         """
+        require_int("History.ready_rows", "step", step, least=0)
+        require_int("History.ready_rows", "together", together, least=0)
         in_flight = IN_FLIGHT * max(together, 1)
         ready = max(len(self) - in_flight, 0)
         while ready < len(self) and self.elapsed(ready).steps <= step - in_flight:
