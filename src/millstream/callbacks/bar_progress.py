@@ -15,7 +15,7 @@ class BarProgress:
     The first step is left out of the speed, because it compiles; so is all that an earlier run did.
 
     Args:
-        total: Where the run will end, in one unit; None if nobody knows.
+        total: Where the run will end, in one unit; None if unknown.
         start: How far it was before its first step.
     """
 

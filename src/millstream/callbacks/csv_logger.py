@@ -29,7 +29,7 @@ class _CsvFile(Sink):
         with self._file.path.open("rb") as file:
             line = file.readline().decode(errors="replace")
         if not line.endswith("\n"):
-            return {}  # whoever wrote it was killed in the middle of it
+            return {}  # its writer was killed in the middle of it
         fields = next(csv.reader([line]))
         if tuple(fields[: len(UNITS)]) != UNITS:
             raise ValueError(

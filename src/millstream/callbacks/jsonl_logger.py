@@ -56,7 +56,7 @@ def jsonl_logger(path: str | os.PathLike[str], *, every: Any = None, overwrite: 
         >>> rows[2]["steps"], rows[2]["loss"]
         (3, 0.5)
 
-    An object has steps, samples, epochs (null if nobody knows), time and date, and the entries of that row. Numbers
+    An object has steps, samples, epochs (null if unknown), time and date, and the entries of that row. Numbers
     that JSON does not have are the strings "NaN", "Infinity" and "-Infinity". Files of earlier runs, resuming, errors
     and use by hand are as for `csv_logger`.
 

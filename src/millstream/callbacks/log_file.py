@@ -63,7 +63,7 @@ class LogFile:
         with plain_reader(self.path) as file:
             for number, line in enumerate(file, start=1):
                 if not line.endswith(b"\n"):
-                    break  # whoever wrote it was killed in the middle of it
+                    break  # its writer was killed in the middle of it
                 if not (header and number == 1):
                     row = self._read_step(number, line)
                     if row > step:

@@ -21,7 +21,7 @@ from millstream.reading.reader import ReadAhead, reader_of
 from millstream.reading.reading import ReadBatch, Report
 from millstream.reading.stats import LoaderStats
 
-# How many samples a batch has, if these are its first rows; if not, its mask, read when somebody asks.
+# How many samples a batch has, if these are its first rows; if not, its mask, read on demand.
 Real = int | np.ndarray | jax.Array
 
 # What is handed out, or None for a batch that is left out; the state after it; which of its rows count.

@@ -42,7 +42,7 @@ class Clock:
 
     Args:
         start: How far an earlier run had come; None for a new one.
-        epoch: How long an epoch is; None if nobody knows.
+        epoch: How long an epoch is; None if unknown.
     """
 
     def __init__(self, start: Elapsed | None, epoch: Period | None) -> None:

@@ -247,7 +247,7 @@ class LoaderBatches:
         return _mask_of(self._iterator)
 
     def where(self) -> PyTree:
-        """The state, to be there again if the next batch does not come to be used; None if nobody can tell."""
+        """The state, to be there again if the next batch does not come to be used; None if unknown."""
         try:
             return self._iterator.state
         except RuntimeError:  # batches have overtaken others

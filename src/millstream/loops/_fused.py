@@ -25,7 +25,7 @@ from millstream.pipeline.placement import readable
 from millstream.pipeline.static_part import is_number
 from millstream.text.errors import describe_value, table
 
-_MOST_ROWS = 2**30  # of the batches of a program, if nobody knows how many rows count
+_MOST_ROWS = 2**30  # of the batches of a program, if it is unknown how many rows count
 
 
 class Carry(NamedTuple):

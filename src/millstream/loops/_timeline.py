@@ -102,7 +102,7 @@ class Timeline:
         return self._weights[start:]
 
     def units(self) -> dict[str, list[Any]]:
-        """Steps, samples, epochs (None where nobody knew), time and date (a timestamp) of every row."""
+        """Steps, samples, epochs (None where unknown), time and date (a timestamp) of every row."""
         self._settle()
         dates: list[float] = []
         for i, (first, start) in enumerate(self._starts):

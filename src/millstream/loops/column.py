@@ -15,7 +15,7 @@ _LEAST = 256
 _WORDS = {1: np.uint8, 2: np.uint16}
 
 Run = np.ndarray | list[Any]
-IN_FLIGHT = 2  # steps that may still be computing; their values are not read unless somebody insists
+IN_FLIGHT = 2  # steps that may still be computing; their values are not read unless asked for
 _READ_AT_ONCE = 64  # many more would have left the processor's caches
 _PLAIN = (bool, int, float, complex, np.generic, np.ndarray)
 
@@ -107,7 +107,7 @@ def _as_float(value: Any) -> float:
 class Column:
     """Values and the rows they belong to.
 
-    A value is kept as it came, and its number is read when many are waiting, or when somebody wants to know. Reading a
+    A value is kept as it came, and its number is read when many are waiting, or when it is asked for. Reading a
     value that is two steps old waits for nothing, because no more than two steps are ever in flight.
 
     Args:

@@ -26,7 +26,7 @@ _ELAPSED = ("steps", "samples", "epochs", "time", "date")
 class History(Sequence[Logs]):
     """What was logged at which step: a table with one row per step that logged anything.
 
-    Values that come from a device stay there until many can be read at once, or somebody asks for them.
+    Values that come from a device stay there until many can be read at once, or are asked for.
 
     Example:
         >>> history = ms.history()
@@ -246,7 +246,7 @@ class History(Sequence[Logs]):
         return [found.get(row, missing) for row in rows]
 
     def units(self) -> dict[str, list[Any]]:
-        """Steps, samples, epochs (None where nobody knew), time and date (a timestamp) of every row."""
+        """Steps, samples, epochs (None where unknown), time and date (a timestamp) of every row."""
         return self._moments.units()
 
     def _elapsed_entries(self, row: int) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def read_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[Elapsed, Logs]]:
                 steps = units.pop("steps")
             except (ValueError, KeyError, TypeError, AttributeError):
                 if not text.endswith("\n"):
-                    return  # whoever wrote it was stopped in the middle of it
+                    return  # its writer was stopped in the middle of it
                 raise ValueError(
                     f"{_READER} needs lines of JSON, each an object with steps and what was logged. "
                     f"Line {number} of {path} is {describe_value(text.rstrip())}."

@@ -92,7 +92,7 @@ class LoopState:
         callbacks: All stateful callbacks of the loop.
         dataset: What the batches come from: a loader or an iterable.
         tasks: What is done when.
-        stops: When the loop stops; None if nobody has said it.
+        stops: When the loop stops; None if not given.
         failed: Whether the loop broke off in the middle of a step.
         unfinished: The first task of this step that an interrupt kept from being done, and whether it was one of those
             at the end of the run; None if there is none.

@@ -1,7 +1,7 @@
 """Python functions inside compiled programs, and the errors they raise.
 
 JAX reports an error in a callback as its own, with the original as text. A callback made here remembers the exception,
-so that whoever runs the program can raise it as it was.
+so that the caller of the program can raise it as it was.
 """
 
 import collections

@@ -13,7 +13,7 @@ class Transform:
     """Base of all stages; a subclass is a frozen dataclass with hashable fields and one method, `apply`.
 
     Before a `BatchTransform` an element is a sample and `apply` is `vmap`ped over the batch to come; after it an
-    element is the whole batch. Nobody declares shapes: they are derived by tracing `apply`.
+    element is the whole batch. Shapes are derived by tracing `apply`.
 
     Example:
         >>> @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ class Processes:
 
     Each worker is a new interpreter, which loads no JAX and needs no `if __name__ == "__main__"` in your script.
     Functions reach it by cloudpickle, so lambdas and functions of a notebook work; arrays of the source are shared.
-    Batches are written into shared memory, which JAX uses without a copy, and which is used again when nobody holds it
+    Batches are written into shared memory, which JAX uses without a copy, and which is used again when nothing holds it
     any more. A worker that dies is replaced, and the batch it was reading is read again.
 
     Example:

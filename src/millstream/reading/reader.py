@@ -184,11 +184,11 @@ class Reader:
         return run.rows(step)
 
     def keep(self) -> None:
-        """Leave the backend open, also when nobody needs it, until `close`."""
+        """Leave the backend open, even when nothing uses it, until `close`."""
         self._kept = True
 
     def end_runs(self) -> None:
-        """Forget what `rows` has read ahead, and end the backend unless somebody needs it."""
+        """Forget what `rows` has read ahead, and end the backend unless it is still in use."""
         if not self._kept:
             self.close()
 

@@ -1,4 +1,4 @@
-"""Memory that batches are read into and handed out from, used again as soon as nobody holds it.
+"""Memory that batches are read into and handed out from, used again as soon as nothing holds it.
 
 JAX uses aligned NumPy memory without a copy, and releases it some time after the last array over it is gone. So a
 slot that has been handed out has an owner, which the arrays over it keep alive; when the owner dies, the slot is free.
@@ -135,7 +135,7 @@ class Slots:
 
     @property
     def held(self) -> int:
-        """Batches that have been handed out and are still held by somebody."""
+        """Batches that have been handed out and are still held."""
         return len(self._owners)
 
     @property

@@ -36,7 +36,7 @@ class _ThreadJob:
         running: Parts that a thread is reading: its first row, and the thread and the sample that it is at.
         errors: What parts raised, by their first rows.
         ended: Whether nothing of it is begun any more.
-        dropped: Whether nobody wants it any more.
+        dropped: Whether it is no longer wanted.
     """
 
     request: Request

@@ -171,7 +171,7 @@ class Series:
         points: What is drawn.
         smooth: Its values averaged over their neighbours, at the same places; None if it is drawn as it is.
         last: Its newest value, as a text; "" if there is none.
-        best: Where its best value is, and that value; None if nobody can tell.
+        best: Where its best value is, and that value; None if unknown.
         color: The number of its color; None for that of its place in the chart.
     """
 

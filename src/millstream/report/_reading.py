@@ -106,7 +106,7 @@ def _whole_lines(path: pathlib.Path) -> Iterator[dict[str, Any]]:
                 line["steps"]
             except (ValueError, KeyError, TypeError):
                 if not text.endswith(b"\n"):
-                    return  # whoever wrote it was killed in the middle of it
+                    return  # its writer was killed in the middle of it
                 raise ValueError(
                     f"{_WHO} reads records as ms.record writes them. Line {number} of {path} is "
                     f"{describe_value(text[:60])}."

@@ -47,7 +47,7 @@ class Times:
     steady: np.ndarray
 
     def share(self, use: str) -> float | None:
-        """The part of all time that went into a use, from 0 to 1; None if nobody counted."""
+        """The part of all time that went into a use, from 0 to 1; None if not counted."""
         total = self.seconds.sum()
         return float(self.uses[use].sum() / total) if use in self.uses and total > 0 else None
 
@@ -102,7 +102,7 @@ class RunData:
         name: What it is called in the report.
         kind: What it was read from, in words.
         history: What was logged.
-        times: What its time was used for; None if nobody wrote that down.
+        times: What its time was used for; None if not recorded.
         beginnings: What it was each time it was begun or resumed, as its record says it.
         ended: Why it ended; None if that is not known.
     """

@@ -32,7 +32,7 @@ def distribute_global_batch(local_batch: PyTree, sharding: Any) -> PyTree:
 
 
 def global_rows(who: str, local_batch: PyTree, sharding: NamedSharding) -> PyTree:
-    """What `distribute_global_batch` does, under the name of whoever asks."""
+    """What `distribute_global_batch` does, under the name of the caller."""
     rows, shards, here = common_rows(who, local_batch), shard_count(sharding), local_shards(sharding)
     if here == 0:
         raise ValueError(f"{who} needs this process, number {jax.process_index()}, to have devices in the mesh.")

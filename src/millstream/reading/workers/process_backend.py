@@ -1,4 +1,4 @@
-"""The worker processes of a stream, driven by whoever waits for a batch. There is no thread and no queue between them.
+"""The worker processes of a stream, driven by the caller that waits for a batch: no thread, no queue between them.
 
 A sample is a function of its index and its key, so what a dead worker had begun is simply asked for again: nothing is
 lost and nothing comes twice.
@@ -185,7 +185,7 @@ class ProcessBackend:
     def close(self) -> None:
         """End the workers; closing twice does no harm. Batches that were handed out stay valid."""
         group = self._group
-        group.ended = True  # whoever waits in another thread sees it and releases the lock
+        group.ended = True  # a thread that waits sees it and releases the lock
         with contextlib.nullcontext() if self._is_fork else self._lock:
             group.end(group.reason)
 

@@ -38,7 +38,7 @@ class Job:
         slot: Where it is read into; None if it never will be.
         free: Makes the slot free; this happens by itself when the job is forgotten.
         done: Whether it is read, or has failed.
-        dropped: Whether nobody wants it any more.
+        dropped: Whether it is no longer wanted.
         error: Why it has failed.
         report: What came of its rows.
         objects: The samples, if they are Python objects.
