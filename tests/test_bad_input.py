@@ -486,7 +486,7 @@ def test_what_restore_cannot_use(tmp_path):
     callback(ms.Elapsed(steps=1), 0)
     callback.close()
     with refuses(TypeError, "restore needs loader to be a DataLoader or the like. Got 's3://' (str)."):
-        ms.restore(tmp_path / "run", 0, "s3://")
+        ms.restore(tmp_path / "run", 0, "s3://")  # pyright: ignore[reportArgumentType]
     with refuses(TypeError, "Got tree['state']: shape (1,), <U1", "restore resumes only with a state like the one"):
         ms.restore(tmp_path / "run", np.array(["a"]))
     with refuses(ValueError, "restore needs step to be an int of at least 0. Got -1 (int)."):

@@ -533,17 +533,17 @@ def test_a_bar_that_looks_now_and_then_still_shows_the_last_step(capsys):
 
 def test_bars_register_themselves_and_are_silent_inside_of_training(capsys):
     bar = ms.keras_bar(total=6)
-    tasks = {"on_train_step": train_step, "on_test_step": lambda state: ms.logs().add_metric("loss", state * 10)}
+    tasks = {ms.on_train_step: train_step, ms.on_test_step: lambda state: ms.logs().add_metric("loss", state * 10)}
     ms.train_loop(
         jnp.float32(0),
         batches_of(*[1] * 6),
-        {**tasks, "on_test_batch_end": [ms.keras_bar(total=2)]},
+        {**tasks, ms.on_test_batch_end: [ms.keras_bar(total=2)]},
         callbacks=[bar],
         test_dataset=batches_of(1, 1),
         epoch_duration=2,
     )
     assert re.fullmatch(r"6/6 \[=+\] .* - loss: 4.5000 - loss_test: 60.0000", capsys.readouterr().out.splitlines()[-1])
-    ms.test_loop(jnp.float32(1), batches_of(1, 1), {"on_test_step": tasks["on_test_step"]}, callbacks=[bar])
+    ms.test_loop(jnp.float32(1), batches_of(1, 1), {"on_test_step": tasks[ms.on_test_step]}, callbacks=[bar])
     assert re.fullmatch(r"2/6 \[=+>\.+\] .* - loss: 10.0000\n", capsys.readouterr().out)
 
 

@@ -308,7 +308,7 @@ def test_arguments_that_make_no_sense_are_refused():
     with pytest.raises(ValueError, match=r"early_stopping needs baseline to be a number\. Got nan"):
         early_stopping("loss", 3, baseline=math.nan)
     with pytest.raises(TypeError, match="early_stopping needs patience as steps"):
-        early_stopping("loss", "long")
+        early_stopping("loss", "long")  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match='early_stopping needs monitor as "name"'):
         early_stopping(None, 3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"early_stopping needs 'loss' to be a single number. Got shape \(2,\)"):
@@ -560,7 +560,7 @@ def test_by_hand_the_first_call_opens_the_window():
 
 
 def test_in_callbacks_it_measures_every_epoch():
-    tasks = {"train_step": lambda state: state + 1}
+    tasks = {ms.on_train_step: lambda state: state + 1}
     output = train_loop(0, [np.ones(3)] * 12, tasks, callbacks=[throughput()], epoch_duration=4)
     assert output.history.collect("steps", "steps_per_second")[0] == [4, 8, 12]
 
@@ -674,6 +674,6 @@ def test_a_state_without_a_rate_is_refused_with_both_ways_out():
 
 
 def test_in_callbacks_the_rate_is_logged_at_every_step():
-    tasks = {"train_step": lambda state: state + 1}
+    tasks = {ms.on_train_step: lambda state: state + 1}
     output = train_loop(0, [0] * 6, tasks, callbacks=[log_learning_rate(lambda step: step)], epoch_duration=3)
     assert output.history.collect("learning_rate") == [0, 1, 2, 3, 4, 5]

@@ -263,8 +263,13 @@ def test_mistakes_are_named(tasks, arguments, text):
 
 
 def test_short_names_of_steps_are_accepted():
-    tasks = {"train_step": lambda state: state + 1, "test_step": lambda state: ms.logs().add_metric("t", state)}
-    state, history, _ = ms.train_loop(0, BATCHES, tasks, test_dataset=BATCHES, epoch_duration=3)
+    state, history, _ = ms.train_loop(
+        0,
+        BATCHES,
+        {"train_step": lambda state: state + 1, "test_step": lambda state: ms.logs().add_metric("t", state)},
+        test_dataset=BATCHES,
+        epoch_duration=3,
+    )
     assert state == 6 and history.collect("t_test") == [3, 6]
 
 
@@ -385,8 +390,9 @@ def test_batches_are_limited_whatever_the_durations_are(durations):
     tasks = {ms.on_train_step: lambda state: state + 1, ms.on_test_step: lambda state: tested.append(state)}
     ms.train_loop(0, BATCHES, tasks, test_dataset=BATCHES, limit_batches=2, **durations)
     assert tested == [2, 2, 4, 4, 6, 6]
+    wrong: Any = "all"
     with pytest.raises(TypeError, match="train_loop needs test_duration as steps"):
-        ms.train_loop(0, BATCHES, tasks, test_dataset=BATCHES, limit_batches=2, epoch_duration=2, test_duration="all")
+        ms.train_loop(0, BATCHES, tasks, test_dataset=BATCHES, limit_batches=2, epoch_duration=2, test_duration=wrong)
 
 
 def test_time_is_a_limit_as_good_as_any(loader, key):

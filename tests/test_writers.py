@@ -310,7 +310,7 @@ def test_a_test_inside_of_a_training_run_adds_columns_and_no_rows(tmp_path):
         return ms.logs().add_metric("loss", state)
 
     writer = csv_logger(tmp_path / "run.csv")
-    tasks = {"on_train_step": step, "on_test_step": test_step, "on_test_batch_end": writer}
+    tasks = {ms.on_train_step: step, ms.on_test_step: test_step, ms.on_test_batch_end: writer}
     options = {"callbacks": [writer], "test_dataset": [np.zeros(2)] * 7, "epoch_duration": 2}
     _, history, _ = train_loop(jnp.zeros(()), [np.zeros(4)] * 4, tasks, **options)
     table = read_csv(tmp_path / "run.csv")

@@ -14,6 +14,7 @@ from millstream.loops.history import History
 from millstream.loops.logs import as_logs, describe_logged
 from millstream.loops.loop_state import LoopState
 from millstream.loops.schedules import Period, as_period
+from millstream.loops.signatures import Point
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value, require_bool, require_choice
 
@@ -71,14 +72,14 @@ class early_stopping(Callback):
     def __init__(
         self,
         monitor: str,
-        patience: Any,
+        patience: Point,
         *,
         min_delta: float = 0.0,
         mode: Literal["min", "max"] = "min",
         baseline: float | None = None,
         threshold: float | None = None,
         restore_best_weights: bool = False,
-        start_from: Any = None,
+        start_from: Point | None = None,
         check_finite: bool = False,
     ) -> None:
         require_choice(_WHO, "mode", mode, ["min", "max"])

@@ -32,7 +32,7 @@ from millstream.pipeline.static_part import StaticPart, settled
 from millstream.plan.ordering import as_shuffle
 from millstream.plan.plan import STEP_LIMIT
 from millstream.reading.caches import BatchCache
-from millstream.reading.contracts import PyTree
+from millstream.reading.contracts import IndexedSource, PyTree, Stream
 from millstream.reading.executor import Executor, InGraph
 from millstream.reading.fingerprint import fingerprint
 from millstream.reading.interrupts import Interrupts
@@ -83,7 +83,7 @@ class DataLoader:
 
     def __init__(
         self,
-        pipeline: Any,
+        pipeline: Sequence[object] | IndexedSource | Stream,
         *,
         executor: Executor | InGraph | None = None,
         prefetch: int = 2,

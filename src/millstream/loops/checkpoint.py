@@ -3,7 +3,7 @@
 import os
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from millstream.checkpoints import CheckpointStore, Retention
 from millstream.loops._dataset import Loader, save_position
@@ -11,9 +11,10 @@ from millstream.loops.callback import Observer
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.history import History
 from millstream.loops.logs import EVALUATIONS, describe_logged, did_you_mean, require_name
-from millstream.loops.loop_state import LoopState
+from millstream.loops.loop_state import LoopState, S
 from millstream.loops.saved_run import SavedRun, load_run, reached, save_run
 from millstream.loops.schedules import as_period
+from millstream.loops.signatures import Point
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value, require_bool, require_choice, require_int, require_path, whole_number
 
@@ -59,8 +60,8 @@ class checkpoint(Observer):
         keep: int | None = 3,
         best: int = 0,
         monitor: str | None = None,
-        mode: Any = "min",
-        monitor_from: Any = None,
+        mode: Literal["min", "max"] = "min",
+        monitor_from: Point | None = None,
         keep_every: int | None = None,
         overwrite: bool = False,
     ) -> None:
@@ -253,8 +254,13 @@ def _moment(loop_state: LoopState) -> tuple[Any, ...]:
 
 
 def restore(
-    directory: str | os.PathLike[str], state: Any, loader: Any = None, *, key: Any = None, step: int | None = None
-) -> SavedRun:
+    directory: str | os.PathLike[str],
+    state: S,
+    loader: Loader | None = None,
+    *,
+    key: Any = None,
+    step: int | None = None,
+) -> SavedRun[S]:
     """The run that was saved last in a directory.
 
     Example:

@@ -9,16 +9,17 @@ from millstream.loops._run import Run
 from millstream.loops._run_parts import LoopOptions
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.history import History
-from millstream.loops.loop_state import LoopOutput
+from millstream.loops.loop_state import LoopOutput, S
+from millstream.loops.signatures import Dataset, Point, Stop, Tasks
 from millstream.reading.contracts import PyTree
 
 
 def loop(
-    state: Any,
-    dataset: Any,
-    tasks: Any,
+    state: S,
+    dataset: Dataset,
+    tasks: Tasks,
     *,
-    stop: Any = None,
+    stop: Stop | None = None,
     on_start: Any = None,
     on_end: Any = None,
     history: History | None = None,
@@ -26,14 +27,14 @@ def loop(
     key: Any = None,
     data_state: PyTree = None,
     resume: str | os.PathLike[str] | bool | None = None,
-    epoch_duration: Any = None,
+    epoch_duration: Point | None = None,
     fuse: int | None = None,
     catch_keyboard_interrupt: bool = True,
     batch_size_fn: Callable[[Any], int] | None = None,
     metadata: Any = None,
     policy: Policy = None,
     name: str = "loop",
-) -> LoopOutput:
+) -> LoopOutput[S]:
     """Go through batches and call what is due at each step.
 
     Example:

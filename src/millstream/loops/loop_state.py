@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from millstream.loops._aggregate import concatenate
 from millstream.loops.elapsed import Elapsed
@@ -11,14 +11,16 @@ from millstream.loops.logs import Logs
 from millstream.loops.schedules import Period
 from millstream.reading.contracts import PyTree
 
+S = TypeVar("S")
 
-class _Returned(NamedTuple):
-    state: Any
+
+class _Returned(NamedTuple, Generic[S]):
+    state: S
     history: History
     elapsed: Elapsed
 
 
-class LoopOutput(_Returned):
+class LoopOutput(_Returned[S]):
     """What a loop returns: state, history and elapsed, and as attributes what else is of use.
 
     Example:

@@ -1,4 +1,4 @@
-"""Named schedules: the moments of a training, test or predict loop, as strings."""
+"""Named schedules: the moments of a training, test or predict loop."""
 
 import copy
 from collections.abc import Iterable
@@ -8,24 +8,31 @@ from millstream.loops._tasks import Pairs, as_pairs
 from millstream.loops.callback import Observer, adapted
 from millstream.text.errors import describe_value, function_name
 
-on_train_begin = "on_train_begin"
-on_epoch_begin = "on_epoch_begin"
-on_train_batch_begin = "on_train_batch_begin"
-on_train_step = "on_train_step"
-on_train_batch_end = "on_train_batch_end"
-on_epoch_end = "on_epoch_end"
-on_train_end = "on_train_end"
-on_reset_step = "on_reset_step"
-on_test_begin = "on_test_begin"
-on_test_batch_begin = "on_test_batch_begin"
-on_test_step = "on_test_step"
-on_test_batch_end = "on_test_batch_end"
-on_test_end = "on_test_end"
-on_predict_begin = "on_predict_begin"
-on_predict_batch_begin = "on_predict_batch_begin"
-on_predict_step = "on_predict_step"
-on_predict_batch_end = "on_predict_batch_end"
-on_predict_end = "on_predict_end"
+
+class Event(str):
+    """A moment of a training, test or predict loop, such as `ms.on_train_step`. It is equal to its name."""
+
+    __slots__ = ()
+
+
+on_train_begin = Event("on_train_begin")
+on_epoch_begin = Event("on_epoch_begin")
+on_train_batch_begin = Event("on_train_batch_begin")
+on_train_step = Event("on_train_step")
+on_train_batch_end = Event("on_train_batch_end")
+on_epoch_end = Event("on_epoch_end")
+on_train_end = Event("on_train_end")
+on_reset_step = Event("on_reset_step")
+on_test_begin = Event("on_test_begin")
+on_test_batch_begin = Event("on_test_batch_begin")
+on_test_step = Event("on_test_step")
+on_test_batch_end = Event("on_test_batch_end")
+on_test_end = Event("on_test_end")
+on_predict_begin = Event("on_predict_begin")
+on_predict_batch_begin = Event("on_predict_batch_begin")
+on_predict_step = Event("on_predict_step")
+on_predict_batch_end = Event("on_predict_batch_end")
+on_predict_end = Event("on_predict_end")
 
 TRAIN = (
     on_train_begin,

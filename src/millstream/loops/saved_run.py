@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Generic
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from millstream.loops.callback import Callback
 from millstream.loops.elapsed import FIELDS, Elapsed
 from millstream.loops.history import History
 from millstream.loops.history_parts import decode_history, encode_history
+from millstream.loops.loop_state import S
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value
 
@@ -176,7 +177,7 @@ def _value(outline: list[Any], arrays: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class SavedRun:
+class SavedRun(Generic[S]):
     """A run at the moment it was saved, to resume from.
 
     Example:
@@ -200,7 +201,7 @@ class SavedRun:
         metrics: The monitored metrics of that step.
     """
 
-    state: Any
+    state: S
     elapsed: Elapsed
     history: History
     data_state: PyTree

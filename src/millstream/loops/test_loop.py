@@ -11,19 +11,20 @@ from millstream.loops._run import Run
 from millstream.loops._run_parts import LoopOptions
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.history import History
-from millstream.loops.loop_state import LoopOutput
+from millstream.loops.loop_state import LoopOutput, S
 from millstream.loops.named import NamedTasks
 from millstream.loops.schedules import Period, always
+from millstream.loops.signatures import Dataset, Stop, Tasks
 from millstream.reading.contracts import PyTree
 
 
 def test_loop(
-    state: Any,
-    dataset: Any,
-    tasks: Any = None,
+    state: S,
+    dataset: Dataset,
+    tasks: Tasks | None = None,
     *,
     callbacks: list[Any] | None = None,
-    stop: Any = None,
+    stop: Stop | None = None,
     history: History | None = None,
     elapsed: Elapsed | None = None,
     key: Any = None,
@@ -32,7 +33,7 @@ def test_loop(
     batch_size_fn: Callable[[Any], int] | None = None,
     metadata: Any = None,
     policy: Policy = None,
-) -> LoopOutput:
+) -> LoopOutput[S]:
     """Test a model on a dataset, once.
 
     Example:
@@ -60,7 +61,7 @@ def test_loop(
         policy: As in `loop`.
     """
     dataset = as_dataset("test_loop", dataset)
-    tasks = NamedTasks("test_loop", named.TEST, state, tasks, callbacks, watched=(named.on_test_batch_end,))
+    due = NamedTasks("test_loop", named.TEST, state, tasks, callbacks, watched=(named.on_test_batch_end,))
     options = LoopOptions(
         stop=stop,
         history=history,
@@ -72,7 +73,7 @@ def test_loop(
         metadata=metadata,
         policy=policy,
     )
-    return run_test(state, dataset, tasks, options)
+    return run_test(state, dataset, due, options)
 
 
 def run_test(state: Any, dataset: Any, tasks: NamedTasks, options: LoopOptions) -> LoopOutput:
@@ -94,12 +95,12 @@ def _run_once(
 
 
 def predict_loop(
-    state: Any,
-    dataset: Any,
-    tasks: Any = None,
+    state: S,
+    dataset: Dataset,
+    tasks: Tasks | None = None,
     *,
     callbacks: list[Any] | None = None,
-    stop: Any = None,
+    stop: Stop | None = None,
     history: History | None = None,
     elapsed: Elapsed | None = None,
     key: Any = None,
@@ -108,7 +109,7 @@ def predict_loop(
     batch_size_fn: Callable[[Any], int] | None = None,
     metadata: Any = None,
     policy: Policy = None,
-) -> LoopOutput:
+) -> LoopOutput[S]:
     """Ask a model about a dataset, once.
 
     Example:
@@ -139,7 +140,7 @@ def predict_loop(
         As `loop`; `outputs` has what was logged with `add_output`, all batches joined, without padding.
     """
     dataset = as_dataset("predict_loop", dataset)
-    tasks = NamedTasks("predict_loop", named.PREDICT, state, tasks, callbacks, watched=(named.on_predict_batch_end,))
+    due = NamedTasks("predict_loop", named.PREDICT, state, tasks, callbacks, watched=(named.on_predict_batch_end,))
     options = LoopOptions(
         stop=stop,
         history=history,
@@ -151,9 +152,9 @@ def predict_loop(
         metadata=metadata,
         policy=policy,
     )
-    each = [tasks[named.on_predict_batch_begin], tasks[named.on_predict_step], tasks[named.on_predict_batch_end]]
-    start, end = tasks[named.on_predict_begin], tasks[named.on_predict_end]
-    return _run_once(state, dataset, tasks, each, options, name="predict", on_start=start, on_end=end)
+    each = [due[named.on_predict_batch_begin], due[named.on_predict_step], due[named.on_predict_batch_end]]
+    start, end = due[named.on_predict_begin], due[named.on_predict_end]
+    return _run_once(state, dataset, due, each, options, name="predict", on_start=start, on_end=end)
 
 
 def whole(dataset: Any) -> Any:

@@ -14,25 +14,26 @@ from millstream.loops._run_parts import LoopOptions
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.history import History
 from millstream.loops.inner_loop import inner_loop
-from millstream.loops.loop_state import LoopOutput
+from millstream.loops.loop_state import LoopOutput, S
 from millstream.loops.named import NamedTasks
 from millstream.loops.schedules import EpochBegins, EpochEnds, Period, always, as_stop
+from millstream.loops.signatures import Dataset, Point, Stop, Tasks
 from millstream.loops.test_loop import run_test, whole
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value, require_int
 
 
 def train_loop(
-    state: Any,
-    dataset: Any,
-    tasks: Any = None,
+    state: S,
+    dataset: Dataset,
+    tasks: Tasks | None = None,
     *,
     callbacks: list[Any] | None = None,
-    test_dataset: Any = None,
-    epoch_duration: Any = None,
-    test_duration: Any = None,
+    test_dataset: Dataset | None = None,
+    epoch_duration: Point | None = None,
+    test_duration: Point | None = None,
     test_name: str = "test",
-    stop: Any = None,
+    stop: Stop | None = None,
     history: History | None = None,
     elapsed: Elapsed | None = None,
     key: Any = None,
@@ -47,7 +48,7 @@ def train_loop(
     batch_size_fn: Callable[[Any], int] | None = None,
     metadata: Any = None,
     policy: Policy = None,
-) -> LoopOutput:
+) -> LoopOutput[S]:
     """Train a model, and test it at the end of every epoch and of the run.
 
     Example:
