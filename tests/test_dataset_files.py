@@ -98,7 +98,7 @@ def test_a_batch_that_python_3_has_written_runs_nothing(tmp_path, protocol):
     path = tmp_path / "cifar-10-batches-py" / "test_batch"
     path.parent.mkdir()
     path.write_bytes(pickle.dumps({"data": Code(), "labels": [1]}, protocol))
-    with refuses(ValueError, "is no CIFAR batch", "is not allowed", "It was not run"):
+    with refuses(ValueError, "is not a CIFAR batch", "is not allowed", "It was not run"):
         ms.datasets.CIFAR10Dataset("test", tmp_path)
     assert not (tmp_path / "ran").exists()
 

@@ -91,7 +91,7 @@ def test_npy_refusals_name_the_file(tmp_path):
     with refuses(ValueError, str(short), "needs 400 bytes, and 399 are there"):
         NpySource(short)
     text.write_text("hello, this is not an array")
-    with refuses(ValueError, str(text), "is no .npy file", "b'hello, t'"):
+    with refuses(ValueError, str(text), "is not an .npy file", "b'hello, t'"):
         NpySource(text)
     with refuses(FileNotFoundError, "NpySource", str(tmp_path / "none.npy"), "does not exist"):
         NpySource(tmp_path / "none.npy")
@@ -139,7 +139,7 @@ def test_idx_refusals_name_the_file(tmp_path):
     with refuses(TypeError, "IdxSource needs a mapping"):
         IdxSource(path)  # pyright: ignore[reportArgumentType]
     path.write_bytes(b"<html>not found</html>")
-    with refuses(ValueError, "is no IDX file", "b'<htm'"):
+    with refuses(ValueError, "is not an IDX file", "b'<htm'"):
         map_idx(path)
 
 
@@ -246,5 +246,5 @@ def test_an_npz_with_other_members_is_refused(tmp_path):
     path = tmp_path / "x.npz"
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("readme.txt", "hello")
-    with refuses(ValueError, "is no .npz file", "readme.txt"):
+    with refuses(ValueError, "is not an .npz file", "readme.txt"):
         NpySource(path)

@@ -345,7 +345,7 @@ def test_putting_another_array_in_place_of_the_given_one_is_refused():
         "place of arrays['x']: shape (2,), float64. Write arrays['x'][...] = value.",
     ):
         read(FillSource([0, 1], fill, NOTHING), 1)
-    with refuses(TypeError, "FillSource(<lambda>): what fill made of arrays at sample 0 has a different structure"):
+    with refuses(TypeError, "FillSource(<lambda>): what fill made of arrays at sample 0 does not match the structure"):
         read(FillSource([0], lambda item, arrays, rng: arrays.update(y=1), NOTHING), 0)
 
 

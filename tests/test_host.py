@@ -181,7 +181,7 @@ def test_a_sample_of_another_shape_dtype_or_structure(key):
     texts = {
         "shape": ("sample 7 does not match", "found['x']: shape (3,), float32", "spec['x']:  shape (2,), float32"),
         "dtype": ("sample 7 does not match", "found['x']: shape (2,), int32"),
-        "structure": ("sample 7 has a different structure", "{'y': *}", "{'x': *}"),
+        "structure": ("sample 7 does not match the structure", "{'y': *}", "{'x': *}"),
     }
     for kind, words in texts.items():
         loader = ms.DataLoader(

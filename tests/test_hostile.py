@@ -103,7 +103,7 @@ def test_every_cut_and_every_flipped_byte_of_a_batch_is_survived(protocol):
         try:
             found = read_plain_pickle("batch", variant)
         except ValueError as error:
-            assert "batch is no CIFAR batch" in str(error)
+            assert "batch is not a CIFAR batch" in str(error)
         else:
             assert all(
                 isinstance(value, bytes | str | list | np.ndarray | type(None) | dict | tuple | int)

@@ -130,14 +130,14 @@ def _read_batch(path: pathlib.Path, labels: dict[str, bytes]) -> dict[str, np.nd
     batch = read_plain_pickle(str(path), path.read_bytes())
     pixels = batch.get(b"data")
     if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != 3 * 32 * 32:
-        raise ValueError(f"{path} is no CIFAR batch: it has no array `data` with 3072 bytes a row. Get it again.")
+        raise ValueError(f"{path} is not a CIFAR batch: it has no array `data` with 3072 bytes a row. Get it again.")
     # Stored as planes of red, green and blue.
     arrays = {"image": pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)}
     for name, key in labels.items():
         numbers = batch.get(key)
         if not isinstance(numbers, list) or len(numbers) != len(pixels) or {type(n) for n in numbers} != {int}:
             raise ValueError(
-                f"{path} is no CIFAR batch: it has no {len(pixels)} numbers `{key.decode()}`. Get it again."
+                f"{path} is not a CIFAR batch: it has no {len(pixels)} numbers `{key.decode()}`. Get it again."
             )
         arrays[name] = np.array(numbers, np.int32)
     return arrays

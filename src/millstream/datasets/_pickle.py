@@ -54,7 +54,7 @@ def read_plain_pickle(name: str, data: bytes) -> dict[bytes, Any]:
         return {key: item.value if isinstance(item, _Array) else item for key, item in value.items()}
     except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
         raise UnsafePickle(
-            f"{name} is no CIFAR batch: {error}. It was not run. Get it again from its publisher."
+            f"{name} is not a CIFAR batch: {error}. It was not run. Get it again from its publisher."
         ) from None
 
 

@@ -143,7 +143,7 @@ def _read_header(file: File) -> tuple[int, dict[str, Tensor]]:
     try:
         header = json.loads(file.read_at(8, size), object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
-        raise _damaged(file, f"its header is no JSON ({error})") from None
+        raise _damaged(file, f"its header is not JSON ({error})") from None
     if not isinstance(header, dict):
         raise _damaged(file, "its header is not a dictionary")
     header.pop("__metadata__", None)

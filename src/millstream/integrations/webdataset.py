@@ -98,7 +98,7 @@ def _json(name: str, data: bytes) -> Any:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{name} is no JSON: {error}.") from None
+        raise ValueError(f"{name} is not JSON: {error}.") from None
     return _arrays(value)
 
 

@@ -118,11 +118,11 @@ def _rows(name: str, reader: Any, width: int) -> Iterator[tuple[int, list[str]]]
 
 
 def _number(where: str, cell: str, dtype: np.dtype) -> float:
-    kind = "number" if dtype.kind == "f" else "whole number"
+    kind = "a number" if dtype.kind == "f" else "a whole number"
     try:
         value = float(cell) if dtype.kind == "f" else int(cell)
     except ValueError:
-        raise ValueError(f"{where}: {cell[:40]!r} is no {kind}. Choose other columns, or encode it first.") from None
+        raise ValueError(f"{where}: {cell[:40]!r} is not {kind}. Choose other columns, or encode it first.") from None
     if dtype.kind in "iu" and not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
         raise ValueError(f"{where}: {value} does not fit {dtype}. Give a wider dtype.")
     return value

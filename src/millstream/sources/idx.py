@@ -87,7 +87,7 @@ def _open_idx(path: str | os.PathLike[str]) -> np.ndarray | RangedRows:
 def _read_header(name: str, file: IO[bytes]) -> tuple[np.dtype, tuple[int, ...], int]:
     magic = file.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _TYPES:
-        raise ValueError(f"{name} is no IDX file: it starts with {magic!r}. Get it again.")
+        raise ValueError(f"{name} is not an IDX file: it starts with {magic!r}. Get it again.")
     sizes = file.read(4 * magic[3])
     if len(sizes) < 4 * magic[3]:
         raise ValueError(f"{name} ends in the middle of its header. Get it again.")

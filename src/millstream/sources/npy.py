@@ -102,7 +102,7 @@ def map_numpy_file(path: str | os.PathLike[str]) -> Rows | dict[str, Rows]:
 def _read_header(name: str, file: IO[bytes]) -> _Header:
     start = file.read(8)
     if len(start) < 8 or not start.startswith(_MAGIC) or start[6:] not in (b"\1\0", b"\2\0", b"\3\0"):
-        raise ValueError(f"{name} is no .npy file: it starts with {start!r}. Write it with np.save.")
+        raise ValueError(f"{name} is not an .npy file: it starts with {start!r}. Write it with np.save.")
     width = 2 if start[6] == 1 else 4
     size = int.from_bytes(file.read(width), "little")
     if size > _HEADER_LIMIT:
@@ -141,7 +141,9 @@ def _map_npz(file: File, stream: IO[bytes]) -> dict[str, Rows]:
             members = archive.infolist()
             names = [member.filename for member in members]
             if not names or len(set(names)) < len(names) or not all(name.endswith(".npy") for name in names):
-                raise ValueError(f"{file.name} is no .npz file: its members are {names[:5]}. Write it with np.savez.")
+                raise ValueError(
+                    f"{file.name} is not an .npz file: its members are {names[:5]}. Write it with np.savez."
+                )
             return {member.filename[:-4]: _member(file, stream, archive, member) for member in members}
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise ValueError(f"{file.name} is damaged: {error}. Get it again, or write it with np.savez.") from None
