@@ -200,7 +200,7 @@ def test_a_cache_that_was_never_filled_is_no_cache(tmp_path, mode):
             {"dtypes": (np.dtype(np.int8), *CONTENTS.dtypes[1:])},
             "leaf['image']: shape (5, 7, 3), uint8 in the cache, shape (5, 7, 3), int8 here",
         ),
-        ({"names": ("['image']", *CONTENTS.names[1:])}, "leaf['image']: nothing in the cache, shape (5, 7, 3)"),
+        ({"names": ("['picture']", *CONTENTS.names[1:])}, "leaf['picture']: nothing in the cache, shape (5, 7, 3)"),
         ({"mask_shape": (1, 5)}, "shape of the mask: [5] in the cache, [1, 5] here"),
     ],
 )

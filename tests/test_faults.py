@@ -64,6 +64,7 @@ def test_a_program_that_stalled_leaves_no_shared_memory(key, monkeypatch):
         with open("/proc/self/maps") as maps:
             return maps.read().count("memfd:millstream")
 
+    jax.clear_caches()  # of programs of earlier tests
     before = segments()
     loader = ms.DataLoader(
         [ms.DiskSampleSource(4, hang, sample_spec=jax.ShapeDtypeStruct((), np.float32)), ms.BatchTransform(2)],
@@ -73,7 +74,7 @@ def test_a_program_that_stalled_leaves_no_shared_memory(key, monkeypatch):
         loader.scan_epoch(loader.init_state(key), (), lambda carry, batch, mask: (carry, batch))
     del loader
     jax.clear_caches()  # compiled programs hold on to what they read from
-    assert segments() == before
+    assert segments() <= before
 
 
 @pytest.mark.parametrize("row", ROWS)

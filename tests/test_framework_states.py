@@ -537,8 +537,8 @@ def test_haiku_functions_may_do_without_state_and_keys():
 
 def test_what_losses_and_batches_must_be():
     state = regression()
-    with pytest.raises(ValueError, match=r"train_step cannot tell the inputs .* 'image', 'y'. It looks for 'inputs'"):
-        state.train_step({"image": ROWS, "y": TARGETS})
+    with pytest.raises(ValueError, match=r"train_step cannot tell the inputs .* 'picture', 'y'. It looks for 'inputs'"):
+        state.train_step({"picture": ROWS, "y": TARGETS})
     with pytest.raises(ValueError, match=r"looks for 'rows'. Say which it is when you create the state: input_key="):
         regression(input_key="rows").predict_step({"x": ROWS})
     with pytest.raises(

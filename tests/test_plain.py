@@ -99,7 +99,7 @@ class Color(enum.IntEnum):
     RED = 1
 
 
-class Picture:
+class Image:
     def __repr__(self):
         return "<Image 3x4>"
 
@@ -117,12 +117,12 @@ for _ in range(200):
     deep = [deep]
 BERLIN = datetime.datetime(2020, 1, 1, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin"))
 REFUSED = {
-    "result['image']: <Image 3x4> (Image)": {"image": Picture()},
-    "result['a'][0][1]: <Image 3x4> (Image)": {"b": 1, "a": [(2, Picture())]},
+    "result['image']: <Image 3x4> (Image)": {"image": Image()},
+    "result['a'][0][1]: <Image 3x4> (Image)": {"b": 1, "a": [(2, Image())]},
     "result: a value without a repr (Unspeakable)": Unspeakable(),
     "result[2]: <function": [1, 2, lambda: 0],
-    "result['a'] (a key of it)[0]: <Image 3x4>": {"a": {(Picture(), 1): 2}},
-    "result (an item of it): <Image 3x4>": {Picture()},
+    "result['a'] (a key of it)[0]: <Image 3x4>": {"a": {(Image(), 1): 2}},
+    "result (an item of it): <Image 3x4>": {Image()},
     "result[0]: <Color.RED: 1> (Color)": [Color.RED],
     "result: Point(x=1, y=2) (Point)": Point(1, 2),
     "result: OrderedDict() (OrderedDict)": OrderedDict(),

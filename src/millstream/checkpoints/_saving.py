@@ -43,7 +43,7 @@ class Retention:
     Example:
         >>> from millstream.checkpoints import Retention
         >>> keep = Retention(latest=1, best=1, monitor="loss")
-        >>> keep.doomed({100: {"loss": 0.3}, 200: {"loss": 0.2}, 300: {"loss": 0.4}})
+        >>> keep.to_delete({100: {"loss": 0.3}, 200: {"loss": 0.2}, 300: {"loss": 0.4}})
         [100]
 
     Args:

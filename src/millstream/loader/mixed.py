@@ -31,7 +31,7 @@ class WeightedOrder:
     `period` steps.
 
     Example:
-        >>> turns = Turns([3, 1, 2])
+        >>> turns = WeightedOrder([3, 1, 2])
         >>> [turns.at(step) for step in range(6)], turns.before(8)
         ([0, 2, 0, 1, 2, 0], [4, 1, 3])
 
@@ -80,7 +80,7 @@ class SequentialOrder:
     """Which loader gives the batch of a step, if they come one after the other.
 
     Example:
-        >>> turns = InSequence([3, 1, 2])
+        >>> turns = SequentialOrder([3, 1, 2])
         >>> [turns.at(step) for step in range(6)], turns.before(8)
         ([0, 0, 0, 1, 2, 2], [5, 1, 2])
 

@@ -50,7 +50,7 @@ class PassSchedule:
     """The steps of a stream: training batches, and validation passes, each of which is one step.
 
     Example:
-        >>> slots = Schedule(interval=2, length=3).slots(0)
+        >>> slots = PassSchedule(interval=2, length=3).slots(0)
         >>> ["train" if next(slots).training else "validate" for _ in range(6)]
         ['train', 'train', 'validate', 'validate', 'validate', 'train']
 
