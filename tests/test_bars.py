@@ -384,6 +384,16 @@ def test_in_a_file_a_long_epoch_has_lines_in_between_and_none_beside_its_own(cap
     ]
 
 
+def test_epochs_that_were_one_program_have_no_time_of_a_step(capsys):
+    loader = ms.DataLoader([ms.ArraySampleSource({"x": np.arange(4.0)}), ms.BatchTransform(2)])
+    step = jax.jit(lambda state, batch: (ms.logs().add_metric("loss", state), state + 1))
+    tasks = {ms.on_train_step: step}
+    options = {"stop": 8, "key": jax.random.key(0), "fuse": 8, "callbacks": [ms.keras_bar()]}
+    ms.train_loop(jnp.float32(0), loader, tasks, **options)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
+    assert len(lines) == 4 and not any("  0.0us/step" in line for line in lines)
+
+
 def test_very_many_epochs_get_fewer_lines(capsys):
     bar = ms.keras_bar(20_000, interval=1e9)
     for step in range(1, 20_001):

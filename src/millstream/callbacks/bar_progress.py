@@ -60,8 +60,9 @@ class BarProgress:
         parts = [f"epoch {elapsed.epochs}{of}", f"{done - before} steps", _exact_text(seconds - begun)]
         if before == 0 and self._first is not None and self._first[1] < done:
             begun, before, _ = self._first
-        if done > before:
-            parts.append(step_time_text(max(seconds - begun - (testing - tested), 0.0) / (done - before)))
+        spent = seconds - begun - (testing - tested)
+        if done > before and spent > 0:  # epochs that were one program together have no times of their own
+            parts.append(step_time_text(spent / (done - before)))
         return parts
 
     @property
