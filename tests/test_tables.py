@@ -652,7 +652,8 @@ def test_rows_of_a_frame_are_items(key):
 
 
 def test_rows_reach_workers_through_shared_memory():
-    frame = pd.DataFrame({"text": ["a long word"] * 10_000, "x": np.arange(10_000)})
+    words = pd.array(["a long word"] * 10_000, dtype="string[pyarrow]")  # of themselves only later versions choose it
+    frame = pd.DataFrame({"text": words, "x": np.arange(10_000)})
     buffers = []
     assert len(cloudpickle.dumps(PandasRows(frame), protocol=5, buffer_callback=buffers.append)) < 5000
     assert sum(buffer.raw().nbytes for buffer in buffers) > 150_000
