@@ -17,7 +17,7 @@ from millstream.text.errors import describe_leaf, describe_value, require_bool, 
 
 
 def require_split(who: str, split: str, train_fraction: float, val_fraction: float) -> None:
-    """Refuse shares of a series that are none."""
+    """Refuse shares of a series that do not add up."""
     require_choice(who, "split", split, ("train", "val", "test"))
     are_numbers = all(isinstance(share, numbers.Real) for share in (train_fraction, val_fraction))
     if not are_numbers or not (0 < train_fraction <= 1 and 0 <= val_fraction and train_fraction + val_fraction <= 1):

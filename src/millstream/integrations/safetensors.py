@@ -11,8 +11,7 @@ import numpy as np
 from millstream.files.data_files import File, open_file
 from millstream.integrations._table import Path, Paths, listed_paths
 from millstream.plan.ordering import Ordering
-from millstream.reading.contracts import PyTree
-from millstream.reading.host_source import HostSource
+from millstream.reading.host_source import RowSource
 from millstream.sources.array import check_reading
 from millstream.sources.file_rows import ChainedRows, RangedRows, map_rows
 from millstream.sources.file_source import OpenedRows
@@ -44,7 +43,7 @@ Rows = np.ndarray | RangedRows
 Tensor = tuple[np.dtype, tuple[int, ...], int]
 
 
-class SafetensorsSource(HostSource):
+class SafetensorsSource(RowSource):
     """The rows of the tensors in safetensors files, which stay on disk until a batch needs them.
 
     Tensors are columns: they must have the same first axis, which counts the samples. Several files follow each other.
@@ -80,19 +79,7 @@ class SafetensorsSource(HostSource):
         if names == []:
             raise ValueError(f"{_WHO} needs at least one tensor. Got an empty list of tensors.")
         check_reading(_WHO, ordering, prefetch_size)
-        self.array_rows = OpenedRows(_WHO, _open_all, (given, names))
-        self.sample_spec, self.ordering, self.prefetch_size = self.array_rows.spec, ordering, prefetch_size
-
-    def __len__(self) -> int:
-        return len(self.array_rows)
-
-    @property
-    def data(self) -> PyTree:
-        """The arrays, as a tree."""
-        return self.array_rows.data
-
-    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
-        self.array_rows.take(indices, out)
+        super().__init__(OpenedRows(_WHO, _open_all, (given, names)), ordering, prefetch_size)
 
 
 def _open_all(paths: list[Path], names: list[str] | None) -> dict[str, Rows | ChainedRows]:

@@ -283,7 +283,7 @@ class TrainStream:
         return StreamIterator(parts, self._schedule, state, end, self._limit, self._interrupts)
 
     def _batches(self, name: str, period: Any, *, least: int) -> int:
-        """So many epochs or batches, in training batches."""
+        """That many epochs or batches, in training batches."""
         if not isinstance(period, tuple | list) or len(period) != 2 or period[0] not in ("epoch", "batch"):
             raise ValueError(
                 f'TrainStream needs {name} to be ("epoch", n) or ("batch", n). Got {describe_value(period)}.'

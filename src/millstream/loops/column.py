@@ -26,7 +26,7 @@ class _ColumnValues:
     def __init__(self) -> None:
         self._numbers: np.ndarray | None = None  # grows by half of its length
         self._count = 0
-        self._objects: list[Any] | None = None  # instead, as soon as values differ in dtype or are no numbers
+        self._objects: list[Any] | None = None  # instead, as soon as values differ in dtype or are not numbers
 
     def __len__(self) -> int:
         return self._count if self._objects is None else len(self._objects)

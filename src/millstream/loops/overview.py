@@ -89,7 +89,7 @@ def overview(tree: PyTree, *, depth: int | None = None, stats: bool = False) -> 
         total    2 arrays            7,850  31.4 kB
 
     Args:
-        tree: Any pytree; leaves that are no arrays (nor `jax.ShapeDtypeStruct`s) are left out.
+        tree: Any pytree; leaves that are not arrays (nor `jax.ShapeDtypeStruct`s) are left out.
         depth: Put together what has that many first parts of its path in common; None for a row per array.
         stats: Whether to read all arrays and show their means and standard deviations.
     """

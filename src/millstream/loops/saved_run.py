@@ -88,7 +88,7 @@ def _put_together(
 
 
 def _storable(tree: PyTree) -> PyTree:
-    """A tree without the leaves that are no data, such as functions."""
+    """A tree without the leaves that are not data, such as functions."""
     return jax.tree.map(lambda leaf: leaf if _is_data(leaf) else None, tree)
 
 

@@ -79,7 +79,7 @@ def _structure(tree: PyTree) -> dict[str, str]:
 
 
 def as_arrays(who: str, policy_state: PyTree) -> PyTree:
-    """The policy state with every leaf an array; refuses leaves that are none."""
+    """The policy state with every leaf an array; refuses leaves that are not."""
 
     def as_array(path: Any, leaf: Any) -> jax.Array:
         array = strong_or_none(leaf)

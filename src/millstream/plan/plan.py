@@ -51,7 +51,7 @@ class Batching:
 
     @property
     def pads(self) -> bool:
-        """Whether the last batch of an epoch has rows that are no samples."""
+        """Whether the last batch of an epoch has rows that are not samples."""
         return self.ending == "pad" and self.inner % self.size != 0
 
     @property

@@ -1,7 +1,7 @@
 """Sources whose samples are read on the host: the base, and how any indexed source becomes one."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -155,19 +155,48 @@ def take_rows(who: str, array: np.ndarray, indices: np.ndarray, out: np.ndarray)
         out[...] = narrowed(who, np.take(array, indices, axis=0), out.dtype)
 
 
-class _Gathered(HostSource):
-    """A source of arrays, read on the host under its own name."""
+class Rows(Protocol):
+    """Rows that lie in arrays or files."""
 
-    def __init__(self, name: str, rows: ArrayRows, ordering: Ordering) -> None:
-        self._name = name
+    spec: SampleSpec
+
+    def __len__(self) -> int: ...
+
+    @property
+    def data(self) -> PyTree:
+        """The arrays, or what takes their place, as a tree."""
+        ...
+
+    def take(self, indices: np.ndarray, out: Sequence[np.ndarray]) -> None:
+        """Write the rows at `indices` into `out`, one array per leaf."""
+        ...
+
+
+class RowSource(HostSource):
+    """A host source whose samples are rows of arrays or files; all it does is what its rows do."""
+
+    def __init__(self, rows: Rows, ordering: Ordering, prefetch_size: int = 64) -> None:
         self.array_rows = rows
-        self.sample_spec, self.ordering = rows.spec, ordering
+        self.sample_spec, self.ordering, self.prefetch_size = rows.spec, ordering, prefetch_size
 
     def __len__(self) -> int:
         return len(self.array_rows)
 
+    @property
+    def data(self) -> PyTree:
+        """The arrays, as a tree."""
+        return self.array_rows.data
+
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
         self.array_rows.take(indices, out)
+
+
+class _Gathered(RowSource):
+    """A source of arrays, read on the host under its own name."""
+
+    def __init__(self, name: str, rows: ArrayRows, ordering: Ordering) -> None:
+        super().__init__(rows, ordering)
+        self._name = name
 
 
 class _Adapted(HostSource):

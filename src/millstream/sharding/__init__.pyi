@@ -1,4 +1,4 @@
-"""Meshes of devices, and where the rows of a batch go on them: one file per idea.
+"""Meshes of devices, and where they hold the rows of a batch: one file per idea.
 
 A lazy table of contents: worker processes load `split_by_host`'s views from this room, and must not load JAX.
 """

@@ -10,9 +10,8 @@ import numpy as np
 
 from millstream.files.data_files import buffered, open_file
 from millstream.plan.ordering import Ordering
-from millstream.reading.contracts import PyTree
 from millstream.reading.dtypes import require_dtype
-from millstream.reading.host_source import HostSource
+from millstream.reading.host_source import RowSource
 from millstream.sources.array import check_reading
 from millstream.sources.file_source import OpenedRows
 from millstream.text.errors import require_names
@@ -20,7 +19,7 @@ from millstream.text.errors import require_names
 _AT_ONCE = 32 << 20
 
 
-class CsvSource(HostSource):
+class CsvSource(RowSource):
     r"""The rows of a CSV file with a header line; every chosen column is one leaf. The file is read once.
 
     Example:
@@ -49,19 +48,7 @@ class CsvSource(HostSource):
         prefetch_size: int = 64,
     ) -> None:
         check_reading("CsvSource", ordering, prefetch_size)
-        self.array_rows = OpenedRows("CsvSource", read_csv, (path, columns, dtype))
-        self.sample_spec, self.ordering, self.prefetch_size = self.array_rows.spec, ordering, prefetch_size
-
-    def __len__(self) -> int:
-        return len(self.array_rows)
-
-    @property
-    def data(self) -> PyTree:
-        """The arrays, as a tree."""
-        return self.array_rows.data
-
-    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
-        self.array_rows.take(indices, out)
+        super().__init__(OpenedRows("CsvSource", read_csv, (path, columns, dtype)), ordering, prefetch_size)
 
 
 def read_csv(

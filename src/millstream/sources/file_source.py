@@ -9,7 +9,7 @@ from millstream.files.changed import FileChanged
 from millstream.files.data_files import File, LocalFile, recorded
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
-from millstream.reading.host_source import HostSource
+from millstream.reading.host_source import RowSource
 from millstream.reading.memory import mapped_file
 from millstream.reading.samples import SampleSpec, spec_of
 from millstream.sources.array import check_reading, check_rows
@@ -72,7 +72,7 @@ class OpenedRows:
                 raise noted(error, f"This came from {self._who} at sample {indices[0]}.")  # noqa: B904
 
 
-class FileSource(HostSource):
+class FileSource(RowSource):
     """The rows of the arrays that a function opens, as in `OpenedRows`."""
 
     def __init__(
@@ -83,19 +83,7 @@ class FileSource(HostSource):
         prefetch_size: int = 64,
     ) -> None:
         check_reading("FileSource", ordering, prefetch_size)
-        self.array_rows = OpenedRows("FileSource", open_files, arguments)
-        self.sample_spec, self.ordering, self.prefetch_size = self.array_rows.spec, ordering, prefetch_size
-
-    def __len__(self) -> int:
-        return len(self.array_rows)
-
-    @property
-    def data(self) -> PyTree:
-        """The arrays, as a tree."""
-        return self.array_rows.data
-
-    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
-        self.array_rows.take(indices, out)
+        super().__init__(OpenedRows("FileSource", open_files, arguments), ordering, prefetch_size)
 
 
 def _row_spec(who: str, data: PyTree) -> SampleSpec:

@@ -1,17 +1,13 @@
 """Arrays that stay on the host: only the rows of a batch travel to the device."""
 
-from collections.abc import Sequence
-
-import numpy as np
-
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
-from millstream.reading.host_source import ArrayRows, HostSource
+from millstream.reading.host_source import ArrayRows, RowSource
 from millstream.reading.samples import spec_of
 from millstream.sources.array import check_reading, check_rows
 
 
-class HostArraySource(HostSource):
+class HostArraySource(RowSource):
     """The rows of a tree of arrays too large for the device, or of memory-mapped files.
 
     Example:
@@ -32,16 +28,4 @@ class HostArraySource(HostSource):
         check_reading("HostArraySource", ordering, prefetch_size)
         check_rows("HostArraySource", data)
         spec = spec_of("HostArraySource", jax.tree.map(lambda leaf: leaf[0], data))
-        self.array_rows = ArrayRows("HostArraySource", data, spec)
-        self.sample_spec, self.ordering, self.prefetch_size = self.array_rows.spec, ordering, prefetch_size
-
-    def __len__(self) -> int:
-        return len(self.array_rows)
-
-    @property
-    def data(self) -> PyTree:
-        """The arrays, as a tree."""
-        return self.array_rows.data
-
-    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
-        self.array_rows.take(indices, out)
+        super().__init__(ArrayRows("HostArraySource", data, spec), ordering, prefetch_size)

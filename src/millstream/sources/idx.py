@@ -4,15 +4,14 @@ import gzip
 import math
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import IO, cast
 
 import numpy as np
 
 from millstream.files.data_files import File, buffered, open_file
 from millstream.plan.ordering import Ordering
-from millstream.reading.contracts import PyTree
-from millstream.reading.host_source import HostSource
+from millstream.reading.host_source import RowSource
 from millstream.sources.array import check_reading
 from millstream.sources.file_rows import RangedRows, map_rows, native, require_ratio, require_shape
 from millstream.sources.file_source import OpenedRows
@@ -21,7 +20,7 @@ from millstream.text.errors import describe_value
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 
-class IdxSource(HostSource):
+class IdxSource(RowSource):
     """The rows of IDX files, which stay on disk until a batch needs them.
 
     Example:
@@ -48,19 +47,7 @@ class IdxSource(HostSource):
         if not isinstance(paths, Mapping):
             raise TypeError(f"IdxSource needs a mapping of names to paths. Got {describe_value(paths)}.")
         check_reading("IdxSource", ordering, prefetch_size)
-        self.array_rows = OpenedRows("IdxSource", _map_all, (dict(paths),))
-        self.sample_spec, self.ordering, self.prefetch_size = self.array_rows.spec, ordering, prefetch_size
-
-    def __len__(self) -> int:
-        return len(self.array_rows)
-
-    @property
-    def data(self) -> PyTree:
-        """The arrays, as a tree."""
-        return self.array_rows.data
-
-    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
-        self.array_rows.take(indices, out)
+        super().__init__(OpenedRows("IdxSource", _map_all, (dict(paths),)), ordering, prefetch_size)
 
 
 def _map_all(paths: dict[str, str | os.PathLike[str]]) -> dict[str, np.ndarray | RangedRows]:

@@ -9,7 +9,6 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Sequence
 from typing import IO
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy as np
 from millstream.files.data_files import File, buffered, open_file
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
-from millstream.reading.host_source import HostSource
+from millstream.reading.host_source import RowSource
 from millstream.sources.array import check_reading
 from millstream.sources.file_rows import RangedRows, map_rows, native, require_ratio, require_shape
 from millstream.sources.file_source import OpenedRows
@@ -31,7 +30,7 @@ _HEADER_READ = 16 << 10  # so much at a time, while headers are looked at
 _NUMBERS = re.compile(r"[<>=|](b1|[iu][1248]|f[248]|c8|c16)")
 
 
-class NpySource(HostSource):
+class NpySource(RowSource):
     """The rows of `.npy` or `.npz` files, which stay on disk until a batch needs them.
 
     Uncompressed arrays are memory-mapped, or, behind an address such as `s3://` or `https://`, read by the row; the
@@ -55,19 +54,7 @@ class NpySource(HostSource):
 
     def __init__(self, paths: PyTree, ordering: Ordering = "shuffle", prefetch_size: int = 64) -> None:
         check_reading("NpySource", ordering, prefetch_size)
-        self.array_rows = OpenedRows("NpySource", _map_tree, (paths,))
-        self.sample_spec, self.ordering, self.prefetch_size = self.array_rows.spec, ordering, prefetch_size
-
-    def __len__(self) -> int:
-        return len(self.array_rows)
-
-    @property
-    def data(self) -> PyTree:
-        """The arrays, as a tree."""
-        return self.array_rows.data
-
-    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
-        self.array_rows.take(indices, out)
+        super().__init__(OpenedRows("NpySource", _map_tree, (paths,)), ordering, prefetch_size)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,7 +35,7 @@ def when_and_what(validation: Any) -> tuple[Any, list[DataGroup[Any]]]:
 
 
 def period_of(name: str, period: Any, *, least: int) -> tuple[str, int]:
-    """So many epochs or batches."""
+    """That many epochs or batches."""
     if not isinstance(period, tuple | list) or len(period) != 2 or period[0] not in ("epoch", "batch"):
         raise ValueError(f'Dataloader needs {name} to begin with "epoch" or "batch", n. Got {describe_value(period)}.')
     require_int("Dataloader", f"the number of {name}", period[1], least=least)

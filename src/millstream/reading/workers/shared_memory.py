@@ -35,7 +35,7 @@ class SharedFile:
         return self._file.fileno()
 
     def grow(self, size: int) -> np.ndarray:
-        """So many more bytes, as an array. They are reserved here: a page that is missing later would be a SIGBUS."""
+        """That many more bytes, as an array. They are reserved here: a page that is missing later would be a SIGBUS."""
         try:
             os.truncate(self.fd, self.size + size)
             if hasattr(os, "posix_fallocate"):
