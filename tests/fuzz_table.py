@@ -135,7 +135,7 @@ def _parameters(function: Any) -> dict[str, bool]:
     for name, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL:
             found[f"*{name}"] = False
-        elif parameter.kind is not parameter.VAR_KEYWORD and name not in ("self", "who"):
+        elif parameter.kind is not parameter.VAR_KEYWORD and name not in ("self", "caller"):
             found[name] = parameter.default is parameter.empty
     return found
 

@@ -85,7 +85,7 @@ def managed(batch, **state):
 
 
 @pytest.mark.parametrize(
-    "who, use",
+    "caller, use",
     [
         ("host_to_global_device_array", lambda x, mesh: ms.sharding.host_to_global_device_array(x, mesh=mesh)),
         (
@@ -100,8 +100,8 @@ def managed(batch, **state):
         ("params['n']", lambda x, mesh: ms.managed.ManagedState.create({"n": x["x"]}, optax.sgd(0.1))),
     ],
 )
-def test_integers_that_jax_would_wrap_are_refused_on_every_way_to_the_device(who, use):
-    with refuses(ValueError, who, "JAX keeps int64 as int32, but the values run from 1 to 1099511627781", "x64"):
+def test_integers_that_jax_would_wrap_are_refused_on_every_way_to_the_device(caller, use):
+    with refuses(ValueError, caller, "JAX keeps int64 as int32, but the values run from 1 to 1099511627781", "x64"):
         use({"x": np.array([1, 2**40 + 5])}, jax.make_mesh((1,), ("data",)))
 
 

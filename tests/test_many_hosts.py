@@ -231,10 +231,10 @@ WORDS_ON_ONE_PROCESS = {
 @pytest.mark.parametrize("count", ["2", "4"])
 @pytest.mark.parametrize("what", WORDS_ON_ONE_PROCESS)
 def test_processes_that_disagree_all_say_who_differs_in_what(groups, count, what):
-    who, words = WORDS_ON_ONE_PROCESS[what]
+    caller, words = WORDS_ON_ONE_PROCESS[what]
     for process in groups[count]:
         (said,) = (facts["words"] for facts in process.having("words") if facts["refused"] == what)
-        assert said.startswith(f"{who} needs all processes to read the same. They differ:\n  "), said
+        assert said.startswith(f"{caller} needs all processes to read the same. They differ:\n  "), said
         assert words.format(odd=int(count) - 1, others={"2": "1 other", "4": "3 others"}[count]) in said
 
 

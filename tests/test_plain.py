@@ -139,7 +139,7 @@ REFUSED = {
 @pytest.mark.parametrize("text", REFUSED)
 def test_what_is_not_plain_is_refused_with_its_place_and_type(text):
     with pytest.raises(TypeError) as caught:
-        encode(REFUSED[text], who="Processes")
+        encode(REFUSED[text], caller="Processes")
     start = "Processes can send back arrays and plain values (numbers, text, bytes, lists, dicts, paths). Got "
     assert str(caught.value).startswith(start + text)
     assert str(caught.value).endswith(". Turn it into one of these.")

@@ -219,14 +219,14 @@ def test_an_error_names_its_loader_and_the_same_batch_can_be_asked_for_again(key
 def test_a_mix_keeps_the_workers_of_its_loaders(key):
     pids = set()
 
-    def who(index):
+    def caller(index):
         import os
 
         return {"x": np.int32(os.getpid())}
 
     spec = {"x": jax.ShapeDtypeStruct((), np.int32)}
     loader = ms.DataLoader(
-        [ms.DiskSampleSource(2, who, sample_spec=spec), ms.BatchTransform(2)], executor=ms.Processes(1)
+        [ms.DiskSampleSource(2, caller, sample_spec=spec), ms.BatchTransform(2)], executor=ms.Processes(1)
     )
     before = children()
     with MixedLoader([loader]) as mix:

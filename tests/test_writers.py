@@ -102,7 +102,7 @@ def scalars(folder):
 class Recording(Sink):
     """A place that keeps what is written to it."""
 
-    who = "recording"
+    caller = "recording"
 
     def __init__(self, patience=None, before=lambda: None):
         self.patience, self.before = patience, before

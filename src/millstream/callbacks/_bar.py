@@ -213,7 +213,7 @@ class Bar(Observer):
     """Watches a run and has a face drawn now and then; most steps cost it one comparison.
 
     Args:
-        who: What it is called, in errors.
+        caller: What it is called, in errors.
         total: Where the run will end: steps, or `at(...)` in one unit; None: where the loop stops, if it says so.
         face: What is drawn.
         stateful_metrics: Names of metrics whose newest value is shown, and no mean.
@@ -223,15 +223,17 @@ class Bar(Observer):
     named_schedules = ("on_train_batch_end", "on_test_batch_end", "on_predict_batch_end")
 
     def __init__(
-        self, who: str, total: Any, face: Face, *, stateful_metrics: Collection[str], disabled: bool = False
+        self, caller: str, total: Any, face: Face, *, stateful_metrics: Collection[str], disabled: bool = False
     ) -> None:
-        self._who = who
-        self._total = None if total is None else as_period(who, "total", total)
+        self._caller = caller
+        self._total = None if total is None else as_period(caller, "total", total)
         if self._total is not None and len(self._total.units) != 1:
-            raise ValueError(f"{who} needs total in one unit: 1000 steps, or at(epochs=3) and the like. Got {total!r}.")
+            raise ValueError(
+                f"{caller} needs total in one unit: 1000 steps, or at(epochs=3) and the like. Got {total!r}."
+            )
         names = stateful_metrics if not isinstance(stateful_metrics, Set) else list(stateful_metrics)
         self._face = face
-        self._stateful_metrics = frozenset(require_names(who, "stateful_metrics", names))
+        self._stateful_metrics = frozenset(require_names(caller, "stateful_metrics", names))
         self._unseen = set(self._stateful_metrics)  # by no run so far
         self._disabled = disabled
         self._watched: LoopState | None = None
@@ -255,7 +257,7 @@ class Bar(Observer):
             return
         if self._total is not None and "epochs" in self._total.units and start.epochs is None:
             raise ValueError(
-                f"{self._who} is to count epochs, and this run does not know how long one is. "
+                f"{self._caller} is to count epochs, and this run does not know how long one is. "
                 "Give the loop epoch_duration or a DataLoader, or the bar a total in steps."
             )
         self.finish()  # a run by hand that nobody has ended
@@ -358,7 +360,7 @@ class Bar(Observer):
             name = min(self._unseen)
             self._unseen.clear()
             warnings.warn(
-                f"{self._who}: {name!r} of stateful_metrics was never logged. {describe_logged(name, paths)}",
+                f"{self._caller}: {name!r} of stateful_metrics was never logged. {describe_logged(name, paths)}",
                 stacklevel=2,
             )
 

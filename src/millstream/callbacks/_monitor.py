@@ -14,18 +14,18 @@ class Monitor:
     """Reads the values of one entry, none of them twice.
 
     Args:
-        who: The caller's name, for errors.
+        caller: The caller's name, for errors.
         name: The entry, as "name" or "collection.name".
 
     Attributes:
         seen: The step of the value that was read last; -1 before the first.
     """
 
-    def __init__(self, who: str, name: str) -> None:
-        require_name(who, name, "monitor")
+    def __init__(self, caller: str, name: str) -> None:
+        require_name(caller, name, "monitor")
         self.name = name
         self.seen = -1
-        self._who = who
+        self._caller = caller
 
     def read(self, loop_state: LoopState) -> tuple[float, Elapsed] | None:
         """The newest value and when it was logged; None if it has been read before, or there is none.
@@ -53,12 +53,12 @@ class Monitor:
             return float(np.asarray(value))
         except (TypeError, ValueError):
             raise TypeError(
-                f"{self._who} needs {self.name!r} to be a single number. Got {describe_leaf(value)}. "
+                f"{self._caller} needs {self.name!r} to be a single number. Got {describe_leaf(value)}. "
                 "Log its mean, or another number, and watch that."
             ) from None
 
 
-def require_logged(who: str, names: list[str], loop_state: LoopState) -> None:
+def require_logged(caller: str, names: list[str], loop_state: LoopState) -> None:
     """Refuse names that a run has not logged up to its end, unless something else has ended it before."""
     history = loop_state.history
     if not loop_state.is_complete or not loop_state.elapsed.steps:
@@ -66,6 +66,6 @@ def require_logged(who: str, names: list[str], loop_state: LoopState) -> None:
     for name in names:
         if history.column(name) is None:
             raise ValueError(
-                f"{who}: the monitor {str(name)!r} was never logged. {describe_logged(name, history.columns())} "
+                f"{caller}: the monitor {str(name)!r} was never logged. {describe_logged(name, history.columns())} "
                 "Watch one of these. The run itself is complete: its output is in the exception's loop_output."
             )

@@ -48,7 +48,7 @@ class Sink:
     """Where rows are written to; opened by the loop, and all the rest by the thread.
 
     Attributes:
-        who: The caller's name, for errors.
+        caller: The caller's name, for errors.
         separator: What stands between collection and entry, where an entry's name alone says too little.
         reserved: Names that entries cannot have.
         patience: Seconds that the end of a run waits for it. It must not hold up a run, then: rows that come too fast
@@ -56,7 +56,7 @@ class Sink:
             as long as it takes, and an error ends it.
     """
 
-    who: str
+    caller: str
     separator = "/"
     reserved: frozenset[str] = frozenset()
     patience: float | None = None
@@ -145,7 +145,7 @@ class WriterThread:
         self._handed: collections.deque[_Batch] = collections.deque()
         self._broken = self._abandoned = self._warned = False
         self._dropped = self._failed = 0  # rows; the one is counted by the loop, the other by the thread
-        self._thread = threading.Thread(target=self._work, name=f"millstream {sink.who}", daemon=True)
+        self._thread = threading.Thread(target=self._work, name=f"millstream {sink.caller}", daemon=True)
         self._thread.start()
 
     def put(self, rows: ReadRows | _Reached) -> None:
@@ -177,7 +177,9 @@ class WriterThread:
             raise failure
         if not self._warned:
             self._warned = True
-            _warn(f"{self._sink.who} could not write some rows; the run continues. {type(failure).__name__}: {failure}")
+            _warn(
+                f"{self._sink.caller} could not write some rows; the run continues. {type(failure).__name__}: {failure}"
+            )
 
     def close(self) -> None:
         """Have all the rest written, and end the thread."""
@@ -188,13 +190,13 @@ class WriterThread:
         self.report()
         if self._abandoned:
             _warn(
-                f"{self._sink.who} was given {self._sink.patience:g} seconds to write what was left, and did not get "
-                f"done: {len(self.unwritten())} rows are missing. A larger timeout= gives it more time."
+                f"{self._sink.caller} was given {self._sink.patience:g} seconds to write what was left, and did not "
+                f"get done: {len(self.unwritten())} rows are missing. A larger timeout= gives it more time."
             )
         if self._dropped or self._failed:
             _warn(
-                f"{self._sink.who} left out {self._dropped + self._failed} rows: {self._dropped} came faster than they "
-                f"could be written, {self._failed} were refused. every= writes fewer rows."
+                f"{self._sink.caller} left out {self._dropped + self._failed} rows: {self._dropped} came faster than "
+                f"they could be written, {self._failed} were refused. every= writes fewer rows."
             )
 
     def _work(self) -> None:
@@ -214,7 +216,7 @@ class WriterThread:
             batch.done = True
         except BaseException as error:
             steps = f"{rows[0].step} to {rows[-1].step}"
-            error.add_note(f"Raised in the thread of {self._sink.who}, while it wrote the rows of steps {steps}.")
+            error.add_note(f"Raised in the thread of {self._sink.caller}, while it wrote the rows of steps {steps}.")
             self.failure = self.failure or error
             if self._sink.patience is None:
                 self._broken = True
@@ -376,9 +378,9 @@ class Writer(Observer):
     named_schedules = ("on_train_batch_end", "on_test_batch_end")
 
     def __init__(self, sink: Sink, every: Any = None) -> None:
-        self.__name__ = sink.who
+        self.__name__ = sink.caller
         self._sink = sink
-        self._every = None if every is None else _as_every(sink.who, every)
+        self._every = None if every is None else _as_every(sink.caller, every)
         self._owner: LoopState | None = None  # whose rows are written
         self._unwritten: list[int] = []  # steps whose rows an earlier process did not come to write
 
@@ -388,7 +390,7 @@ class Writer(Observer):
         Args:
             step: How far the run is that continues: `elapsed.steps`. What was written of later steps is cut.
         """
-        require_int(self._sink.who, "step", step, least=0)
+        require_int(self._sink.caller, "step", step, least=0)
         self.close()
         self._begin(self._by_hand, step)
         return self
@@ -485,8 +487,8 @@ def writes_here() -> bool:
     return jax.process_index() == 0
 
 
-def _as_every(who: str, every: Any) -> Schedule:
+def _as_every(caller: str, every: Any) -> Schedule:
     if not isinstance(every, int):
-        return as_schedule(who, every)
-    require_int(who, "every", every, least=1)
+        return as_schedule(caller, every)
+    require_int(caller, "every", every, least=1)
     return every_so_many(every)

@@ -11,12 +11,12 @@ from millstream.files.atomic import written
 
 
 class _CsvFile(Sink):
-    who = "csv_logger"
+    caller = "csv_logger"
     separator = "."
     reserved = frozenset(UNITS)
 
     def __init__(self, path: Any, overwrite: bool) -> None:
-        self._file = LogFile(self.who, path, overwrite, lambda line: int(line.split(b",", 1)[0]))
+        self._file = LogFile(self.caller, path, overwrite, lambda line: int(line.split(b",", 1)[0]))
         self._names: dict[str, None] = {}
 
     def open(self, step: int) -> int:
@@ -33,7 +33,7 @@ class _CsvFile(Sink):
         fields = next(csv.reader([line]))
         if tuple(fields[: len(UNITS)]) != UNITS:
             raise ValueError(
-                f"{self.who} can only continue a file that it has written, whose header begins with "
+                f"{self.caller} can only continue a file that it has written, whose header begins with "
                 f"{','.join(UNITS)}. {self._file.path} begins with {line.rstrip()!r}. Choose another path."
             )
         return dict.fromkeys(fields[len(UNITS) :])

@@ -18,7 +18,7 @@ from millstream.loops.signatures import Point
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value, require_bool, require_choice
 
-_WHO = "early_stopping"
+_CALLER = "early_stopping"
 _SAVED = ("steps", "samples", "epochs", "time", "date_start")  # of the moments that count
 
 
@@ -82,17 +82,17 @@ class early_stopping(Callback):
         start_from: Point | None = None,
         check_finite: bool = False,
     ) -> None:
-        require_choice(_WHO, "mode", mode, ["min", "max"])
-        require_bool(_WHO, "restore_best_weights", restore_best_weights)
-        require_bool(_WHO, "check_finite", check_finite)
-        self._monitor = Monitor(_WHO, monitor)
-        self._patience = as_period(_WHO, "patience", patience)
+        require_choice(_CALLER, "mode", mode, ["min", "max"])
+        require_bool(_CALLER, "restore_best_weights", restore_best_weights)
+        require_bool(_CALLER, "check_finite", check_finite)
+        self._monitor = Monitor(_CALLER, monitor)
+        self._patience = as_period(_CALLER, "patience", patience)
         if not self._patience.units:
-            raise ValueError(f"{_WHO} needs patience in steps, samples, epochs or time. Got {self._patience}.")
-        self._start_from = None if start_from is None else as_period(_WHO, "start_from", start_from)
+            raise ValueError(f"{_CALLER} needs patience in steps, samples, epochs or time. Got {self._patience}.")
+        self._start_from = None if start_from is None else as_period(_CALLER, "start_from", start_from)
         self._min_delta = _number("min_delta", min_delta)
         if self._min_delta < 0:
-            raise ValueError(f"{_WHO} needs min_delta of at least 0. Got {describe_value(min_delta)}.")
+            raise ValueError(f"{_CALLER} needs min_delta of at least 0. Got {describe_value(min_delta)}.")
         self._mode = mode
         self._baseline = None if baseline is None else _number("baseline", baseline)
         self._threshold = None if threshold is None else _number("threshold", threshold)
@@ -135,7 +135,7 @@ class early_stopping(Callback):
             Whether to stop, and the state to continue with.
         """
         self._forget_a_later_run(elapsed)
-        loop_state = LoopState(state, History(), elapsed, logs=as_logs(_WHO, {} if logs is None else logs))
+        loop_state = LoopState(state, History(), elapsed, logs=as_logs(_CALLER, {} if logs is None else logs))
         best = self._judge_newest(loop_state, None)
         return loop_state.stop_iteration, state if best is None else best
 
@@ -147,7 +147,7 @@ class early_stopping(Callback):
     def finish(self, loop_state: LoopState) -> None:
         """Refuse a name that was never logged, so that there was nothing to judge."""
         if self._asked and self._monitor.seen < 0 and self._has_begun(loop_state.elapsed):
-            require_logged(_WHO, [self._monitor.name], loop_state)
+            require_logged(_CALLER, [self._monitor.name], loop_state)
 
     def get_state(self) -> dict[str, Any]:
         """What it remembers: numbers, moments as dicts, and the best state."""
@@ -192,7 +192,7 @@ class early_stopping(Callback):
             if self._keeps_best:
                 self.best = _copy(loop_state.state)
         if self._has_reached(value):
-            loop_state.stop(f"{_WHO}: {self._monitor.name} is {value:g} and has reached {self._threshold:g}")
+            loop_state.stop(f"{_CALLER}: {self._monitor.name} is {value:g} and has reached {self._threshold:g}")
             return None  # the state that has reached it, also if another one was better by less than min_delta
         return None if better else self._without_improvement(loop_state, value, when)
 
@@ -201,9 +201,9 @@ class early_stopping(Callback):
         if since is None:
             since = when.replace(steps=0, samples=0, time=0.0, epochs=None if when.epochs is None else 0)
         if self._check_finite and not math.isfinite(value):
-            loop_state.stop(f"{_WHO}: {name} is {value:g}")
+            loop_state.stop(f"{_CALLER}: {name} is {value:g}")
         elif when - since >= self._patience:
-            loop_state.stop(f"{_WHO}: {name} has not improved for {_words(self._patience)}; {self._best_text()}")
+            loop_state.stop(f"{_CALLER}: {name} has not improved for {_words(self._patience)}; {self._best_text()}")
         else:
             return None
         return None if self.best is None else _copy(self.best)
@@ -230,14 +230,14 @@ class early_stopping(Callback):
     def _unknown(self, loop_state: LoopState) -> ValueError:
         name, paths = self._monitor.name, [path for path, _ in loop_state.accumulated_logs.entries()]
         return ValueError(
-            f"{_WHO} watches {name!r}, which was not logged in a whole epoch. {describe_logged(name, paths)} "
+            f"{_CALLER} watches {name!r}, which was not logged in a whole epoch. {describe_logged(name, paths)} "
             "Watch one of these, or say from when on it is there: start_from=ms.at(epochs=2)."
         )
 
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | np.number) or math.isnan(value):
-        raise ValueError(f"{_WHO} needs {name} to be a number. Got {describe_value(value)}.")
+        raise ValueError(f"{_CALLER} needs {name} to be a number. Got {describe_value(value)}.")
     return float(value)
 
 

@@ -12,12 +12,12 @@ _encode = json.JSONEncoder(allow_nan=False).encode
 
 
 class _JsonlFile(Sink):
-    who = "jsonl_logger"
+    caller = "jsonl_logger"
     separator = "."
     reserved = frozenset(UNITS)
 
     def __init__(self, path: Any, overwrite: bool) -> None:
-        self._file = LogFile(self.who, path, overwrite, lambda line: int(json.loads(line)["steps"]))
+        self._file = LogFile(self.caller, path, overwrite, lambda line: int(json.loads(line)["steps"]))
 
     def open(self, step: int) -> int:
         return self._file.open(step)

@@ -13,7 +13,7 @@ from millstream.loops.logs import Logs
 from millstream.loops.loop_state import LoopState
 from millstream.text.errors import describe_value, function_name, require_text
 
-_WHO = "log_learning_rate"
+_CALLER = "log_learning_rate"
 _AT_ONCE = 256  # steps whose rate is computed together
 
 _copy = jax.jit(jnp.copy)
@@ -42,14 +42,14 @@ class log_learning_rate(Callback):
     ) -> None:
         if source is not None and not callable(source):
             raise TypeError(
-                f"{_WHO} needs a schedule, which is a function of the step, or nothing, to find the rate in the state. "
-                f"Got {describe_value(source)}."
+                f"{_CALLER} needs a schedule, which is a function of the step, or nothing, to find the rate in the "
+                f"state. Got {describe_value(source)}."
             )
         if source is not None and within is not None:
-            raise ValueError(f"{_WHO} can use within only to look into the state, not with a schedule.")
-        require_text(_WHO, "name", name)
+            raise ValueError(f"{_CALLER} can use within only to look into the state, not with a schedule.")
+        require_text(_CALLER, "name", name)
         if within is not None:
-            require_text(_WHO, "within", within)
+            require_text(_CALLER, "within", within)
         self._name = name
         self._schedule = None if source is None else _on_host(source)
         self._within = within
@@ -110,8 +110,8 @@ def _on_host(schedule: Callable[[int], Any]) -> Callable[[int], float]:
         rate(0)
     except jax.errors.JAXTypeError as error:
         error.add_note(
-            f"{_WHO} needs a schedule that either can be compiled, or returns plain numbers. {function_name(schedule)} "
-            "returns an array and cannot be compiled."
+            f"{_CALLER} needs a schedule that either can be compiled, or returns plain numbers. "
+            f"{function_name(schedule)} returns an array and cannot be compiled."
         )
         raise
     return rate
@@ -133,14 +133,14 @@ def _find(state: Any, within: str | None) -> tuple[Any, ...]:
         return chosen[0]
     if not paths:
         raise ValueError(
-            f"{_WHO} without a source finds no learning rate in the state. Build the optimizer with "
+            f"{_CALLER} without a source finds no learning rate in the state. Build the optimizer with "
             "optax.inject_hyperparams(optax.adam)(learning_rate=...), which keeps it there, or give the schedule: "
             "ms.log_learning_rate(schedule)."
         )
     places = "".join(f"\n  {jax.tree_util.keystr(path)}" for path in paths)
     rule = "several learning rates" if within is None else f"{len(chosen)} learning rates within {within!r}"
     raise ValueError(
-        f"{_WHO} finds {rule} in the state. There are:{places}\n"
+        f"{_CALLER} finds {rule} in the state. There are:{places}\n"
         "Use one for each, with a name: ms.log_learning_rate(within=<a part of its path>, name=...)."
     )
 

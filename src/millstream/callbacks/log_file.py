@@ -16,15 +16,15 @@ class LogFile:
     """Lines in a file, written without buffers: what `write` has returned from survives the process.
 
     Args:
-        who: The caller's name, for errors.
+        caller: The caller's name, for errors.
         path: Of the file; its folder is made if there is none.
         overwrite: Whether a new run may replace the rows of another.
         step_of: The step of a line; a ValueError, KeyError or TypeError if it is none of its lines.
     """
 
-    def __init__(self, who: str, path: Any, overwrite: bool, step_of: Callable[[bytes], int]) -> None:
-        self.path = require_place(who, path).resolve()
-        self._who = who
+    def __init__(self, caller: str, path: Any, overwrite: bool, step_of: Callable[[bytes], int]) -> None:
+        self.path = require_place(caller, path).resolve()
+        self._caller = caller
         self._overwrite = overwrite
         self._step_of = step_of
         self._file: Any = None
@@ -39,8 +39,8 @@ class LogFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if step == 0 and self.size() and not self._overwrite:
             raise FileExistsError(
-                f"{self._who} begins a new run, and {self.path} has rows of another. Choose another path, or continue "
-                "with that run (elapsed=), or give overwrite=True."
+                f"{self._caller} begins a new run, and {self.path} has rows of another. Choose another path, or "
+                "continue with that run (elapsed=), or give overwrite=True."
             )
         newest, kept = self._rows_up_to(step, header) if step and self.size() else (0, 0)
         self.reopen()
@@ -77,8 +77,8 @@ class LogFile:
             return self._step_of(line)
         except (ValueError, KeyError, TypeError):
             raise ValueError(
-                f"{self._who} can only continue a file that it has written. Line {number} of {self.path} is not a row "
-                f"of it: {describe_value(line)}. Choose another path."
+                f"{self._caller} can only continue a file that it has written. Line {number} of {self.path} is not a "
+                f"row of it: {describe_value(line)}. Choose another path."
             ) from None
 
     def write(self, data: bytes) -> None:

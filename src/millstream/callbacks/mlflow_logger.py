@@ -13,19 +13,19 @@ _NOT_ALLOWED = re.compile(r"[^\w\-. :/]", re.ASCII)
 
 
 class _MlflowRun(Sink):
-    who = "mlflow_logger"
+    caller = "mlflow_logger"
 
     def __init__(self, run: Any, client: Any, timeout: Any) -> None:
-        with needs(self.who, "mlflow", "mlflow"):
+        with needs(self.caller, "mlflow", "mlflow"):
             import mlflow  # pyright: ignore[reportMissingImports]
             from mlflow.entities import Metric  # pyright: ignore[reportMissingImports]
         run = mlflow.active_run() if run is None else run
         if run is None:
-            raise ValueError(f"{self.who} needs a run, and none is active. Call mlflow.start_run(), or give run=.")
+            raise ValueError(f"{self.caller} needs a run, and none is active. Call mlflow.start_run(), or give run=.")
         run_id = run if isinstance(run, str) else getattr(getattr(run, "info", None), "run_id", None)
         if not isinstance(run_id, str):
-            raise TypeError(f"{self.who} needs a run of MLflow, or its id. Got {describe_value(run)}.")
-        self.patience = seconds(self.who, timeout)
+            raise TypeError(f"{self.caller} needs a run of MLflow, or its id. Got {describe_value(run)}.")
+        self.patience = seconds(self.caller, timeout)
         self._run_id = run_id
         self._client = mlflow.MlflowClient() if client is None else client
         self._metric = Metric

@@ -9,7 +9,7 @@ from millstream.loops.callback import Observer
 from millstream.loops.loop_state import LoopState
 from millstream.text.errors import require_int, require_path
 
-_WHO = "profile"
+_CALLER = "profile"
 
 
 class profile(Observer):
@@ -35,9 +35,9 @@ class profile(Observer):
     only_real_runs = True
 
     def __init__(self, log_dir: str | os.PathLike[str], first: int = 10, steps: int = 5) -> None:
-        require_path(_WHO, "log_dir to be a folder", log_dir)
-        require_int(_WHO, "first", first, least=1)
-        require_int(_WHO, "steps", steps, least=1)
+        require_path(_CALLER, "log_dir to be a folder", log_dir)
+        require_int(_CALLER, "first", first, least=1)
+        require_int(_CALLER, "steps", steps, least=1)
         self._log_dir = os.fspath(log_dir)
         self._first = first
         self._steps = steps
@@ -79,8 +79,8 @@ class profile(Observer):
         except RuntimeError as error:
             self._is_done = True
             raise RuntimeError(
-                f"{_WHO} cannot record step {loop_state.elapsed.steps + 1} and the next ones: {error} Let the windows "
-                "of several ms.profile not overlap, and end your own jax.profiler.start_trace before."
+                f"{_CALLER} cannot record step {loop_state.elapsed.steps + 1} and the next ones: {error} Let the "
+                "windows of several ms.profile not overlap, and end your own jax.profiler.start_trace before."
             ) from error
         self._end = loop_state.elapsed.steps + self._steps
         self._mark_next(loop_state)

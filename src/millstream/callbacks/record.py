@@ -29,7 +29,7 @@ from millstream.text.errors import describe_value, require_path
 
 _MOST_ROWS = 200  # of a table of arrays; a larger tree is shown by its branches
 RECORD = "record.jsonl"
-_WHO = "record"
+_CALLER = "record"
 _FINEST, _COARSEST = 0.1, 10.0  # seconds over which the use of time is measured
 _WINDOWS = 200  # as many as that in a run that is not very short or long
 
@@ -115,19 +115,19 @@ class _RecordFile(Sink):
         lines: Lines to be written as soon as all rows of their steps are; added by the loop, taken by the thread.
     """
 
-    who = _WHO
+    caller = _CALLER
     separator = "."
 
     def __init__(self, directory: Any, overwrite: bool, loaders: Mapping[str, Any]) -> None:
-        folder = require_path(_WHO, "the path of a folder", directory).expanduser()
+        folder = require_path(_CALLER, "the path of a folder", directory).expanduser()
         if folder.exists() and not folder.is_dir():
-            raise NotADirectoryError(f"{_WHO} needs the path of a folder. {folder} is a file.")
+            raise NotADirectoryError(f"{_CALLER} needs the path of a folder. {folder} is a file.")
         if (folder / RECORD).is_symlink():
             raise NotPlainFile(
-                f"{_WHO}: {folder / RECORD} is a link, and what it leads to is left alone. Delete it, or give a "
+                f"{_CALLER}: {folder / RECORD} is a link, and what it leads to is left alone. Delete it, or give a "
                 "different folder."
             )
-        self._file = LogFile(_WHO, folder / RECORD, True, lambda line: int(json.loads(line)["steps"]))
+        self._file = LogFile(_CALLER, folder / RECORD, True, lambda line: int(json.loads(line)["steps"]))
         self._overwrite = overwrite
         self._loaders = loaders
         self._description: dict[str, Any] = {}  # of the run; written whenever one begins or resumes
@@ -176,7 +176,7 @@ class _RecordFile(Sink):
             number += 1
         os.rename(path, apart)
         warnings.warn(
-            f"{_WHO}: {path} was the record of an earlier run, which is now {apart.name}. To resume a run, give "
+            f"{_CALLER}: {path} was the record of an earlier run, which is now {apart.name}. To resume a run, give "
             "its loop resume=; to replace it, give record overwrite=True.",
             stacklevel=2,
         )

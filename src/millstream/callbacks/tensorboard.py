@@ -15,11 +15,11 @@ _EVENTS = "events.out.tfevents.*"
 
 
 class _EventFile(Sink):
-    who = "tensorboard"
+    caller = "tensorboard"
 
     def __init__(self, log_dir: Any, overwrite: bool) -> None:
-        folder = require_path(self.who, "a folder", log_dir)
-        with needs(self.who, "tensorboardX", "tensorboard"):
+        folder = require_path(self.caller, "a folder", log_dir)
+        with needs(self.caller, "tensorboardX", "tensorboard"):
             from tensorboardX import record_writer
             from tensorboardX.proto import event_pb2, summary_pb2
         self._folder = folder.resolve()
@@ -34,8 +34,8 @@ class _EventFile(Sink):
         if earlier and step == 0:
             if not self._overwrite:
                 raise FileExistsError(
-                    f"{self.who} begins a new run, and {self._folder} has events of another. Choose another folder, or "
-                    "continue with that run (elapsed=), or give overwrite=True."
+                    f"{self.caller} begins a new run, and {self._folder} has events of another. Choose another folder, "
+                    "or continue with that run (elapsed=), or give overwrite=True."
                 )
             for file in earlier:
                 file.unlink()

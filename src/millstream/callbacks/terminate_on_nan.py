@@ -14,7 +14,7 @@ from millstream.loops.logs import Name, find_entry, require_name
 from millstream.loops.loop_state import LoopState
 from millstream.text.errors import describe_value, require_choice
 
-_WHO = "terminate_on_nan"
+_CALLER = "terminate_on_nan"
 _COLLECTIONS = ("losses", "metrics", "stateful_metrics")
 _ROWS_BETWEEN_LOOKS = 64
 
@@ -51,7 +51,7 @@ class terminate_on_nan(Observer):
     def __init__(
         self, monitor: str | Iterable[str] | None = None, *, action: Literal["raise", "stop"] = "raise"
     ) -> None:
-        require_choice(_WHO, "action", action, ["raise", "stop"])
+        require_choice(_CALLER, "action", action, ["raise", "stop"])
         self._names = None if monitor is None else _names_in(monitor)
         self._raises = action == "raise"
         self._looked_at = 0  # rows
@@ -79,7 +79,7 @@ class terminate_on_nan(Observer):
         """
         loop_state = self._by_hand if loop_state is None else loop_state
         self._look(loop_state)
-        require_logged(_WHO, self._names or [], loop_state)
+        require_logged(_CALLER, self._names or [], loop_state)
 
     def _look(self, loop_state: LoopState, ready: int | None = None) -> None:
         """Look at what is new, and report the first value that is not finite; None: wait for rows in flight."""
@@ -122,10 +122,10 @@ def _names_in(monitor: Any) -> list[str]:
         names = list(monitor)
     if not names:
         raise ValueError(
-            f"{_WHO} needs a name in monitor, or None for all losses and metrics. Got {describe_value(monitor)}."
+            f"{_CALLER} needs a name in monitor, or None for all losses and metrics. Got {describe_value(monitor)}."
         )
     for name in names:
-        require_name(_WHO, name, "monitor")
+        require_name(_CALLER, name, "monitor")
     return names
 
 
@@ -149,7 +149,7 @@ def _report(history: History, first: _Found) -> str:
     epochs = "" if elapsed.epochs is None else f" ({elapsed.epochs} epochs complete)"
     value = f"{first.value:g}" if isinstance(first.value, float) else "partly not finite"
     return (
-        f"{_WHO} found {'.'.join(first.path)} to be {value} at step {elapsed.steps}{epochs}. Until then all it watches "
-        f"was finite. With a DataLoader, loader.next_batch(loader.init_state(key, step={elapsed.steps - 1})) gives the "
-        'batch of that step again, and jax.config.update("jax_debug_nans", True) finds the operation.'
+        f"{_CALLER} found {'.'.join(first.path)} to be {value} at step {elapsed.steps}{epochs}. Until then all it "
+        f"watches was finite. With a DataLoader, loader.next_batch(loader.init_state(key, step={elapsed.steps - 1})) "
+        'gives the batch of that step again, and jax.config.update("jax_debug_nans", True) finds the operation.'
     )

@@ -14,7 +14,7 @@ from millstream.loops.loop_state import LoopState, Waits
 from millstream.text.errors import require_positive
 
 _EVENT = "/jax/core/compile/backend_compile_duration"
-_WHO = "throughput"
+_CALLER = "throughput"
 
 
 class _Total:
@@ -89,9 +89,9 @@ class throughput(Callback):
     def __init__(self, *, flops_per_step: float | None = None, peak_flops: float | None = None) -> None:
         for name, value in (("flops_per_step", flops_per_step), ("peak_flops", peak_flops)):
             if value is not None:
-                require_positive(_WHO, name, value)
+                require_positive(_CALLER, name, value)
         if peak_flops is not None and flops_per_step is None:
-            raise ValueError(f"{_WHO} needs flops_per_step for peak_flops to be of use.")
+            raise ValueError(f"{_CALLER} needs flops_per_step for peak_flops to be of use.")
         self._flops_per_step = flops_per_step
         self._peak_flops = peak_flops
         self._last: _Moment | None = None

@@ -8,13 +8,13 @@ from millstream.text.errors import describe_value
 
 
 class _WandbRun(Sink):
-    who = "wandb_logger"
+    caller = "wandb_logger"
     reserved = frozenset(("samples", "epochs", "time"))
 
     def __init__(self, run: Any, timeout: Any) -> None:
         if not callable(getattr(run, "log", None)):
-            raise TypeError(f"{self.who} needs a run: wandb.init(...). Got {describe_value(run)}.")
-        self.patience = seconds(self.who, timeout)
+            raise TypeError(f"{self.caller} needs a run: wandb.init(...). Got {describe_value(run)}.")
+        self.patience = seconds(self.caller, timeout)
         self._run = run
 
     def write(self, rows: list[Row]) -> None:

@@ -205,17 +205,17 @@ def _require_grid(number: int, places: list[_Place], shape: tuple[int, ...]) -> 
         raise ValueError(f"the parts of leaf {number} do not make an array of shape {shape}")
 
 
-def read(who: str, files: ArrayFiles, saved: Iterable[SavedLeaf], like: Mapping[str, Any]) -> dict[str, Any]:
+def read(caller: str, files: ArrayFiles, saved: Iterable[SavedLeaf], like: Mapping[str, Any]) -> dict[str, Any]:
     """The leaves of a checkpoint by their paths.
 
     Args:
-        who: The caller's name, for errors.
+        caller: The caller's name, for errors.
         files: Where the arrays are.
         saved: The leaves that were saved, in their order.
         like: For each path, a leaf that says where and as what to have it.
     """
     numbered = list(enumerate(saved))
-    _require_exact(who, [leaf for _, leaf in numbered], like)
+    _require_exact(caller, [leaf for _, leaf in numbered], like)
     try:
         return {
             leaf.path: leaf.value if leaf.shape is None else _read_leaf(files, number, leaf, like[leaf.path])
@@ -225,7 +225,7 @@ def read(who: str, files: ArrayFiles, saved: Iterable[SavedLeaf], like: Mapping[
         files.close()
 
 
-def _require_exact(who: str, saved: Iterable[SavedLeaf], like: Mapping[str, Any]) -> None:
+def _require_exact(caller: str, saved: Iterable[SavedLeaf], like: Mapping[str, Any]) -> None:
     """Refuse to make arrays of JAX of what JAX would cut to 32 bits."""
     rows = []
     for leaf in saved:
@@ -234,7 +234,7 @@ def _require_exact(who: str, saved: Iterable[SavedLeaf], like: Mapping[str, Any]
             rows.append((f"tree{leaf.path}", f"{leaf.words()}, which JAX would make {kept}"))
     if rows:
         raise ValueError(
-            f"{who} loads arrays as they were saved, and these have more bits than JAX keeps:\n{table(rows)}\n"
+            f"{caller} loads arrays as they were saved, and these have more bits than JAX keeps:\n{table(rows)}\n"
             "Give NumPy arrays for them in the tree that says what the result is like, or set "
             "jax.config.update('jax_enable_x64', True)."
         )

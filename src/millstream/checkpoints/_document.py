@@ -19,7 +19,7 @@ from millstream.text.errors import describe_leaf
 _ARRAY, _DICT, _PLAIN, _TUPLE = "$array", "$dict", "$plain", "$tuple"
 
 
-def encode(who: str, document: Any) -> bytes:
+def encode(caller: str, document: Any) -> bytes:
     """A document as JSON text.
 
     Example:
@@ -28,10 +28,10 @@ def encode(who: str, document: Any) -> bytes:
         {'epoch': 3, 'best': np.float32(0.5), 'shape': (2, 3)}
 
     Args:
-        who: The caller's name, for errors.
+        caller: The caller's name, for errors.
         document: Dicts, lists, tuples, plain values, and arrays, which come back as NumPy arrays.
     """
-    return json.dumps(_pack(who, document, "document"), indent=1, allow_nan=False).encode() + b"\n"
+    return json.dumps(_pack(caller, document, "document"), indent=1, allow_nan=False).encode() + b"\n"
 
 
 def decode(data: bytes) -> Any:
@@ -39,19 +39,19 @@ def decode(data: bytes) -> Any:
     return _unpack(json.loads(data))
 
 
-def _pack(who: str, value: Any, place: str) -> Any:
+def _pack(caller: str, value: Any, place: str) -> Any:
     kind = type(value)
     if value is None or kind in (bool, int, str) or (kind is float and math.isfinite(value)):
         return value
     if kind in (list, tuple):
-        packed = [_pack(who, item, f"{place}[{number}]") for number, item in enumerate(value)]
+        packed = [_pack(caller, item, f"{place}[{number}]") for number, item in enumerate(value)]
         return packed if kind is list else {_TUPLE: packed}
     if kind is dict:
-        pairs = {key: _pack(who, item, f"{place}[{key!r}]") for key, item in value.items()}
+        pairs = {key: _pack(caller, item, f"{place}[{key!r}]") for key, item in value.items()}
         if all(type(key) is str and not key.startswith("$") for key in pairs):
             return pairs
-        return {_DICT: [[_pack(who, key, f"a key of {place}"), item] for key, item in pairs.items()]}
-    check_array(f"{who}: {place}", value)
+        return {_DICT: [[_pack(caller, key, f"a key of {place}"), item] for key, item in pairs.items()]}
+    check_array(f"{caller}: {place}", value)
     if isinstance(value, np.ndarray | jax.Array) and _is_plain(value.dtype):
         array = np.asarray(value)
         return {_ARRAY: [dtype_name(array.dtype), list(array.shape), base64.b64encode(array.tobytes()).decode()]}
@@ -59,7 +59,7 @@ def _pack(who: str, value: Any, place: str) -> Any:
         return {_PLAIN: base64.b64encode(plain.encode(value)).decode()}
     except TypeError:
         raise TypeError(
-            f"{who} keeps a document of plain values (numbers, text, bytes, lists, tuples, dicts) and arrays. "
+            f"{caller} keeps a document of plain values (numbers, text, bytes, lists, tuples, dicts) and arrays. "
             f"Got {place}: {describe_leaf(value)}. Turn it into one of these, or give it as a part of the tree."
         ) from None
 

@@ -60,15 +60,15 @@ class SavedLeaf:
         return became_array or (self.dtype, self.shape) == (other.dtype, other.shape)
 
 
-def leaves_of(who: str, tree: Any) -> dict[str, tuple[SavedLeaf, Any]]:
+def leaves_of(caller: str, tree: Any) -> dict[str, tuple[SavedLeaf, Any]]:
     """The leaves of a tree by their paths, each in words and as it is."""
     flat, _ = jax.tree_util.tree_flatten_with_path(tree)
     found = {}
     for keys, leaf in flat:
         path = jax.tree_util.keystr(keys)
         if path in found:
-            raise ValueError(f"{who} needs one path for each leaf of a tree. Two are at tree{path}.")
-        found[path] = (_describe(who, path, leaf), leaf)
+            raise ValueError(f"{caller} needs one path for each leaf of a tree. Two are at tree{path}.")
+        found[path] = (_describe(caller, path, leaf), leaf)
     return found
 
 
@@ -77,11 +77,11 @@ def is_key(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _describe(who: str, path: str, leaf: Any) -> SavedLeaf:
+def _describe(caller: str, path: str, leaf: Any) -> SavedLeaf:
     if type(leaf) in _VALUES:
         return SavedLeaf(path, type(leaf).__name__, value=leaf)
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-        check_array(f"{who}: tree{path}", leaf)
+        check_array(f"{caller}: tree{path}", leaf)
         shape = tuple(leaf.shape)
         if is_key(leaf):
             impl = str(jax.random.key_impl(leaf)) if isinstance(leaf, jax.Array) else None
@@ -89,7 +89,7 @@ def _describe(who: str, path: str, leaf: Any) -> SavedLeaf:
         if _can_be_stored(np.dtype(leaf.dtype)):
             return SavedLeaf(path, dtype_name(np.dtype(leaf.dtype)), shape)
     raise TypeError(
-        f"{who} keeps trees of arrays of numbers, typed PRNG keys, Python numbers and text. "
+        f"{caller} keeps trees of arrays of numbers, typed PRNG keys, Python numbers and text. "
         f"Got tree{path}: {describe_leaf(leaf)}. Leave it out of the tree, and put it back in after loading."
     )
 
@@ -140,7 +140,7 @@ def _require_sense(leaf: SavedLeaf) -> None:
         raise ValueError(f"no leaf is {leaf.words()} at {leaf.path!r}")
 
 
-def require_same(who: str, where: str, saved: Mapping[str, SavedLeaf], now: Mapping[str, SavedLeaf]) -> None:
+def require_same(caller: str, where: str, saved: Mapping[str, SavedLeaf], now: Mapping[str, SavedLeaf]) -> None:
     """Refuse to load into a tree with other leaves than were saved, naming all that differ side by side."""
     alike = {path for path in saved if path in now and saved[path].can_replace(now[path])}
     then, current = (
@@ -148,7 +148,7 @@ def require_same(who: str, where: str, saved: Mapping[str, SavedLeaf], now: Mapp
     )
     if differing := differences(then, current):
         raise ValueError(
-            f"{who} needs a tree like the one {where} was saved from. They differ in\n{differing}\n"
+            f"{caller} needs a tree like the one {where} was saved from. They differ in\n{differing}\n"
             "Build the state as it was. To continue with another one on purpose, load with like=None, which gives what "
             "was saved by its paths, and put it where it belongs."
         )

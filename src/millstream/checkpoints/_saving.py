@@ -94,14 +94,14 @@ class RunLock:
     """Holds a directory for this process, until a `with` is over, or it is forgotten, or the process ends in any way.
 
     Args:
-        who: The caller's name, for errors.
+        caller: The caller's name, for errors.
         directory: The directory.
 
     Raises:
         RuntimeError: Another run holds it.
     """
 
-    def __init__(self, who: str, directory: pathlib.Path) -> None:
+    def __init__(self, caller: str, directory: pathlib.Path) -> None:
         stack, path = contextlib.ExitStack(), directory / _LOCK_FILE
         now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
         holder = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now}).encode()
@@ -110,7 +110,7 @@ class RunLock:
             stack.enter_context(locked(path, 0.0, holder=holder))
         except TimeoutError:
             raise RuntimeError(
-                f"{who} needs a directory that no other run writes to. {directory} is held by {_holder(path)}. Wait "
+                f"{caller} needs a directory that no other run writes to. {directory} is held by {_holder(path)}. Wait "
                 "for that run or end it, give another directory, or open this one with read_only=True."
             ) from None
         self._release = weakref.finalize(self, stack.close)

@@ -21,7 +21,7 @@ from millstream.files.safe_path import plain_reader, require_trust
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value, require_bool, require_mapping, require_path, whole_number
 
-_WHO = "CheckpointStore"
+_CALLER = "CheckpointStore"
 _RUN, _TREE, _FILES = "run.json", "tree.json", "files"
 _ATTEMPTS = 100  # to load what another run replaces in the meantime
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -88,24 +88,24 @@ class CheckpointStore:
     def __init__(
         self, directory: str | os.PathLike[str], *, keep: Retention | None = None, read_only: bool = False
     ) -> None:
-        require_path(_WHO, "directory to be a path", directory)
+        require_path(_CALLER, "directory to be a path", directory)
         self.directory = pathlib.Path(os.path.abspath(os.path.expanduser(directory)))
         self.keep = Retention() if keep is None else keep
         self.read_only = read_only
         if not isinstance(self.keep, Retention):
-            raise TypeError(f"{_WHO} needs keep to be a Retention. Got {describe_value(keep)}.")
-        require_bool(_WHO, "read_only", read_only)
+            raise TypeError(f"{_CALLER} needs keep to be a Retention. Got {describe_value(keep)}.")
+        require_bool(_CALLER, "read_only", read_only)
         self._saving: PendingSave | None = None
         self._lock: RunLock | None = None
         self._is_open = not read_only
-        require_trust(self.directory, _WHO, "directory")
+        require_trust(self.directory, _CALLER, "directory")
         if not read_only:
             _peers.on_process_zero(self._take)
 
     def _take(self) -> None:
-        with storage_errors(f"{_WHO} cannot use {self.directory}"):
+        with storage_errors(f"{_CALLER} cannot use {self.directory}"):
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._lock = RunLock(_WHO, self.directory)
+            self._lock = RunLock(_CALLER, self.directory)
             self._tidy()
 
     def _tidy(self) -> None:
@@ -135,13 +135,13 @@ class CheckpointStore:
             metrics: Numbers by their names, for `keep` and `best`.
         """
         self._require_open("save")
-        step = whole_number(f"{_WHO}.save", "step", step, least=0)
-        leaves = _leaves.leaves_of(f"{_WHO}.save", tree)
+        step = whole_number(f"{_CALLER}.save", "step", step, least=0)
+        leaves = _leaves.leaves_of(f"{_CALLER}.save", tree)
         given = {f"{_FILES}/{name}": content for name, content in _checked_files(files).items()}
         texts = {name: content for name, content in given.items() if isinstance(content, bytes)}
         shared = {name: content for name, content in given.items() if isinstance(content, LinkedFile)}
         if _peers.is_first():
-            texts[_RUN] = _document.encode(f"{_WHO}.save", document)
+            texts[_RUN] = _document.encode(f"{_CALLER}.save", document)
             texts[_TREE] = _leaves.encode([leaf for leaf, _ in leaves.values()])
         checked = _checked_metrics(metrics)
         self.wait()
@@ -153,9 +153,9 @@ class CheckpointStore:
 
     def has_files(self, step: int, files: Mapping[str, tuple[int, str]]) -> bool:
         """Whether there is a whole checkpoint of this step with these files: by name, size and SHA-256, unread."""
-        step = whole_number(f"{_WHO}.has_files", "step", step, least=0)
-        require_mapping(f"{_WHO}.has_files", "files", files, "a dict of (size, SHA-256) by their names")
-        with storage_errors(f"{_WHO} cannot read {self.directory}"):
+        step = whole_number(f"{_CALLER}.has_files", "step", step, least=0)
+        require_mapping(f"{_CALLER}.has_files", "files", files, "a dict of (size, SHA-256) by their names")
+        with storage_errors(f"{_CALLER} cannot read {self.directory}"):
             contents, wrong = manifest.inspect(self._folder(step), thorough=False)
         return (
             not wrong
@@ -186,7 +186,7 @@ class CheckpointStore:
         finally:
             self._is_open = False
             if self._lock is not None:
-                with self._lock, storage_errors(f"{_WHO} cannot tidy up {self.directory}"):
+                with self._lock, storage_errors(f"{_CALLER} cannot tidy up {self.directory}"):
                     self._tidy()
                 self._lock = None
 
@@ -202,8 +202,8 @@ class CheckpointStore:
         if not self._is_open:
             status = "read_only" if self.read_only else "closed"
             raise RuntimeError(
-                f"{_WHO}.{method} needs a store that is open for writing. This one is {status}. "
-                f"Open the directory again: {_WHO}({str(self.directory)!r})."
+                f"{_CALLER}.{method} needs a store that is open for writing. This one is {status}. "
+                f"Open the directory again: {_CALLER}({str(self.directory)!r})."
             )
 
     # Making room for another run
@@ -216,11 +216,11 @@ class CheckpointStore:
         """
         self._require_open("discard_after")
         self.wait()
-        last = whole_number(f"{_WHO}.discard_after", "step", step, least=-1)
+        last = whole_number(f"{_CALLER}.discard_after", "step", step, least=-1)
         _peers.on_process_zero(lambda: self._discard_after(last))
 
     def _discard_after(self, step: int) -> None:
-        with storage_errors(f"{_WHO}.discard_after cannot change {self.directory}"):
+        with storage_errors(f"{_CALLER}.discard_after cannot change {self.directory}"):
             for later in reversed(folders.steps_in(self.directory)):
                 if later > step:
                     folders.withdraw(self.directory, later)
@@ -233,7 +233,7 @@ class CheckpointStore:
         return pathlib.Path(_peers.on_process_zero(lambda: str(self._set_apart())))
 
     def _set_apart(self) -> pathlib.Path:
-        with storage_errors(f"{_WHO}.set_apart cannot change {self.directory}"):
+        with storage_errors(f"{_CALLER}.set_apart cannot change {self.directory}"):
             numbers = (number for number in itertools.count(1) if not (self.directory / f"earlier-{number}").exists())
             apart = self.directory / f"earlier-{next(numbers)}"
             apart.mkdir()
@@ -255,11 +255,11 @@ class CheckpointStore:
     def best(self) -> int | None:
         """The step of the best whole checkpoint by the metric of `keep`; None if none has it."""
         if self.keep.monitor is None:
-            raise ValueError(f"{_WHO}.best needs a metric: keep=Retention(monitor=...).")
+            raise ValueError(f"{_CALLER}.best needs a metric: keep=Retention(monitor=...).")
         return next(iter(self.keep.ranked(self._whole())), None)
 
     def _whole(self) -> dict[int, Mapping[str, float | None]]:
-        with storage_errors(f"{_WHO} cannot read {self.directory}"):
+        with storage_errors(f"{_CALLER} cannot read {self.directory}"):
             return whole_checkpoints(self.directory)
 
     def load(self, step: int | None = None, *, like: PyTree = None) -> Checkpoint:
@@ -280,7 +280,7 @@ class CheckpointStore:
                 that JAX does not keep.
         """
         self.wait()
-        wanted = None if step is None else whole_number(f"{_WHO}.load", "step", step, least=0)
+        wanted = None if step is None else whole_number(f"{_CALLER}.load", "step", step, least=0)
         damaged: dict[int, str] = {}
         loaded = self._load(wanted, like, damaged)
         for other, wrong in damaged.items() if _peers.is_first() else ():
@@ -308,8 +308,8 @@ class CheckpointStore:
             elif loaded is not None:
                 return loaded
         raise StorageFailed(
-            f"{_WHO}.load: a run deletes the checkpoints in {self.directory} faster than they can be read: {_ATTEMPTS} "
-            "attempts failed. Let that run keep more of them."
+            f"{_CALLER}.load: a run deletes the checkpoints in {self.directory} faster than they can be read: "
+            f"{_ATTEMPTS} attempts failed. Let that run keep more of them."
         )
 
     def _find(self, step: int | None, damaged: dict[int, str]) -> tuple[int | None, list[int]]:
@@ -322,10 +322,12 @@ class CheckpointStore:
         Returns:
             None in place of the step if another run has changed something in the meantime.
         """
-        with storage_errors(f"{_WHO}.load cannot read {self.directory}"):
+        with storage_errors(f"{_CALLER}.load cannot read {self.directory}"):
             steps = folders.steps_in(self.directory)
             if step is not None and step not in steps:
-                raise NoCheckpoint(f"{_WHO}.load: {self.directory} has no checkpoint of step {step}. It has: {steps}.")
+                raise NoCheckpoint(
+                    f"{_CALLER}.load: {self.directory} has no checkpoint of step {step}. It has: {steps}."
+                )
             for candidate in reversed(steps) if step is None else [step]:
                 stamp = self._stamp(candidate)
                 if candidate not in damaged:
@@ -336,7 +338,7 @@ class CheckpointStore:
                         return None, stamp
                     damaged[candidate] = "\n  ".join(wrong)
         if not steps:
-            raise NoCheckpoint(f"{_WHO}.load: {self.directory} has no checkpoint. Is it the right directory?")
+            raise NoCheckpoint(f"{_CALLER}.load: {self.directory} has no checkpoint. Is it the right directory?")
         told = [self._words_on(candidate, wrong) for candidate, wrong in damaged.items()]
         raise DamagedCheckpoint("\n".join(told) + "\nLoad a different step, or start again in a different directory.")
 
@@ -350,7 +352,7 @@ class CheckpointStore:
     def _read(self, step: int, like: PyTree) -> Checkpoint:
         """Read the checkpoint of a step, whose files are whole."""
         folder = self._folder(step)
-        with storage_errors(f"{_WHO}.load cannot read checkpoint {step} in {self.directory}"):
+        with storage_errors(f"{_CALLER}.load cannot read checkpoint {step} in {self.directory}"):
             with manifest.making_sense_of(_TREE):
                 saved = _leaves.decode(_read_file(folder / _TREE))
             with manifest.making_sense_of(_RUN):
@@ -361,20 +363,20 @@ class CheckpointStore:
             files = {path.name: _read_file(path) for path in sorted(inner.iterdir())} if inner.exists() else {}
             found = Checkpoint(None, document, files, step, manifest.read_manifest(folder).metrics)
         like = like(found) if isinstance(like, types.FunctionType) else like
-        with storage_errors(f"{_WHO}.load cannot read checkpoint {step} in {self.directory}"):
+        with storage_errors(f"{_CALLER}.load cannot read checkpoint {step} in {self.directory}"):
             return dataclasses.replace(found, tree=self._read_tree(step, arrays, saved, like))
 
     def _read_tree(
         self, step: int, arrays: _arrays.ArrayFiles, saved: dict[str, _leaves.SavedLeaf], like: PyTree
     ) -> PyTree:
-        who = f"{_WHO}.load"
+        caller = f"{_CALLER}.load"
         if like is None:
             templates = {path: _arrays.template(leaf) for path, leaf in saved.items()}
-            return _arrays.read(who, arrays, saved.values(), templates)
-        now = _leaves.leaves_of(who, like)
+            return _arrays.read(caller, arrays, saved.values(), templates)
+        now = _leaves.leaves_of(caller, like)
         where = f"checkpoint {step} in {self.directory}"
-        _leaves.require_same(who, where, saved, {path: leaf for path, (leaf, _) in now.items()})
-        values = _arrays.read(who, arrays, saved.values(), {path: value for path, (_, value) in now.items()})
+        _leaves.require_same(caller, where, saved, {path: leaf for path, (leaf, _) in now.items()})
+        values = _arrays.read(caller, arrays, saved.values(), {path: value for path, (_, value) in now.items()})
         return jax.tree.unflatten(jax.tree.structure(like), [values[path] for path in now])
 
     def _folder(self, step: int) -> pathlib.Path:
@@ -402,8 +404,8 @@ def _warn_of_leftovers(left: Mapping[pathlib.Path, OSError]) -> None:
         if path not in _said:
             _said.add(path)
             warnings.warn(
-                f"{_WHO} could not delete what is not needed anymore in {path}: {error.strerror or error}. It takes up "
-                "room and does no harm. Deleting it is tried again at every save.",
+                f"{_CALLER} could not delete what is not needed anymore in {path}: {error.strerror or error}. It takes "
+                "up room and does no harm. Deleting it is tried again at every save.",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -416,11 +418,11 @@ def _read_file(path: pathlib.Path) -> bytes:
 
 def _checked_files(files: Mapping[str, bytes | LinkedFile] | None) -> dict[str, bytes | LinkedFile]:
     checked, files = {}, {} if files is None else files
-    require_mapping(f"{_WHO}.save", "files", files, "a dict of bytes by their names")
+    require_mapping(f"{_CALLER}.save", "files", files, "a dict of bytes by their names")
     for name, content in files.items():
         if not isinstance(name, str) or not _FILE_NAME.fullmatch(name) or not isinstance(content, bytes | LinkedFile):
             raise ValueError(
-                f"{_WHO}.save needs files as bytes under names of letters, digits, '.', '_' and '-'. "
+                f"{_CALLER}.save needs files as bytes under names of letters, digits, '.', '_' and '-'. "
                 f"Got {name!r}: {describe_value(content)}."
             )
         checked[name] = content
@@ -429,13 +431,13 @@ def _checked_files(files: Mapping[str, bytes | LinkedFile] | None) -> dict[str, 
 
 def _checked_metrics(metrics: Mapping[str, Any] | None) -> dict[str, float | None]:
     checked, metrics = {}, {} if metrics is None else metrics
-    require_mapping(f"{_WHO}.save", "metrics", metrics, "a dict of numbers by their names")
+    require_mapping(f"{_CALLER}.save", "metrics", metrics, "a dict of numbers by their names")
     for name, value in metrics.items():
         try:
             number = float(value)
         except (TypeError, ValueError):
             raise TypeError(
-                f"{_WHO}.save needs metrics that are numbers. Got {name}: {describe_value(value)}."
+                f"{_CALLER}.save needs metrics that are numbers. Got {name}: {describe_value(value)}."
             ) from None
         checked[str(name)] = number if math.isfinite(number) else None
     return checked

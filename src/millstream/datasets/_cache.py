@@ -70,10 +70,10 @@ class ArrayDataset:
         return dict(self._arrays)
 
 
-def require_place(who: str, name: str, place: CacheDir) -> None:
+def require_place(caller: str, name: str, place: CacheDir) -> None:
     """Refuse a folder or file that is neither a path nor None."""
     if place is not None:
-        require_path(who, f"{name} to be a path", place)
+        require_path(caller, f"{name} to be a path", place)
 
 
 def cache_folder(cache_dir: CacheDir, name: str) -> pathlib.Path:
@@ -105,12 +105,12 @@ def find_file(cache_dir: CacheDir, name: str, files: tuple[str, ...], cyreal: st
 
 
 def find_or_fetch(
-    who: str, remote: RemoteFile, cache_dir: CacheDir, name: str, cyreal: str, files: tuple[str, ...] | None = None
+    caller: str, remote: RemoteFile, cache_dir: CacheDir, name: str, cyreal: str, files: tuple[str, ...] | None = None
 ) -> pathlib.Path:
     """A file of a data set: as it is if it is there, downloaded if not.
 
     Args:
-        who: The caller, in errors.
+        caller: The caller, in errors.
         remote: The file.
         cache_dir: Where the user keeps data sets; None for the usual place.
         name: The folder of the data set.
@@ -118,7 +118,7 @@ def find_or_fetch(
         files: What the file may be called; by default as it is when it is downloaded.
     """
     found = find_file(cache_dir, name, (remote.name,) if files is None else files, cyreal)
-    return fetch(who, remote, cache_folder(cache_dir, name)) if found is None else found
+    return fetch(caller, remote, cache_folder(cache_dir, name)) if found is None else found
 
 
 def _place(cache_dir: CacheDir, name: str) -> pathlib.Path:

@@ -25,16 +25,16 @@ def dataset_to_jax(dataset: Any, storage_device: Any = "cpu") -> PyTree:
 
     from millstream.transforms.device import DevicePutTransform
 
-    who = "dataset_to_jax"
+    caller = "dataset_to_jax"
     if not hasattr(dataset, "as_array_dict"):
-        require_items(who, "as_array_dict(), or a dataset", dataset)
+        require_items(caller, "as_array_dict(), or a dataset", dataset)
     try:
         stacked = dataset.as_array_dict() if hasattr(dataset, "as_array_dict") else _stacked(dataset)
-        arrays = jax.tree.map(lambda leaf: kept(who, leaf), stacked)
+        arrays = jax.tree.map(lambda leaf: kept(caller, leaf), stacked)
         return jax.device_put(arrays, DevicePutTransform(storage_device).placement)
     except Exception as error:
         given = f"{describe_value(dataset)} and storage_device={describe_value(storage_device)}"
-        raise noted(error, f"Raised in {who}, which was given {given}.")  # noqa: B904
+        raise noted(error, f"Raised in {caller}, which was given {given}.")  # noqa: B904
 
 
 def _stacked(dataset: Any) -> PyTree:

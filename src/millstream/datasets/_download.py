@@ -180,7 +180,9 @@ class _Fault(Exception):
         self.final = final
 
 
-def fetch(who: str, remote: RemoteFile, folder: pathlib.Path, settings: DownloadSettings | None = None) -> pathlib.Path:
+def fetch(
+    caller: str, remote: RemoteFile, folder: pathlib.Path, settings: DownloadSettings | None = None
+) -> pathlib.Path:
     """The file in `folder`, downloaded if it is not there. Processes that ask at the same time download it once."""
     settings = DownloadSettings() if settings is None else settings
     final = folder / remote.name
@@ -201,19 +203,21 @@ def fetch(who: str, remote: RemoteFile, folder: pathlib.Path, settings: Download
                 settle(part.path, final)
             except _Unavailable as error:
                 part.drop()
-                raise DownloadError(_advice(who, remote, final, error.faults)) from None
+                raise DownloadError(_advice(caller, remote, final, error.faults)) from None
             except (Unwritable, OSError) as error:
                 part.drop()
-                raise DownloadError(f"{who} cannot write {final}: {error}. Make room, or give a cache_dir.") from error
+                raise DownloadError(
+                    f"{caller} cannot write {final}: {error}. Make room, or give a cache_dir."
+                ) from error
     finally:
         progress.close()
     return final
 
 
-def _advice(who: str, remote: RemoteFile, final: pathlib.Path, faults: dict[str, str]) -> str:
+def _advice(caller: str, remote: RemoteFile, final: pathlib.Path, faults: dict[str, str]) -> str:
     lines = "\n".join(f"  {shown(url)}: {fault}" for url, fault in faults.items())
     return (
-        f"{who} needs {remote.name}, and no server gave it:\n{lines}\n"
+        f"{caller} needs {remote.name}, and no server gave it:\n{lines}\n"
         f"Get the file in another way and put it at {final}; it will be used as it is."
     )
 

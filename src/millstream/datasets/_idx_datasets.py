@@ -218,11 +218,11 @@ def MNISTDiskSource(
     )
 
 
-def _read(who: str, paths: list[pathlib.Path]) -> dict[str, np.ndarray]:
+def _read(caller: str, paths: list[pathlib.Path]) -> dict[str, np.ndarray]:
     images, labels = map(map_idx, paths)
     if images.ndim != 3 or images.dtype != np.uint8 or labels.shape != images.shape[:1]:
         raise ValueError(
-            f"{who} needs images of one byte per pixel, and a label for each. Got:\n"
+            f"{caller} needs images of one byte per pixel, and a label for each. Got:\n"
             f"  {paths[0]}: shape {images.shape}, {images.dtype}\n  {paths[1]}: shape {labels.shape}, {labels.dtype}\n"
             "Remove both files; they are then downloaded again."
         )
@@ -230,9 +230,9 @@ def _read(who: str, paths: list[pathlib.Path]) -> dict[str, np.ndarray]:
 
 
 def _disk_source(
-    who: str, paths: list[pathlib.Path], folder: pathlib.Path, ordering: Ordering, prefetch_size: int
+    caller: str, paths: list[pathlib.Path], folder: pathlib.Path, ordering: Ordering, prefetch_size: int
 ) -> HostSource:
     if paths[0].suffix != ".gz":
-        return FileSource(_read, (who, paths), ordering, prefetch_size)
+        return FileSource(_read, (caller, paths), ordering, prefetch_size)
     name = paths[0].name.removesuffix("-images-idx3-ubyte.gz")
-    return NpySource(cache_arrays(folder, name, paths, lambda: _read(who, paths)), ordering, prefetch_size)
+    return NpySource(cache_arrays(folder, name, paths, lambda: _read(caller, paths)), ordering, prefetch_size)

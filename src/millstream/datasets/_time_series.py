@@ -16,19 +16,19 @@ from millstream.sources.host_array import HostArraySource
 from millstream.text.errors import describe_leaf, describe_value, require_bool, require_choice, require_int
 
 
-def require_split(who: str, split: str, train_fraction: float, val_fraction: float) -> None:
+def require_split(caller: str, split: str, train_fraction: float, val_fraction: float) -> None:
     """Refuse shares of a series that do not add up."""
-    require_choice(who, "split", split, ("train", "val", "test"))
+    require_choice(caller, "split", split, ("train", "val", "test"))
     are_numbers = all(isinstance(share, numbers.Real) for share in (train_fraction, val_fraction))
     if not are_numbers or not (0 < train_fraction <= 1 and 0 <= val_fraction and train_fraction + val_fraction <= 1):
         raise ValueError(
-            f"{who} needs 0 < train_fraction and train_fraction + val_fraction <= 1. "
+            f"{caller} needs 0 < train_fraction and train_fraction + val_fraction <= 1. "
             f"Got {describe_value(train_fraction)} and {describe_value(val_fraction)}."
         )
 
 
 def split_by_time(
-    who: str, series: np.ndarray, split: str, train_fraction: float, val_fraction: float, history: int
+    caller: str, series: np.ndarray, split: str, train_fraction: float, val_fraction: float, history: int
 ) -> np.ndarray:
     """The part of a series that is for training, or that comes after it.
 
@@ -39,7 +39,7 @@ def split_by_time(
     start, end = {"train": (0, train_end), "val": (train_end, val_end), "test": (val_end, len(series))}[split]
     if start == end:
         raise ValueError(
-            f"{who}: there is nothing for {split!r} with train_fraction {train_fraction} and val_fraction "
+            f"{caller}: there is nothing for {split!r} with train_fraction {train_fraction} and val_fraction "
             f"{val_fraction}. Change them."
         )
     return series[start if split == "train" else max(0, start - history) : end]
@@ -71,21 +71,21 @@ def time_series_windows(
 
 
 def cut_windows(
-    who: str, series: Any, context_length: int, prediction_length: int, overlapping: bool, stride: int | None
+    caller: str, series: Any, context_length: int, prediction_length: int, overlapping: bool, stride: int | None
 ) -> dict[str, np.ndarray]:
     """What `time_series_windows` does, under the name of the caller."""
-    require_windows(who, context_length, prediction_length, overlapping, stride)
+    require_windows(caller, context_length, prediction_length, overlapping, stride)
     try:
         values = np.asarray(series)
     except Exception:
-        raise TypeError(f"{who} needs series to be an array of numbers. Got {describe_value(series)}.") from None
+        raise TypeError(f"{caller} needs series to be an array of numbers. Got {describe_value(series)}.") from None
     length = context_length + prediction_length
     step = (1 if overlapping else length) if stride is None else stride
     if values.ndim not in (1, 2) or values.dtype.kind not in "iuf":
-        raise ValueError(f"{who} needs numbers of shape (T,) or (T, D). Got {describe_leaf(values)}.")
+        raise ValueError(f"{caller} needs numbers of shape (T,) or (T, D). Got {describe_leaf(values)}.")
     if len(values) < length:
         raise ValueError(
-            f"{who} needs a series at least as long as a window. The series has {len(values)} values, a window "
+            f"{caller} needs a series at least as long as a window. The series has {len(values)} values, a window "
             f"{context_length} + {prediction_length}. Shorten the window, or give this split a larger share."
         )
     starts = np.arange(0, len(values) - length + 1, step)
@@ -93,16 +93,16 @@ def cut_windows(
     return {"context": values[rows[:, :context_length]], "target": values[rows[:, context_length:]]}
 
 
-def require_windows(who: str, context_length: int, prediction_length: int, overlapping: bool, stride: Any) -> None:
+def require_windows(caller: str, context_length: int, prediction_length: int, overlapping: bool, stride: Any) -> None:
     """Refuse windows that no series can be cut into."""
-    require_int(who, "context_length", context_length, least=1)
-    require_int(who, "prediction_length", prediction_length, least=1)
-    require_bool(who, "overlapping", overlapping)
+    require_int(caller, "context_length", context_length, least=1)
+    require_int(caller, "prediction_length", prediction_length, least=1)
+    require_bool(caller, "overlapping", overlapping)
     if stride is not None:
-        require_int(who, "stride", stride, least=1)
+        require_int(caller, "stride", stride, least=1)
         length = context_length + prediction_length
         if not overlapping and stride < length:
-            raise ValueError(f"{who}: windows of {length} values, {stride} apart, overlap. Pass overlapping=True.")
+            raise ValueError(f"{caller}: windows of {length} values, {stride} apart, overlap. Pass overlapping=True.")
 
 
 class _TimeSeriesDataset(ArrayDataset):
@@ -126,26 +126,26 @@ class _TimeSeriesDataset(ArrayDataset):
         val_fraction: float = 0.0,
         data_path: str | os.PathLike[str] | None = None,
     ) -> None:
-        who = type(self).__name__
+        caller = type(self).__name__
         context = self.default_context if context_length is None else context_length
         # Before the file is asked for, which may take a download.
-        require_windows(who, context, prediction_length, overlapping, stride)
-        require_split(who, split, train_fraction, val_fraction)
-        require_place(who, "cache_dir", cache_dir)
-        require_place(who, "data_path", data_path)
-        series = self._series(who, cache_dir, data_path)
-        part = split_by_time(who, series, split, train_fraction, val_fraction, context)
-        super().__init__(cut_windows(who, part, context, prediction_length, overlapping, stride))
+        require_windows(caller, context, prediction_length, overlapping, stride)
+        require_split(caller, split, train_fraction, val_fraction)
+        require_place(caller, "cache_dir", cache_dir)
+        require_place(caller, "data_path", data_path)
+        series = self._series(caller, cache_dir, data_path)
+        part = split_by_time(caller, series, split, train_fraction, val_fraction, context)
+        super().__init__(cut_windows(caller, part, context, prediction_length, overlapping, stride))
 
-    def _series(self, who: str, cache_dir: CacheDir, data_path: str | os.PathLike[str] | None) -> np.ndarray:
+    def _series(self, caller: str, cache_dir: CacheDir, data_path: str | os.PathLike[str] | None) -> np.ndarray:
         if data_path is None:
-            path = find_or_fetch(who, self.file, cache_dir, self.folder, f"cyreal_{self.folder}")
+            path = find_or_fetch(caller, self.file, cache_dir, self.folder, f"cyreal_{self.folder}")
         else:
-            path = require_file(who, local_path(who, data_path))
+            path = require_file(caller, local_path(caller, data_path))
         series = read_csv(path, [self.column])[self.column]
         if not np.isfinite(series).all():
             row = int(np.flatnonzero(~np.isfinite(series))[0])
-            raise ValueError(f"{who} needs finite values. Row {row} of {path} is {series[row]}. Mend the file.")
+            raise ValueError(f"{caller} needs finite values. Row {row} of {path} is {series[row]}. Mend the file.")
         return series
 
     @classmethod

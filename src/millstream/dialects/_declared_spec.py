@@ -59,13 +59,13 @@ class MapTransform(ms.MapTransform):
         return stream
 
 
-def require_spec(who: str, declared: PyTree | None, derived: PyTree) -> None:
+def require_spec(caller: str, declared: PyTree | None, derived: PyTree) -> None:
     """Refuse a declared spec that differs from the one that is there."""
     if declared is None:
         return
     if differing := differences(_leaves(declared), _leaves(derived), ("declared", "found")):
         raise ValueError(
-            f"{who} got an element_spec_override that differs from what is there:\n{differing}\n"
+            f"{caller} got an element_spec_override that differs from what is there:\n{differing}\n"
             "Leave it out: shapes and dtypes are derived. To change a dtype, use a MapTransform."
         )
 

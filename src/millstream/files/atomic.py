@@ -10,11 +10,11 @@ from typing import IO
 from millstream.text.errors import require_path
 
 
-def require_place(who: str, path: str | os.PathLike[str]) -> pathlib.Path:
+def require_place(caller: str, path: str | os.PathLike[str]) -> pathlib.Path:
     """The path of a file to write; a folder is refused."""
-    found = require_path(who, "the path of a file", path)
+    found = require_path(caller, "the path of a file", path)
     if found.is_dir():
-        raise IsADirectoryError(f"{who} needs the path of a file. {found} is a folder.")
+        raise IsADirectoryError(f"{caller} needs the path of a file. {found} is a folder.")
     return found
 
 

@@ -39,29 +39,29 @@ ABSENT = Stamp(0, 0, 0)
 class WatchedFiles:
     """The stamps of files that another library reads; paths are kept absolute, for other processes."""
 
-    def __init__(self, who: str, paths: Iterable[str | os.PathLike[str]]) -> None:
-        self._who = who
+    def __init__(self, caller: str, paths: Iterable[str | os.PathLike[str]]) -> None:
+        self._caller = caller
         self._stamps = {path: Stamp.of(path) for path in [os.path.abspath(path) for path in paths]}
 
     def check(self, indices: np.ndarray) -> None:
         """Raise `FileChanged` if any file has changed, with the samples that are being read."""
         for path, stamp in self._stamps.items():
             if Stamp.of(path) != stamp:
-                raise file_changed(self._who, path, f"noticed at {describe_samples(indices)}")
+                raise file_changed(self._caller, path, f"noticed at {describe_samples(indices)}")
 
 
-def file_changed(who: str, name: str, detail: str = "", kind: str = "file") -> FileChanged:
+def file_changed(caller: str, name: str, detail: str = "", kind: str = "file") -> FileChanged:
     """The error for a file that is not what it was."""
     return FileChanged(
-        f"{who} reads {name}, and the {kind} has changed since it was opened{': ' if detail else ''}{detail}. "
+        f"{caller} reads {name}, and the {kind} has changed since it was opened{': ' if detail else ''}{detail}. "
         "Leave it alone while it is read, and build the source again."
     )
 
 
-def file_unreadable(who: str, name: str, indices: np.ndarray, error: Exception) -> FileChanged:
+def file_unreadable(caller: str, name: str, indices: np.ndarray, error: Exception) -> FileChanged:
     """The error for a file whose reader failed at some samples."""
     return FileChanged(
-        f"{who} cannot read {name}, at {describe_samples(indices)}: {error}. The file has changed or is damaged; "
+        f"{caller} cannot read {name}, at {describe_samples(indices)}: {error}. The file has changed or is damaged; "
         "get it again, and build the source again."
     )
 

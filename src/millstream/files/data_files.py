@@ -48,9 +48,9 @@ class LocalFile:
     A copy in another process has the stamp that the file must still have.
     """
 
-    def __init__(self, who: str, path: str | os.PathLike[str], stamp: Stamp | None = None) -> None:
-        found = require_file(who, path) if stamp is None else pathlib.Path(path)
-        self.name, self._who = str(path), who
+    def __init__(self, caller: str, path: str | os.PathLike[str], stamp: Stamp | None = None) -> None:
+        found = require_file(caller, path) if stamp is None else pathlib.Path(path)
+        self.name, self._caller = str(path), caller
         self.path = found.absolute()
         self._text = os.fspath(self.path)
         self._stamp = Stamp.of(self._text) if stamp is None else stamp
@@ -59,7 +59,7 @@ class LocalFile:
             self.check()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LocalFile, (self._who, self._text, self._stamp)
+        return LocalFile, (self._caller, self._text, self._stamp)
 
     def read_at(self, start: int, size: int) -> bytes:
         return next(self.read_ranges([(start, size)]))
@@ -94,16 +94,16 @@ class LocalFile:
             raise self._changed()
 
     def _changed(self) -> FileChanged:
-        return file_changed(self._who, self.name)
+        return file_changed(self._caller, self.name)
 
 
-def require_file(who: str, path: str | os.PathLike[str]) -> pathlib.Path:
+def require_file(caller: str, path: str | os.PathLike[str]) -> pathlib.Path:
     """The path, if a plain file is there: a pipe or a device would block or never end."""
-    found = require_path(who, "a path", path)
+    found = require_path(caller, "a path", path)
     if not found.exists():
-        raise FileNotFoundError(f"{who} needs a file that is there. {found} does not exist.")
+        raise FileNotFoundError(f"{caller} needs a file that is there. {found} does not exist.")
     if not found.is_file():
-        raise ValueError(f"{who} needs a plain file. {found} is a folder, a pipe or a device.")
+        raise ValueError(f"{caller} needs a plain file. {found} is a folder, a pipe or a device.")
     return found
 
 
@@ -154,12 +154,12 @@ def is_remote(path: object) -> bool:
     return isinstance(path, str) and "://" in path and not path.startswith("file://")
 
 
-def local_path(who: str, path: str | os.PathLike[str]) -> pathlib.Path:
+def local_path(caller: str, path: str | os.PathLike[str]) -> pathlib.Path:
     """A path, for code that reads from this machine alone: an address is refused as one, not as a missing file."""
-    found = require_path(who, "a path", path)
+    found = require_path(caller, "a path", path)
     if is_remote(path):
         raise ValueError(
-            f"{who} reads from this machine alone. Got the address {shown(str(path))}. Copy what is there, and give "
+            f"{caller} reads from this machine alone. Got the address {shown(str(path))}. Copy what is there, and give "
             "the path of the copy."
         )
     return found
@@ -191,21 +191,21 @@ def recorded(known: Sequence[File] = ()) -> Iterator[list[File]]:
         _opening.reset(token)
 
 
-def open_file(who: str, path: str | os.PathLike[str]) -> File:
+def open_file(caller: str, path: str | os.PathLike[str]) -> File:
     """A file by its path, or by an address such as `s3://`, `gs://` or `https://`."""
     opening = _opening.get()
     if opening is None:
-        return _open(who, path)
+        return _open(caller, path)
     known = next(opening.known, None)
-    opening.files.append(_open(who, path) if known is None else known)
+    opening.files.append(_open(caller, path) if known is None else known)
     return opening.files[-1]
 
 
-def _open(who: str, path: str | os.PathLike[str]) -> File:
+def _open(caller: str, path: str | os.PathLike[str]) -> File:
     if is_remote(path):
         from millstream.files.remote_file import open_remote
 
-        return open_remote(who, str(path))
+        return open_remote(caller, str(path))
     if isinstance(path, str) and path.startswith("file://"):
         path = urllib.parse.unquote(urllib.parse.urlsplit(path).path)
-    return LocalFile(who, path)
+    return LocalFile(caller, path)

@@ -54,14 +54,14 @@ class Store(Protocol):
         ...
 
 
-def open_store(who: str, url: str, options: CloudOptions) -> Store:
+def open_store(caller: str, url: str, options: CloudOptions) -> Store:
     """Where to ask for an address. Nothing is asked yet."""
-    scheme = _require_place(who, url)
+    scheme = _require_place(caller, url)
     if scheme == "http":
-        _require_plain_http(who, url, options)
+        _require_plain_http(caller, url, options)
     backend = ("obstore" if scheme in _OBSTORE else "fsspec") if options.backend is None else options.backend
     if backend == "obstore":
-        with needs(f"{who} with {scheme}://", "obstore", "cloud"):
+        with needs(f"{caller} with {scheme}://", "obstore", "cloud"):
             import obstore  # noqa: F401
         from obstore.exceptions import BaseError
 
@@ -70,13 +70,13 @@ def open_store(who: str, url: str, options: CloudOptions) -> Store:
         except (BaseError, TypeError, ValueError) as error:
             has_secrets = "@" in url or "?" in url  # and the text may have all of the address in it
             text = type(error).__name__ if has_secrets else f"{type(error).__name__}: {error}"
-            raise ValueError(f"{who} cannot open {shown(url)} with obstore and these options: {text}") from None
-    with needs(f"{who} with {scheme}://", "fsspec", "cloud"):
+            raise ValueError(f"{caller} cannot open {shown(url)} with obstore and these options: {text}") from None
+    with needs(f"{caller} with {scheme}://", "fsspec", "cloud"):
         import fsspec  # noqa: F401
-    return _Fsspec(who, url, options)
+    return _Fsspec(caller, url, options)
 
 
-def _require_place(who: str, url: str) -> str:
+def _require_place(caller: str, url: str) -> str:
     """The scheme of an address that names a host, a bucket or, in memory, a file. Secrets in it are not shown."""
     try:
         parts = urllib.parse.urlsplit(url)
@@ -86,18 +86,18 @@ def _require_place(who: str, url: str) -> str:
     scheme = url.partition("://")[0]
     if not is_place or not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme):
         raise ValueError(
-            f"{who} needs the address of a file, such as s3://bucket/name or https://host/name, or a path. "
+            f"{caller} needs the address of a file, such as s3://bucket/name or https://host/name, or a path. "
             f"Got one that begins with {scheme[:20]}:// and names no host or bucket."
         )
     return scheme.lower()
 
 
-def _require_plain_http(who: str, url: str, options: CloudOptions) -> None:
+def _require_plain_http(caller: str, url: str, options: CloudOptions) -> None:
     parts = urllib.parse.urlsplit(url)
     if not options.allow_http and not is_loopback(parts.hostname or ""):
         raise ValueError(
-            f"{who} reads over https, or over plain http from this machine: anybody between here and {parts.hostname} "
-            "could change the data. If you trust the network, say so: "
+            f"{caller} reads over https, or over plain http from this machine: anybody between here and "
+            f"{parts.hostname} could change the data. If you trust the network, say so: "
             f"millstream.integrations.cloud.configure('http://{parts.netloc.rpartition('@')[2]}/', allow_http=True)."
         )
 
@@ -217,15 +217,15 @@ def _obstore_fault(error: Exception, timeout: float) -> StoreFault:
 
 
 class _Fsspec:
-    def __init__(self, who: str, url: str, options: CloudOptions) -> None:
+    def __init__(self, caller: str, url: str, options: CloudOptions) -> None:
         import fsspec.core
 
         try:
             self._system, self._path = fsspec.core.url_to_fs(url, **options.store)
         except ImportError as error:  # each kind of address has a package of its own
-            raise ImportError(f"{who} cannot open {url.partition('://')[0]}:// addresses: {error}") from None
+            raise ImportError(f"{caller} cannot open {url.partition('://')[0]}:// addresses: {error}") from None
         except ValueError as error:
-            raise ValueError(f"{who} cannot open {url.partition('://')[0]}:// addresses: {error}.") from None
+            raise ValueError(f"{caller} cannot open {url.partition('://')[0]}:// addresses: {error}.") from None
 
     def get(self, start: int, size: int) -> Piece:
         try:

@@ -26,7 +26,7 @@ _COMPLEX = struct.Struct("<dd")
 _DTYPE = re.compile(r"[<>|][biufcSUMmV]\d+(\[\d*[A-Za-z]+\])?")
 
 
-def encode(value: Any, who: str = "a worker process", otherwise: str = "") -> bytes:
+def encode(value: Any, caller: str = "a worker process", otherwise: str = "") -> bytes:
     """A plain value as bytes, which `decode` turns back into an equal one of the same types.
 
     Plain are None, bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, date, datetime (with no
@@ -40,7 +40,7 @@ def encode(value: Any, who: str = "a worker process", otherwise: str = "") -> by
 
     Args:
         value: What to send.
-        who: The caller's name, for errors.
+        caller: The caller's name, for errors.
         otherwise: What else there is to do, in errors.
     """
     out, path = bytearray(), []
@@ -48,7 +48,7 @@ def encode(value: Any, who: str = "a worker process", otherwise: str = "") -> by
         _write(value, out, path, [])
     except _Refused as refused:
         raise TypeError(
-            f"{who} can send back arrays and plain values (numbers, text, bytes, lists, dicts, paths). "
+            f"{caller} can send back arrays and plain values (numbers, text, bytes, lists, dicts, paths). "
             f"Got {_place(path)}: {refused}. Turn it into one of these{otherwise}."
         ) from None
     return bytes(out)

@@ -25,14 +25,14 @@ _GAP = 64 << 10  # bytes between two wanted pieces that are rather thrown away t
 Span = tuple[int, int]  # start and size
 
 
-def open_remote(who: str, url: str) -> "RemoteFile":
+def open_remote(caller: str, url: str) -> "RemoteFile":
     """A file by its address, with the options that were configured for it. Its beginning is asked for.
 
     Args:
-        who: The caller's name, for errors.
+        caller: The caller's name, for errors.
         url: Where it is.
     """
-    return RemoteFile(who, url, options_for(url))
+    return RemoteFile(caller, url, options_for(url))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,16 +48,16 @@ class RemoteFile:
     """A file of another machine.
 
     Args:
-        who: The caller's name, for errors.
+        caller: The caller's name, for errors.
         url: Where it is.
         options: How it is read.
         known: Size and version that it must have; None to ask.
     """
 
-    def __init__(self, who: str, url: str, options: CloudOptions, known: tuple[int, str] | None = None) -> None:
-        self._store: Store = open_store(who, url, options)
+    def __init__(self, caller: str, url: str, options: CloudOptions, known: tuple[int, str] | None = None) -> None:
+        self._store: Store = open_store(caller, url, options)
         self.name = shown(url)
-        self._who = who
+        self._caller = caller
         self._url = url
         self._options = options
         self._cache: FileCache | None = None
@@ -75,7 +75,7 @@ class RemoteFile:
             self._head = first.data[:_HEAD]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RemoteFile, (self._who, self._url, self._options, (self.size, self.version))
+        return RemoteFile, (self._caller, self._url, self._options, (self.size, self.version))
 
     def read_at(self, start: int, size: int) -> bytes:
         return next(self.read_ranges([(start, size)]))
@@ -167,7 +167,7 @@ class RemoteFile:
         raise AssertionError("counting has no end")
 
     def _final(self, fault: StoreFault) -> OSError:
-        text = f"{self._who} cannot read {self.name}: {fault}."
+        text = f"{self._caller} cannot read {self.name}: {fault}."
         if self._opened and fault.kind in ("missing", "too short"):
             return self._changed(str(fault))
         if fault.kind == "missing":
@@ -190,12 +190,12 @@ class RemoteFile:
     def _unavailable(self, fault: StoreFault, tries: str) -> OSError:
         kind = TimeoutError if fault.kind == "silent" else ConnectionError
         return kind(
-            f"{self._who} cannot read {self.name}: {fault}, {tries}. Is the server up? A slow one is given more time "
-            "by millstream.integrations.cloud.configure(timeout=..., deadline=..., retries=...)."
+            f"{self._caller} cannot read {self.name}: {fault}, {tries}. Is the server up? A slow one is given more "
+            "time by millstream.integrations.cloud.configure(timeout=..., deadline=..., retries=...)."
         )
 
     def _changed(self, found: str) -> FileChanged:
-        return file_changed(self._who, self.name, found)
+        return file_changed(self._caller, self.name, found)
 
 
 def _cut(part: _Part, held: tuple[int, bytes]) -> bytes:

@@ -54,18 +54,18 @@ class CloudOptions:
     store: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        who = "cloud.configure"
+        caller = "cloud.configure"
         for name in ("timeout", "deadline", "backoff"):
-            require_positive(who, name, getattr(self, name), "a number of seconds")
+            require_positive(caller, name, getattr(self, name), "a number of seconds")
         for name, least in {"retries": 0, "connections": 1, "cache_limit": 0}.items():
-            require_int(who, name, getattr(self, name), least=least)
+            require_int(caller, name, getattr(self, name), least=least)
         if self.backend is not None:
-            require_choice(who, "backend", self.backend, ["obstore", "fsspec"])
-        require_bool(who, "allow_http", self.allow_http)
+            require_choice(caller, "backend", self.backend, ["obstore", "fsspec"])
+        require_bool(caller, "allow_http", self.allow_http)
         if self.cache_folder is not None:
-            require_path(who, "cache_folder to be a path", self.cache_folder)
+            require_path(caller, "cache_folder to be a path", self.cache_folder)
         if not isinstance(self.store, Mapping):
-            raise TypeError(f"{who} needs store to be a dict of options. Got {type(self.store).__name__}.")
+            raise TypeError(f"{caller} needs store to be a dict of options. Got {type(self.store).__name__}.")
 
     @property
     def folder(self) -> pathlib.Path:

@@ -39,12 +39,12 @@ def safe_path(root: pathlib.Path, name: str, where: str) -> pathlib.Path:
     return root / name
 
 
-def require_trust(folder: pathlib.Path, who: str, own: str = "folder") -> None:
+def require_trust(folder: pathlib.Path, caller: str, own: str = "folder") -> None:
     """Refuse a folder that another user owns and anybody may write to.
 
     Args:
         folder: The folder, which need not be there.
-        who: The caller's name, for errors.
+        caller: The caller's name, for errors.
         own: What the user should give instead.
     """
     if not hasattr(os, "getuid") or not folder.exists():
@@ -52,7 +52,7 @@ def require_trust(folder: pathlib.Path, who: str, own: str = "folder") -> None:
     found = folder.stat()
     if found.st_mode & stat.S_IWOTH and found.st_uid != os.getuid():
         raise PermissionError(
-            f"{who}: {folder} belongs to another user and anybody may write to it, so its files cannot be trusted. "
+            f"{caller}: {folder} belongs to another user and anybody may write to it, so its files cannot be trusted. "
             f"Give a {own} of your own."
         )
 

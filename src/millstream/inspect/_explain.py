@@ -147,12 +147,12 @@ def explain(loader: DataLoader) -> Explanation:
         return Explanation(_rows(loader), _plan_in_words(loader))
 
 
-def require_loader(who: str, loader: Any, *, built: bool = False) -> None:
+def require_loader(caller: str, loader: Any, *, built: bool = False) -> None:
     """Refuse anything but a `DataLoader`; and, if it has to be built again, one whose options are not known."""
     if not isinstance(loader, DataLoader):
-        raise TypeError(f"{who} needs loader to be a DataLoader. Got {describe_value(loader)}.")
+        raise TypeError(f"{caller} needs loader to be a DataLoader. Got {describe_value(loader)}.")
     if built and "executor" not in loader.options:
-        raise TypeError(f"{who} needs a loader that was built, not one that came out of jax.jit or jax.tree.map.")
+        raise TypeError(f"{caller} needs a loader that was built, not one that came out of jax.jit or jax.tree.map.")
 
 
 def calculating(stages: Iterable[Transform]) -> int:

@@ -14,11 +14,11 @@ from millstream.reading.samples import SampleSpec
 from millstream.text.errors import table
 
 
-def common_schema(who: str, names: Sequence[str], schemas: Sequence[Any], columns: Sequence[str] | None) -> Any:
+def common_schema(caller: str, names: Sequence[str], schemas: Sequence[Any], columns: Sequence[str] | None) -> Any:
     """The Arrow schema of the chosen columns, which must be the same in all files."""
     import pyarrow as pa
 
-    chosen = chosen_columns(who, schemas[0].names, columns)
+    chosen = chosen_columns(caller, schemas[0].names, columns)
     expected = _types(schemas[0], chosen)
     for name, schema in zip(names[1:], schemas[1:], strict=True):
         found = _types(schema, schema.names if columns is None else chosen)
@@ -26,7 +26,7 @@ def common_schema(who: str, names: Sequence[str], schemas: Sequence[Any], column
             odd = [column for column in {**expected, **found} if found.get(column) != expected.get(column)]
             shown = [(repr(column), f"{_told(expected, column)} and {_told(found, column)}") for column in odd]
             raise ValueError(
-                f"{who} needs the same columns in all files. {names[0]} and {name} have:\n{table(shown)}\n"
+                f"{caller} needs the same columns in all files. {names[0]} and {name} have:\n{table(shown)}\n"
                 "Write them again with one schema, or choose columns that they share with columns=[...]."
             )
     return pa.schema([schemas[0].field(name) for name in chosen])
@@ -64,9 +64,9 @@ class ChunkedSource(TableSource):
     """The rows of chunks."""
 
     def __init__(
-        self, who: str, ordering: Ordering, prefetch_size: int, row_fn: Callable[[Row], PyTree] | None
+        self, caller: str, ordering: Ordering, prefetch_size: int, row_fn: Callable[[Row], PyTree] | None
     ) -> None:
-        super().__init__(who, ordering, prefetch_size, row_fn)
+        super().__init__(caller, ordering, prefetch_size, row_fn)
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     def _settle_on(self, schema: Any, chunks: Chunks) -> None:

@@ -60,12 +60,12 @@ class DataFile:
     """A file that pyarrow reads, and that must stay what it is. It is open only while it is read.
 
     Args:
-        who: The caller's name, for errors.
+        caller: The caller's name, for errors.
         path: Its path or address.
     """
 
-    def __init__(self, who: str, path: str | os.PathLike[str]) -> None:
-        self._file = open_file(who, path)
+    def __init__(self, caller: str, path: str | os.PathLike[str]) -> None:
+        self._file = open_file(caller, path)
         self.name = self._file.name
 
     @property

@@ -14,7 +14,7 @@ from millstream.reading.interrupts import OneThread
 from millstream.reading.samples import NotAnArray, SampleSpec, spec_of
 from millstream.text.errors import describe_value, needs, require_bool, require_callable, require_int
 
-_WHO = "HuggingFaceBatches"
+_CALLER = "HuggingFaceBatches"
 # Those of which `datasets` can say where they are. A shuffle buffer loses what is in it, and a map over batches may
 # skip one, so these are read again up to where they were.
 _EXACT = {
@@ -110,16 +110,16 @@ class HuggingFaceBatches:
         epochs: int | None = 1,
         drop_last: bool = False,
     ) -> None:
-        with needs(_WHO, "datasets", "huggingface"):
+        with needs(_CALLER, "datasets", "huggingface"):
             import datasets
         if not isinstance(dataset, datasets.IterableDataset):
-            raise TypeError(f"{_WHO} needs a datasets.IterableDataset. Got {describe_value(dataset)}.")
-        require_int(_WHO, "batch_size", batch_size, least=1)
-        require_bool(_WHO, "drop_last", drop_last)
+            raise TypeError(f"{_CALLER} needs a datasets.IterableDataset. Got {describe_value(dataset)}.")
+        require_int(_CALLER, "batch_size", batch_size, least=1)
+        require_bool(_CALLER, "drop_last", drop_last)
         if epochs is not None:
-            require_int(_WHO, "epochs", epochs, least=1)
+            require_int(_CALLER, "epochs", epochs, least=1)
         if row_fn is not None:
-            require_callable(_WHO, "row_fn", row_fn)
+            require_callable(_CALLER, "row_fn", row_fn)
         kind = "numpy" if row_fn is None else None
         if row_fn is None and dataset.features is not None:
             kind = "arrow" if are_numbers(dataset.features.arrow_schema, list(dataset.features)) else kind
@@ -173,7 +173,7 @@ class HuggingFaceIterator(Iterator[tuple[PyTree, np.ndarray]]):
                 self._number, self._position, self._found = self._number + 1, self._dataset.state_dict(), None
                 return batch, np.arange(self._batch_size) < self.samples
             if self._number == 0:
-                raise ValueError(f"{_WHO} needs a dataset with at least one batch. It has none.")
+                raise ValueError(f"{_CALLER} needs a dataset with at least one batch. It has none.")
             self._epoch, self._number, self._batches = self._epoch + 1, 0, None
         raise StopIteration
 
@@ -186,8 +186,8 @@ class HuggingFaceIterator(Iterator[tuple[PyTree, np.ndarray]]):
         """Continue from what `get_state` gave."""
         if saved["batch_size"] != self._batch_size:
             raise ValueError(
-                f"{_WHO} resumes only with batches of the same size. They had {saved['batch_size']} samples when the "
-                f"state was saved, and have {self._batch_size} now."
+                f"{_CALLER} resumes only with batches of the same size. They had {saved['batch_size']} samples when "
+                f"the state was saved, and have {self._batch_size} now."
             )
         self._epoch, self._number, self._position = saved["epoch"], saved["batches"], saved["dataset"]
         self._found = self._batches = None
@@ -213,8 +213,8 @@ class HuggingFaceIterator(Iterator[tuple[PyTree, np.ndarray]]):
         found = sum(1 for _ in itertools.islice(batches, self._number))
         if found < self._number:
             raise ValueError(
-                f"{_WHO} resumes only with the same dataset. {self._number} batches of epoch {self._epoch} were drawn "
-                f"when the state was saved, and the dataset has {found} now."
+                f"{_CALLER} resumes only with the same dataset. {self._number} batches of epoch {self._epoch} were "
+                f"drawn when the state was saved, and the dataset has {found} now."
             )
         return batches
 
@@ -228,7 +228,7 @@ class HuggingFaceIterator(Iterator[tuple[PyTree, np.ndarray]]):
         leaves = zip(spec.shapes, spec.dtypes, strict=True)
         out = [np.zeros((self._batch_size, *shape), dtype) for shape, dtype in leaves]
         for row, sample in enumerate(samples):
-            spec.write(_WHO, out, row, first + row, sample)
+            spec.write(_CALLER, out, row, first + row, sample)
         self.samples = len(samples)
         return spec.unflatten(out)
 
@@ -236,15 +236,15 @@ class HuggingFaceIterator(Iterator[tuple[PyTree, np.ndarray]]):
         """The samples of a batch as `datasets` gives it."""
         columns = found if isinstance(found, dict) else _arrays(first, found)
         if not columns:
-            raise ValueError(f"{_WHO} needs at least one column. The dataset has none.")
+            raise ValueError(f"{_CALLER} needs at least one column. The dataset has none.")
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         if self._row_fn is None:
             return rows
-        return made_samples(_WHO, "row_fn", self._row_fn, range(first, first + len(rows)), rows)
+        return made_samples(_CALLER, "row_fn", self._row_fn, range(first, first + len(rows)), rows)
 
     def _spec_of(self, sample: PyTree) -> SampleSpec:
         try:
-            return spec_of(_WHO, sample)
+            return spec_of(_CALLER, sample)
         except NotAnArray as error:
             raise TypeError(f"{error} Make arrays of it with row_fn=lambda row: ...") from None
 
@@ -260,7 +260,7 @@ def _arrays(first: int, table: Any) -> dict[str, np.ndarray]:
             if error.sizes is not None:
                 rule, found = "lists of one length in a column", f"{error.sizes[0]} values, and not {error.sizes[1]},"
             raise ValueError(
-                f"{_WHO} needs {rule}. Column {name!r} has {found} at sample {first + error.row}. Say what becomes "
+                f"{_CALLER} needs {rule}. Column {name!r} has {found} at sample {first + error.row}. Say what becomes "
                 "of such rows with row_fn=lambda row: ..., or leave them out with dataset.filter."
             ) from None
     return columns

@@ -20,7 +20,7 @@ def is_float(dtype: np.dtype) -> bool:
     return np.can_cast(np.float32, dtype, "same_kind") and np.can_cast(dtype, np.float64, "same_kind")
 
 
-def namespace(who: str, image: Any, axis: int, channels: Sequence[int]) -> Any:
+def namespace(caller: str, image: Any, axis: int, channels: Sequence[int]) -> Any:
     """NumPy or `jax.numpy`, whichever the image is of, if it is floats with such a number of channels."""
     if isinstance(image, np.ndarray):
         xp = np
@@ -28,19 +28,19 @@ def namespace(who: str, image: Any, axis: int, channels: Sequence[int]) -> Any:
         import jax
 
         if not isinstance(image, jax.Array):
-            raise TypeError(f"{who} needs a NumPy or JAX array. Got {describe_value(image)}.")
+            raise TypeError(f"{caller} needs a NumPy or JAX array. Got {describe_value(image)}.")
         xp = jax.numpy
     if (dtype := dtype_of_array(image)) is None or not is_float(dtype):
         raise TypeError(
-            f"{who} needs floats. Got {describe_leaf(image)}. "
+            f"{caller} needs floats. Got {describe_leaf(image)}. "
             "Divide pixels by 255, or write them with the coefficients FRACTIONAL."
         )
     if type(axis) is not int:
-        raise TypeError(f"{who} needs axis to be an int. Got {describe_value(axis)}.")
+        raise TypeError(f"{caller} needs axis to be an int. Got {describe_value(axis)}.")
     if not -image.ndim <= axis < image.ndim or image.shape[axis] not in channels:
         counts = ", ".join(map(str, channels[:-1])) + f" or {channels[-1]}"
         raise ValueError(
-            f"{who} needs {counts} channels on axis {axis}. Got {describe_leaf(image)}. "
+            f"{caller} needs {counts} channels on axis {axis}. Got {describe_leaf(image)}. "
             "Say where they are: axis=-1 if they come last, axis=-3 if they are before height and width."
         )
     return xp
@@ -76,7 +76,7 @@ class Coefficients:
         if 0.0 in (*np.ravel(self.scale), self.alpha[0]):
             raise ValueError(f"Coefficients needs scales other than 0, which would lose the image. Got {self}.")
 
-    def per_channel(self, who: str, channels: int) -> tuple[np.ndarray, np.ndarray]:
+    def per_channel(self, caller: str, channels: int) -> tuple[np.ndarray, np.ndarray]:
         """Scales and offsets of that many channels."""
         colors = channels - (channels in (2, 4))
         rows = []
@@ -84,17 +84,18 @@ class Coefficients:
             given = np.ravel(getattr(self, name))
             if len(given) not in (1, colors):
                 raise ValueError(
-                    f"{who} needs one {name} for all colors or one for each. Got {len(given)} in {self}, and an image "
-                    f"of {channels} channels, {colors} of them colors. Alpha is given by itself: alpha=(scale, offset)."
+                    f"{caller} needs one {name} for all colors or one for each. Got {len(given)} in {self}, and an "
+                    f"image of {channels} channels, {colors} of them colors. Alpha is given by itself: "
+                    "alpha=(scale, offset)."
                 )
             rows.append(np.append(np.broadcast_to(given, colors), [last] * (channels - colors)))
         return rows[0], rows[1]
 
 
-def require_coefficients(who: str, name: str, value: Any) -> None:
+def require_coefficients(caller: str, name: str, value: Any) -> None:
     """Refuse anything but coefficients."""
     if not isinstance(value, Coefficients):
-        raise TypeError(f"{who} needs {name} to be Coefficients, such as FRACTIONAL. Got {describe_value(value)}.")
+        raise TypeError(f"{caller} needs {name} to be Coefficients, such as FRACTIONAL. Got {describe_value(value)}.")
 
 
 def balanced(scale: float = 1.0) -> Coefficients:
@@ -193,14 +194,16 @@ def write_hwc(image: Any, array: np.ndarray, coefficients: Coefficients | None =
         array: Where to write: the row of a batch, for example one of the arrays that `FillSource` gives.
         coefficients: What to make of the pixels, if `array` holds floats. Without any they are written as they are.
     """
-    who = "write_hwc"
-    pixels, target = _pixels(who, image), _target(who, array, channels=-1)
-    _require_fit(who, image, pixels, array, target, "(height, width, channels)", coefficients)
+    caller = "write_hwc"
+    pixels, target = _pixels(caller, image), _target(caller, array, channels=-1)
+    _require_fit(caller, image, pixels, array, target, "(height, width, channels)", coefficients)
     if coefficients is None:
         np.copyto(target, pixels)
     else:
         # Whole lines of coefficients: with one per channel, NumPy would go through the pixels three by three.
-        scale, offset = (np.tile(one, (pixels.shape[1], 1)) for one in coefficients.per_channel(who, pixels.shape[2]))
+        scale, offset = (
+            np.tile(one, (pixels.shape[1], 1)) for one in coefficients.per_channel(caller, pixels.shape[2])
+        )
         _write(pixels, target, scale, offset)
 
 
@@ -220,13 +223,13 @@ def write_chw(image: Any, array: np.ndarray, coefficients: Coefficients | None =
         array: Where to write.
         coefficients: What to make of the pixels, if `array` holds floats. Without any they are written as they are.
     """
-    who = "write_chw"
-    pixels, target = _pixels(who, image), _target(who, array, channels=0)
-    _require_fit(who, image, pixels, array, target, "(channels, height, width)", coefficients)
+    caller = "write_chw"
+    pixels, target = _pixels(caller, image), _target(caller, array, channels=0)
+    _require_fit(caller, image, pixels, array, target, "(channels, height, width)", coefficients)
     if coefficients is None:
         np.copyto(target, pixels)
     else:
-        scale, offset = (one[:, None] for one in coefficients.per_channel(who, pixels.shape[2]))
+        scale, offset = (one[:, None] for one in coefficients.per_channel(caller, pixels.shape[2]))
         _write(pixels.transpose(0, 2, 1), target.transpose(0, 2, 1), scale, offset)
 
 
@@ -249,64 +252,64 @@ def to_pillow(
         axis: Where the channels are: -1 for (height, width, channels), 0 for (channels, height, width).
         mode: "RGBa" if the colors of four channels are multiplied by alpha; other modes follow from the channels.
     """
-    who = "to_pillow"
-    with needs(who, "Pillow", "images"):
+    caller = "to_pillow"
+    with needs(caller, "Pillow", "images"):
         from PIL import Image
-    numbers = _as_numbers(who, array)
+    numbers = _as_numbers(caller, array)
     if numbers.ndim not in (2, 3) or type(axis) is not int or axis not in (-3, -1, 0, 2):
         raise ValueError(
-            f"{who} needs one image, with its channels first (axis=0) or last (axis=-1). "
+            f"{caller} needs one image, with its channels first (axis=0) or last (axis=-1). "
             f"Got axis={describe_value(axis)} and {describe_leaf(numbers)}. Images of a batch are given one by one."
         )
     numbers = numbers[..., None] if numbers.ndim == 2 else np.moveaxis(numbers, axis, -1)
     modes = _MODES.get(numbers.shape[2], ())
     if not modes or not (mode is None or (isinstance(mode, str) and mode in modes)):
         raise ValueError(
-            f"{who} needs 1 (L), 2 (LA), 3 (RGB) or 4 (RGBA, RGBa) channels on axis {axis}. "
+            f"{caller} needs 1 (L), 2 (LA), 3 (RGB) or 4 (RGBA, RGBa) channels on axis {axis}. "
             f"Got mode={describe_value(mode)} and {describe_leaf(array)}. Channels that come first need axis=0."
         )
     if coefficients is not None:
-        require_coefficients(who, "coefficients", coefficients)
-    pixels = _rounded(who, numbers, coefficients)
+        require_coefficients(caller, "coefficients", coefficients)
+    pixels = _rounded(caller, numbers, coefficients)
     return Image.frombytes(modes[0] if mode is None else mode, (pixels.shape[1], pixels.shape[0]), pixels.tobytes())
 
 
-def _as_numbers(who: str, image: Any) -> np.ndarray:
+def _as_numbers(caller: str, image: Any) -> np.ndarray:
     try:
         numbers = np.asarray(image)
     except Exception:
         numbers = None
     if numbers is None or not holds_numbers(numbers.dtype):
-        raise TypeError(f"{who} needs an image or an array of numbers. Got {describe_value(image)}.")
+        raise TypeError(f"{caller} needs an image or an array of numbers. Got {describe_value(image)}.")
     return numbers
 
 
-def _pixels(who: str, image: Any) -> np.ndarray:
+def _pixels(caller: str, image: Any) -> np.ndarray:
     mode = getattr(image, "mode", None)
     if isinstance(mode, str) and not any(mode in modes for modes in _MODES.values()):
         raise ValueError(
-            f"{who} needs an image of the mode RGB, RGBA, RGBa, L or LA. Got {mode}. "
+            f"{caller} needs an image of the mode RGB, RGBA, RGBa, L or LA. Got {mode}. "
             "Open it with open_srgb, or convert it: image.convert('RGB')."
         )
-    pixels = _as_numbers(who, image)
+    pixels = _as_numbers(caller, image)
     if pixels.ndim not in (2, 3) or pixels.dtype.kind not in "uif":
-        raise ValueError(f"{who} needs an image, (height, width, channels) of numbers. Got {describe_leaf(pixels)}.")
+        raise ValueError(f"{caller} needs an image, (height, width, channels) of numbers. Got {describe_leaf(pixels)}.")
     return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
-def _target(who: str, array: Any, channels: int) -> np.ndarray:
+def _target(caller: str, array: Any, channels: int) -> np.ndarray:
     """The array as (height, width, channels): a view."""
     if not isinstance(array, np.ndarray) or array.ndim not in (2, 3) or not array.flags.writeable:
         kind = " that is read-only" if isinstance(array, np.ndarray) and not array.flags.writeable else ""
         raise ValueError(
-            f"{who} needs a NumPy array of one image that can be written to. Got {type(array).__name__}, "
+            f"{caller} needs a NumPy array of one image that can be written to. Got {type(array).__name__}, "
             f"{describe_leaf(array)}{kind}."
         )
     return array[..., None] if array.ndim == 2 else np.moveaxis(array, channels, -1)
 
 
 def _require_fit(
-    who: str,
+    caller: str,
     image: Any,
     pixels: np.ndarray,
     array: np.ndarray,
@@ -315,20 +318,20 @@ def _require_fit(
     coefficients: Coefficients | None,
 ) -> None:
     if coefficients is not None:
-        require_coefficients(who, "coefficients", coefficients)
+        require_coefficients(caller, "coefficients", coefficients)
     if pixels.shape != target.shape:
         height, width, channels = pixels.shape
         mode = getattr(image, "mode", None)
         raise ValueError(
-            f"{who} needs an array {layout} that fits the image. Got an image of height {height}, width {width} and "
+            f"{caller} needs an array {layout} that fits the image. Got an image of height {height}, width {width} and "
             f"{channels} channels{'' if mode is None else f' ({mode})'}, and an array of {describe_leaf(array)}. "
             "Resize or convert the image, or give the part of the array that it goes into."
         )
     if coefficients is None and not np.can_cast(pixels.dtype, array.dtype, "safe"):
-        raise TypeError(f"{who} needs an array that can hold {pixels.dtype}. Got {describe_leaf(array)}.")
+        raise TypeError(f"{caller} needs an array that can hold {pixels.dtype}. Got {describe_leaf(array)}.")
     if coefficients is not None and not is_float(array.dtype):
         raise TypeError(
-            f"{who} needs an array of floats to write with coefficients. Got {describe_leaf(array)}. "
+            f"{caller} needs an array of floats to write with coefficients. Got {describe_leaf(array)}. "
             "Without coefficients, pixels are written as they are."
         )
 
@@ -347,19 +350,19 @@ def _write(pixels: np.ndarray, target: np.ndarray, scale: np.ndarray, offset: np
         np.add(block, offset, out=target[start : start + lines], casting="same_kind")
 
 
-def _rounded(who: str, numbers: np.ndarray, coefficients: Coefficients | None) -> np.ndarray:
+def _rounded(caller: str, numbers: np.ndarray, coefficients: Coefficients | None) -> np.ndarray:
     if coefficients is None and numbers.dtype == np.uint8:
         return numbers
     if coefficients is not None and numbers.dtype.kind in "biu":
         raise TypeError(
-            f"{who} needs floats to undo coefficients. Got {describe_leaf(numbers)}. "
+            f"{caller} needs floats to undo coefficients. Got {describe_leaf(numbers)}. "
             "If these are pixels from 0 to 255, leave the coefficients out."
         )
     values = numbers.astype(np.float64 if numbers.dtype == np.float64 else np.float32)
     if coefficients is not None:
-        scale, offset = coefficients.per_channel(who, numbers.shape[2])
+        scale, offset = coefficients.per_channel(caller, numbers.shape[2])
         values -= offset.astype(values.dtype)
         values /= scale.astype(values.dtype)
     if np.isnan(values).any():
-        raise ValueError(f"{who} needs numbers. {int(np.isnan(values).sum())} of {values.size} are NaN.")
+        raise ValueError(f"{caller} needs numbers. {int(np.isnan(values).sum())} of {values.size} are NaN.")
     return np.clip(np.rint(values, out=values), 0, 255, out=values).astype(np.uint8)

@@ -29,10 +29,10 @@ class Database:
     A copy in another process opens connections of its own.
     """
 
-    def __init__(self, who: str, path: str | os.PathLike[str], timeout: float) -> None:
-        self._who = who
+    def __init__(self, caller: str, path: str | os.PathLike[str], timeout: float) -> None:
+        self._caller = caller
         self._timeout = timeout
-        self.path = os.fspath(LocalFile(who, local_path(who, path)).path)
+        self.path = os.fspath(LocalFile(caller, local_path(caller, path)).path)
         self._local = threading.local()
         self._stamp = self._found_stamp()
 
@@ -62,7 +62,7 @@ class Database:
         # The file tells of what happened before this connection was made; the connection, of what the file's clock
         # is too coarse for.
         if self._connection.has_news() or self._found_stamp() != self._stamp:
-            raise file_changed(self._who, self.path, kind="database")
+            raise file_changed(self._caller, self.path, kind="database")
 
     @property
     def _connection(self) -> "_Connection":
@@ -106,7 +106,7 @@ class KeyedRows:
     Values enter a statement as parameters only, names of tables and columns after they were found in the database.
 
     Args:
-        who: The caller's name, for errors.
+        caller: The caller's name, for errors.
         database: Where they are.
         table: The name of a table, or None.
         query: A SELECT statement, or None.
@@ -117,7 +117,7 @@ class KeyedRows:
 
     def __init__(
         self,
-        who: str,
+        caller: str,
         database: Database,
         table: str | None,
         query: str | None,
@@ -125,7 +125,7 @@ class KeyedRows:
         key: str | None,
         columns: Sequence[str] | None,
     ) -> None:
-        self._who = who
+        self._caller = caller
         self._database = database
         self._parameters = parameters
         if table is not None:
@@ -155,7 +155,7 @@ class KeyedRows:
         except KeyError as error:
             key = error.args[0]
             raise FileChanged(
-                f"{self._who} reads {self._database.path}, and sample {indices[wanted.index(key)]}, the row with "
+                f"{self._caller} reads {self._database.path}, and sample {indices[wanted.index(key)]}, the row with "
                 f"{self._key} {key!r}, is not there any more. Leave the database alone while it is read, and build the "
                 "source again."
             ) from None
@@ -178,7 +178,9 @@ class KeyedRows:
 
     def _unreadable(self, indices: np.ndarray, error: Exception) -> FileChanged:
         """What is raised when a batch cannot be read; it names the first sample that cannot be."""
-        said = f"{self._who} cannot read {self._database.path}: {error}." if isinstance(error, sqlite3.Error) else error
+        said = (
+            f"{self._caller} cannot read {self._database.path}: {error}." if isinstance(error, sqlite3.Error) else error
+        )
         for index, key in zip(indices.tolist(), self._keys[indices].tolist(), strict=True):
             try:
                 self._with_keys([key])
@@ -190,15 +192,15 @@ class KeyedRows:
         found = self._database.fetch("SELECT name FROM sqlite_master WHERE type IN ('table', 'view') ORDER BY name")
         if (table,) not in found:
             raise ValueError(
-                f"{self._who} needs the name of a table or view in {self._database.path}. "
+                f"{self._caller} needs the name of a table or view in {self._database.path}. "
                 f"Got {describe_value(table)}; there are {[name for (name,) in found]}."
             )
 
     def _known(self, argument: str, chosen: Iterable[str], known: list[str]) -> list[str]:
-        names = require_names(self._who, argument, chosen)
+        names = require_names(self._caller, argument, chosen)
         if not names or len(set(names)) < len(names) or not set(names) <= set(known):
             raise ValueError(
-                f"{self._who} needs {argument} that are there, each once. Got {describe_value(chosen)}; there are "
+                f"{self._caller} needs {argument} that are there, each once. Got {describe_value(chosen)}; there are "
                 f"{known}."
             )
         return names
@@ -214,8 +216,8 @@ class KeyedRows:
             except sqlite3.OperationalError:
                 pass  # a view, or a table that was made without; some builds have NULL there
         raise ValueError(
-            f"{self._who} needs key= for a query, a view and a table without rowid: a column of whole numbers or text "
-            f"that tells rows apart. There are {known}."
+            f"{self._caller} needs key= for a query, a view and a table without rowid: a column of whole numbers or "
+            f"text that tells rows apart. There are {known}."
         )
 
     def _read_keys(self) -> np.ndarray:
@@ -228,14 +230,14 @@ class KeyedRows:
             kinds = {type(key).__name__ for key in texts}
             if kinds != {"str"}:
                 raise ValueError(
-                    f"{self._who} needs whole numbers or text as keys, one kind of them. {self._key} has values of "
+                    f"{self._caller} needs whole numbers or text as keys, one kind of them. {self._key} has values of "
                     f"the types {sorted(kinds)}."
                 ) from None
             keys, same = np.array(texts, object), len(texts) - len(set(texts))
         self._database.check()
         if same:
             raise ValueError(
-                f"{self._who} needs a key that tells rows apart. {self._key} has {len(keys) - same:,} values in "
+                f"{self._caller} needs a key that tells rows apart. {self._key} has {len(keys) - same:,} values in "
                 f"{len(keys):,} rows."
             )
         return keys
@@ -249,7 +251,7 @@ class KeyedRows:
         steps = [step for *_, step in plan if step.startswith("SCAN ") and not step.startswith("SCAN json_each")]
         if steps:
             warnings.warn(
-                f"{self._who} has {len(self):,} rows, and SQLite goes through all of them for every batch "
+                f"{self._caller} has {len(self):,} rows, and SQLite goes through all of them for every batch "
                 f"({steps[0]}). Make an index on {self._key}, or write what the query gives into a table of its own.",
                 stacklevel=4,
             )

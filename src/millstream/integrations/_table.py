@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 
 def made_samples(
-    who: str, argument: str, fn: Callable[[Any], PyTree], indices: Iterable[int], items: Iterable[Any]
+    caller: str, argument: str, fn: Callable[[Any], PyTree], indices: Iterable[int], items: Iterable[Any]
 ) -> list[PyTree]:
     """Apply `fn`, the `argument` of a source, to each item; an error says at which sample it was."""
     samples = []
@@ -41,32 +41,32 @@ def made_samples(
         try:
             samples.append(fn(item))
         except Exception as error:
-            note = f"This came from {function_name(fn)}, the {argument} of {who}, at sample {index}."
+            note = f"This came from {function_name(fn)}, the {argument} of {caller}, at sample {index}."
             raise noted(error, note)  # noqa: B904 (`from` would take away the error's own cause)
     return samples
 
 
-def listed_paths(who: str, paths: Paths) -> list[Path]:
+def listed_paths(caller: str, paths: Paths) -> list[Path]:
     """One path or several, as a list. A set is refused: samples are numbered in the order of the files."""
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
     found = listed(paths)
     if found is None or not all(isinstance(path, str | os.PathLike) for path in found):
-        raise TypeError(f"{who} needs a path, or a list of paths. Got {describe_value(paths)}.")
+        raise TypeError(f"{caller} needs a path, or a list of paths. Got {describe_value(paths)}.")
     for path in found:
-        require_path(who, "a path, or a list of paths", path)
+        require_path(caller, "a path, or a list of paths", path)
     return found
 
 
-def find_files(who: str, paths: Paths, suffixes: Sequence[str]) -> list[Path]:
+def find_files(caller: str, paths: Paths, suffixes: Sequence[str]) -> list[Path]:
     """The files of paths, addresses, folders or patterns, in an order that depends on their names alone."""
-    found = [file for path in listed_paths(who, paths) for file in _expanded(who, path, suffixes)]
+    found = [file for path in listed_paths(caller, paths) for file in _expanded(caller, path, suffixes)]
     if not found:
-        raise ValueError(f"{who} needs at least one file. Got an empty list of paths.")
+        raise ValueError(f"{caller} needs at least one file. Got an empty list of paths.")
     return found
 
 
-def _expanded(who: str, path: Path, suffixes: Sequence[str]) -> Sequence[Path]:
+def _expanded(caller: str, path: Path, suffixes: Sequence[str]) -> Sequence[Path]:
     if is_remote(path) or os.path.isfile(path):
         return [path]
     if not os.path.isdir(path):
@@ -76,7 +76,7 @@ def _expanded(who: str, path: Path, suffixes: Sequence[str]) -> Sequence[Path]:
     # Names of files and folders that start with a dot or an underscore belong to the programs that wrote the others.
     own = [file for file in found if not any(part[0] in "._" for part in file.relative_to(folder).parts)]
     if not own:
-        raise FileNotFoundError(f"{who} needs files named {' or '.join(suffixes)} in {path}. There are none.")
+        raise FileNotFoundError(f"{caller} needs files named {' or '.join(suffixes)} in {path}. There are none.")
     return sorted(own)
 
 
@@ -89,12 +89,12 @@ class TableSource(HostSource):
     reads_together = True  # one request for all rows of a batch
 
     def __init__(
-        self, who: str, ordering: Ordering, prefetch_size: int, row_fn: Callable[[Row], PyTree] | None
+        self, caller: str, ordering: Ordering, prefetch_size: int, row_fn: Callable[[Row], PyTree] | None
     ) -> None:
-        check_reading(who, ordering, prefetch_size)
+        check_reading(caller, ordering, prefetch_size)
         if row_fn is not None:
-            require_callable(who, "row_fn", row_fn)
-        self._who = who
+            require_callable(caller, "row_fn", row_fn)
+        self._caller = caller
         self._row_fn = row_fn
         self.calls_users = row_fn is not None
         self.ordering: Ordering = ordering
@@ -114,7 +114,7 @@ class TableSource(HostSource):
 
     def _require_rows(self) -> None:
         if len(self) == 0:
-            raise ValueError(f"{self._who} needs at least one row. There is none.")
+            raise ValueError(f"{self._caller} needs at least one row. There is none.")
 
     def _settle(self) -> None:
         """Find out what a sample is, by the first row."""
@@ -122,14 +122,14 @@ class TableSource(HostSource):
         first = np.zeros(1, np.int64)
         if self._row_fn is not None:
             self.first_sample, samples = first_sample(lambda index: self._samples(np.array([index])), len(self))
-            self.sample_spec = spec_or_objects(self._who, samples[0])
+            self.sample_spec = spec_or_objects(self._caller, samples[0])
             return
         columns = self.take(first)
         if not columns:
-            raise ValueError(f"{self._who} needs at least one column. There is none.")
+            raise ValueError(f"{self._caller} needs at least one column. There is none.")
         self._dtypes = {name: column.dtype for name, column in columns.items()}
         try:
-            self.sample_spec = spec_of(self._who, {name: column[0] for name, column in columns.items()})
+            self.sample_spec = spec_of(self._caller, {name: column[0] for name, column in columns.items()})
         except NotAnArray as error:
             raise TypeError(
                 f"{error} Choose other columns with columns=[...], or make arrays of it with row_fn=lambda row: ..."
@@ -141,38 +141,38 @@ class TableSource(HostSource):
         spec = self.sample_spec
         if self._row_fn is not None:
             for row, (index, sample) in enumerate(zip(indices.tolist(), self._samples(indices), strict=True)):
-                spec.write(self._who, out, row, index, sample)
+                spec.write(self._caller, out, row, index, sample)
             return
         assert isinstance(spec, SampleSpec)
         begun = time.perf_counter()
         columns = self.take(indices)
         spent("read", begun)
-        leaves, dtypes = spec.flatten(self._who, dict(columns)), spec.flatten(self._who, self._dtypes)
+        leaves, dtypes = spec.flatten(self._caller, dict(columns)), spec.flatten(self._caller, self._dtypes)
         for name, leaf, dtype, target in zip(spec.names, leaves, dtypes, out, strict=True):
             if leaf.shape != target.shape or leaf.dtype != dtype:
                 raise ValueError(
-                    f"{self._who} needs values of one shape and dtype in a column. For samples "
+                    f"{self._caller} needs values of one shape and dtype in a column. For samples "
                     f"{describe_value(indices.tolist())}:\n  found{name}: {describe_leaf(leaf)}\n"
                     f"  expected: shape {target.shape}, {dtype}\n"
                     "Cast or pad them, or make arrays of one kind with row_fn=lambda row: ..."
                 )
-            target[...] = narrowed(f"{self._who}{name}", leaf, target.dtype)
+            target[...] = narrowed(f"{self._caller}{name}", leaf, target.dtype)
 
     def _samples(self, indices: np.ndarray) -> list[Any]:
         assert self._row_fn is not None
-        return made_samples(self._who, "row_fn", self._row_fn, indices.tolist(), self.rows(indices))
+        return made_samples(self._caller, "row_fn", self._row_fn, indices.tolist(), self.rows(indices))
 
     def _no_numbers(self, column: str, kind: object, advice: str = "") -> TypeError:
         """What is raised for a column that is not made of numbers."""
         return TypeError(
-            f"{self._who} needs columns of numbers or bools. Column {column!r} is of the type {kind}.{advice} "
+            f"{self._caller} needs columns of numbers or bools. Column {column!r} is of the type {kind}.{advice} "
             "Choose other columns with columns=[...], or make arrays of it with row_fn=lambda row: ..."
         )
 
     def _no_null(self, column: str, index: int) -> ValueError:
         """What is raised for a missing value."""
         return ValueError(
-            f"{self._who} needs a value in every row. Column {column!r} has none at sample {index}. "
+            f"{self._caller} needs a value in every row. Column {column!r} has none at sample {index}. "
             "Fill or drop such rows, choose other columns, or say what becomes of them with row_fn=lambda row: ..."
         )
 
@@ -182,7 +182,7 @@ class TableSource(HostSource):
     def _other_length(self, column: str, index: int, found: int, expected: int) -> ValueError:
         """What is raised for a list that is longer or shorter than that of the first row."""
         return ValueError(
-            f"{self._who} needs lists of one length in a column. Column {column!r} has {found} values at sample "
+            f"{self._caller} needs lists of one length in a column. Column {column!r} has {found} values at sample "
             f"{index}, and {expected} at sample 0. Pad or cut them, or say how with row_fn=lambda row: ..."
         )
 
@@ -192,14 +192,14 @@ class FrameSource(TableSource):
 
     def __init__(
         self,
-        who: str,
+        caller: str,
         frame: Any,
         names: Sequence[str],
         ordering: Ordering,
         prefetch_size: int,
         row_fn: Callable[[Row], PyTree] | None,
     ) -> None:
-        super().__init__(who, ordering, prefetch_size, row_fn)
+        super().__init__(caller, ordering, prefetch_size, row_fn)
         self._length = len(frame)
         self._require_rows()
         # One of the two goes to worker processes: arrays, which they share, or the frame.
@@ -218,21 +218,21 @@ class FrameSource(TableSource):
         raise NotImplementedError
 
 
-def chosen_columns(who: str, available: Sequence[Any], columns: Sequence[str] | None) -> list[str]:
+def chosen_columns(caller: str, available: Sequence[Any], columns: Sequence[str] | None) -> list[str]:
     """The names of the columns to read: all, or those that are asked for, each of which must be there once."""
     chosen = list(available) if columns is None else listed(columns)
     if chosen is None:
         hint = f"; write [{columns!r}]" if isinstance(columns, str) else ""
-        raise TypeError(f"{who} needs a list of columns. Got {describe_value(columns)}{hint}.")
+        raise TypeError(f"{caller} needs a list of columns. Got {describe_value(columns)}{hint}.")
     if not chosen:
-        raise ValueError(f"{who} needs at least one column. There is none.")
+        raise ValueError(f"{caller} needs at least one column. There is none.")
     for name in chosen:
         if not isinstance(name, str):
-            raise TypeError(f"{who} needs columns with text as names. Got {describe_value(name)}; rename it.")
+            raise TypeError(f"{caller} needs columns with text as names. Got {describe_value(name)}; rename it.")
         found = list(available).count(name)
         if found != 1 or chosen.count(name) != 1:
             raise ValueError(
-                f"{who} needs each column once. Column {name!r} is there {found} times and asked for "
+                f"{caller} needs each column once. Column {name!r} is there {found} times and asked for "
                 f"{chosen.count(name)} times; the table has {describe_value(list(available))}."
             )
     return chosen

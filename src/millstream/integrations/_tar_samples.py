@@ -39,46 +39,46 @@ class Member(NamedTuple):
     size: int
 
 
-def tar_members(who: str, file: File) -> Iterator[Member]:
+def tar_members(caller: str, file: File) -> Iterator[Member]:
     """The regular files in an archive, in order. Folders, links and devices are passed over; damage is refused.
 
     Args:
-        who: The caller's name, for errors.
+        caller: The caller's name, for errors.
         file: The archive: ustar, pax or GNU, not compressed.
     """
     # From afar, a megabyte is as quick as a header; what is larger is jumped over.
     with buffered(file, 1 << 20 if is_remote(file.name) else 16 << 10) as stream:
-        _require_plain(who, file, stream)
+        _require_plain(caller, file, stream)
         name: str | None = None
         fields: dict[str, str] = {}
         position = 0
-        while (header := _header(who, file, stream, position)) is not None:
+        while (header := _header(caller, file, stream, position)) is not None:
             position += _BLOCK
-            size = _size(who, file, header, fields, position)
+            size = _size(caller, file, header, fields, position)
             if header.type in (tarfile.GNUTYPE_LONGNAME, *_EXTENDED):
-                data = _extra(who, file, stream, header)
+                data = _extra(caller, file, stream, header)
                 if header.type == tarfile.GNUTYPE_LONGNAME:
                     name = data.rstrip(b"\0").decode("utf-8", "surrogateescape")
                 elif header.type != tarfile.XGLTYPE:
-                    fields = _records(who, file, data)
+                    fields = _records(caller, file, data)
             else:
                 if header.type == tarfile.GNUTYPE_SPARSE or any(field.startswith("GNU.sparse") for field in fields):
-                    raise _damaged(who, file, f"{header.name!r} is stored with holes; write it without --sparse")
+                    raise _damaged(caller, file, f"{header.name!r} is stored with holes; write it without --sparse")
                 if header.type in _REGULAR:
                     yield Member(fields.get("path", header.name if name is None else name), position, size)
                 if header.type != tarfile.GNUTYPE_LONGLINK:
                     name, fields = None, {}
             position += -(-size // _BLOCK) * _BLOCK
             stream.seek(position)
-        _require_end(who, file, stream, position)
+        _require_end(caller, file, stream, position)
 
 
-def _require_plain(who: str, file: File, stream: io.BufferedReader) -> None:
+def _require_plain(caller: str, file: File, stream: io.BufferedReader) -> None:
     start = stream.peek(8)
     for magic, kind in _PACKED.items():
         if start.startswith(magic):
             raise ValueError(
-                f"{who} needs plain tar files, in which any sample can be found at once. {file.name} is packed with "
+                f"{caller} needs plain tar files, in which any sample can be found at once. {file.name} is packed with "
                 f"{kind}: unpack it once (images and the like hardly grow), and give the .tar."
             )
 
@@ -89,11 +89,11 @@ class _Header(NamedTuple):
     size: int
 
 
-def _header(who: str, file: File, stream: io.BufferedReader, position: int) -> _Header | None:
+def _header(caller: str, file: File, stream: io.BufferedReader, position: int) -> _Header | None:
     """The next header; None at the end mark."""
     block = stream.read(_BLOCK)
     if len(block) < _BLOCK:
-        raise _damaged(who, file, f"it ends at byte {position + len(block)} without the mark of an end")
+        raise _damaged(caller, file, f"it ends at byte {position + len(block)} without the mark of an end")
     if block == _END:
         return None
     try:
@@ -103,7 +103,7 @@ def _header(who: str, file: File, stream: io.BufferedReader, position: int) -> _
             raise ValueError("its checksum is wrong")
         name, size = _string(block[:100]), _number(block[124:136])
     except ValueError as error:
-        raise _damaged(who, file, f"there is no header at byte {position} ({error})") from None
+        raise _damaged(caller, file, f"there is no header at byte {position} ({error})") from None
     prefix = _string(block[345:500]) if block[257:263] == b"ustar\0" else ""
     kind = block[156:157]
     if kind == tarfile.AREGTYPE and name.endswith("/"):  # as the oldest tar wrote folders
@@ -122,46 +122,46 @@ def _number(field: bytes) -> int:
     return int(field.partition(b"\0")[0].strip() or b"0", 8)
 
 
-def _size(who: str, file: File, header: _Header, fields: dict[str, str], start: int) -> int:
+def _size(caller: str, file: File, header: _Header, fields: dict[str, str], start: int) -> int:
     if header.type in _WITHOUT_DATA:
         return 0
     own = header.type in _REGULAR and "size" in fields
     if own and not re.fullmatch(r"\d{1,18}", fields["size"]):
-        raise _damaged(who, file, f"the size of {header.name!r} is {fields['size'][:30]!r}")
+        raise _damaged(caller, file, f"the size of {header.name!r} is {fields['size'][:30]!r}")
     size = int(fields["size"]) if own else header.size
     if size < 0 or start + size > file.size:
-        raise _damaged(who, file, f"{header.name!r} claims {size} bytes, and {file.size - start} are left")
+        raise _damaged(caller, file, f"{header.name!r} claims {size} bytes, and {file.size - start} are left")
     return size
 
 
-def _extra(who: str, file: File, stream: io.BufferedReader, header: _Header) -> bytes:
+def _extra(caller: str, file: File, stream: io.BufferedReader, header: _Header) -> bytes:
     if header.size > _LONG_LIMIT:
-        raise _damaged(who, file, f"a name or extended header has {header.size} bytes; {_LONG_LIMIT} are allowed")
+        raise _damaged(caller, file, f"a name or extended header has {header.size} bytes; {_LONG_LIMIT} are allowed")
     return stream.read(header.size)
 
 
-def _records(who: str, file: File, data: bytes) -> dict[str, str]:
+def _records(caller: str, file: File, data: bytes) -> dict[str, str]:
     """The fields of a pax header: `length name=value` lines, whose length counts all of the line."""
     fields, at = {}, 0
     while at < len(data):
         found = _RECORD.match(data, at)
         end = 0 if found is None else at + int(found[1])
         if found is None or not found.end() < end <= len(data) or data[end - 1 : end] != b"\n":
-            raise _damaged(who, file, "an extended header cannot be read")
+            raise _damaged(caller, file, "an extended header cannot be read")
         value = data[found.end() : end - 1]
         fields[found[2].decode("utf-8", "surrogateescape")] = value.decode("utf-8", "surrogateescape")
         at = end
     return fields
 
 
-def _require_end(who: str, file: File, stream: io.BufferedReader, position: int) -> None:
+def _require_end(caller: str, file: File, stream: io.BufferedReader, position: int) -> None:
     """Nothing but padding follows the end: archives that were appended to others would be passed over in silence."""
     if stream.read(_TAIL).strip(b"\0"):
-        raise _damaged(who, file, f"something follows its end at byte {position}; give joined archives one by one")
+        raise _damaged(caller, file, f"something follows its end at byte {position}; give joined archives one by one")
 
 
-def _damaged(who: str, file: File, found: str) -> ValueError:
-    return ValueError(f"{who} cannot read {file.name} as a tar file: {found}. Get or write it again.")
+def _damaged(caller: str, file: File, found: str) -> ValueError:
+    return ValueError(f"{caller} cannot read {file.name} as a tar file: {found}. Get or write it again.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,18 +181,18 @@ class SampleIndex:
     spans: np.ndarray
 
 
-def index_samples(who: str, shards: list[File], extensions: list[str] | None) -> SampleIndex:
+def index_samples(caller: str, shards: list[File], extensions: list[str] | None) -> SampleIndex:
     """Read the headers of all shards.
 
     Args:
-        who: The caller's name, for errors.
+        caller: The caller's name, for errors.
         shards: The tar files.
         extensions: Which files of a sample are wanted; None for those of the first.
     """
     with concurrent.futures.ThreadPoolExecutor(min(_AT_ONCE, len(shards))) as pool:
-        found = list(pool.map(lambda shard: list(_samples(who, shard)), shards))
+        found = list(pool.map(lambda shard: list(_samples(caller, shard)), shards))
     if not any(found):
-        raise ValueError(f"{who} needs at least one sample. {shards[0].name} has no files named like 0001.jpg.")
+        raise ValueError(f"{caller} needs at least one sample. {shards[0].name} has no files named like 0001.jpg.")
     first = next(samples for samples in found if samples)[0][1]
     names = tuple(first if extensions is None else extensions)
     keys, numbers, spans = [], [], []
@@ -201,7 +201,7 @@ def index_samples(who: str, shards: list[File], extensions: list[str] | None) ->
             missing = [name for name in names if name not in files]
             if missing:
                 raise ValueError(
-                    f"{who} needs the files {list(names)} in every sample. {key!r} in {shard.name} has "
+                    f"{caller} needs the files {list(names)} in every sample. {key!r} in {shard.name} has "
                     f"{list(files)}. Choose with extensions=[...], or write the sample again."
                 )
             keys.append(key.encode("utf-8", "surrogateescape"))
@@ -210,11 +210,11 @@ def index_samples(who: str, shards: list[File], extensions: list[str] | None) ->
     return SampleIndex(names, np.array(numbers, np.int32), np.array(keys), np.array(spans, np.int64))
 
 
-def _samples(who: str, shard: File) -> Iterator[tuple[str, dict[str, Member]]]:
+def _samples(caller: str, shard: File) -> Iterator[tuple[str, dict[str, Member]]]:
     """Keys and files of the samples of a tar file, in order."""
     seen: set[str] = set()
     key, files = "", {}
-    for member in tar_members(who, shard):
+    for member in tar_members(caller, shard):
         found = _MEMBER.fullmatch(member.name)
         if found is None:
             continue
@@ -224,7 +224,7 @@ def _samples(who: str, shard: File) -> Iterator[tuple[str, dict[str, Member]]]:
         key, name = found[1], found[2].lower()
         if name in files or (not files and key in seen):
             raise ValueError(
-                f"{who} needs the files of a sample next to each other, each once. {shard.name} has "
+                f"{caller} needs the files of a sample next to each other, each once. {shard.name} has "
                 f"{member.name!r} again, or apart from the others of {key!r}. Write it in the order of names."
             )
         seen.add(key)

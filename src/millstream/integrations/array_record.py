@@ -52,26 +52,26 @@ class ArrayRecordSource(HostSource):
         prefetch_size: int = 64,
         readers: int = 1,
     ) -> None:
-        self._who = "ArrayRecordSource"
-        with needs(self._who, "array_record", "array_record"):
+        self._caller = "ArrayRecordSource"
+        with needs(self._caller, "array_record", "array_record"):
             import array_record.python.array_record_module  # noqa: F401
-        check_reading(self._who, ordering, prefetch_size)
-        require_int(self._who, "readers", readers, least=1)
+        check_reading(self._caller, ordering, prefetch_size)
+        require_int(self._caller, "readers", readers, least=1)
         if record_fn is not None:
-            require_callable(self._who, "record_fn", record_fn)
-        listed = listed_paths(self._who, paths)
-        self._paths = [os.fspath(LocalFile(self._who, local_path(self._who, path)).path) for path in listed]
+            require_callable(self._caller, "record_fn", record_fn)
+        listed = listed_paths(self._caller, paths)
+        self._paths = [os.fspath(LocalFile(self._caller, local_path(self._caller, path)).path) for path in listed]
         self._record_fn = record_fn
         self.ordering: Ordering = ordering
         self.prefetch_size = prefetch_size
         self.readers = readers
-        self._files = WatchedFiles(self._who, self._paths)
+        self._files = WatchedFiles(self._caller, self._paths)
         self._opened: dict[int, Any] = {}
         self._ends = np.cumsum([self._count(number) for number in range(len(self._paths))], dtype=np.int64)
         if len(self) == 0:
-            raise ValueError(f"{self._who} needs at least one record. There is none in {describe_value(listed)}.")
+            raise ValueError(f"{self._caller} needs at least one record. There is none in {describe_value(listed)}.")
         self.first_sample, samples = first_sample(lambda index: self._samples(np.array([index])), len(self))
-        self.sample_spec = spec_or_objects(self._who, samples[0])
+        self.sample_spec = spec_or_objects(self._caller, samples[0])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_opened": {}}
@@ -81,14 +81,14 @@ class ArrayRecordSource(HostSource):
 
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
         for row, (index, sample) in enumerate(zip(indices.tolist(), self._samples(indices), strict=True)):
-            self.sample_spec.write(self._who, out, row, index, sample)
+            self.sample_spec.write(self._caller, out, row, index, sample)
 
     def _samples(self, indices: np.ndarray) -> list[Any]:
         with timed("read"):
             records = self._records(indices)
         if self._record_fn is None:
             return records
-        return made_samples(self._who, "record_fn", self._record_fn, indices.tolist(), records)
+        return made_samples(self._caller, "record_fn", self._record_fn, indices.tolist(), records)
 
     def _records(self, indices: np.ndarray) -> list[bytes]:
         records: list[bytes] = [b""] * len(indices)
@@ -107,7 +107,7 @@ class ArrayRecordSource(HostSource):
             return self._reader(number).read((indices - first).tolist())
         except RuntimeError as error:
             if len(indices) == 1:
-                raise file_unreadable(self._who, self._paths[number], indices, error) from None
+                raise file_unreadable(self._caller, self._paths[number], indices, error) from None
             return [record for index in indices for record in self._read(number, np.array([index]))]
 
     def _reader(self, number: int) -> Any:
@@ -125,4 +125,6 @@ class ArrayRecordSource(HostSource):
                 reader.close()  # which says why
             return reader.num_records()
         except RuntimeError as error:
-            raise ValueError(f"{self._who} needs ArrayRecord files. {self._paths[number]} is none: {error}.") from None
+            raise ValueError(
+                f"{self._caller} needs ArrayRecord files. {self._paths[number]} is none: {error}."
+            ) from None

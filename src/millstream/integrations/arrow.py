@@ -166,20 +166,20 @@ class ArrowSource(ChunkedSource):
         ordering: Ordering = "shuffle",
         prefetch_size: int = 64,
     ) -> None:
-        who = "ArrowSource"
-        with needs(who, "pyarrow", "parquet"):
+        caller = "ArrowSource"
+        with needs(caller, "pyarrow", "parquet"):
             import pyarrow as pa
-        super().__init__(who, ordering, prefetch_size, row_fn)
-        require_int(who, "cache_bytes", cache_bytes, least=0)
+        super().__init__(caller, ordering, prefetch_size, row_fn)
+        require_int(caller, "cache_bytes", cache_bytes, least=0)
         if isinstance(data, pa.Table | pa.RecordBatch):
             given: Any = data
-            table = given.select(chosen_columns(who, given.schema.names, columns))
+            table = given.select(chosen_columns(caller, given.schema.names, columns))
             batches = table.to_batches() if isinstance(table, pa.Table) else [table]
             self._settle_on(table.schema, _Batches(batches, self._contents))
             return
-        files = [DataFile(who, path) for path in find_files(who, data, [".arrow", ".feather", ".ipc"])]
+        files = [DataFile(caller, path) for path in find_files(caller, data, [".arrow", ".feather", ".ipc"])]
         opened = [_IpcFile(file) for file in files]
-        schema = common_schema(who, [file.name for file in files], [file.schema for file in opened], columns)
+        schema = common_schema(caller, [file.name for file in files], [file.schema for file in opened], columns)
         self._settle_on(schema, _IpcBatches(files, opened, schema.names, self._contents, cache_bytes))
 
 

@@ -58,9 +58,9 @@ class HuggingFaceSource(TableSource):
         self._dataset = dataset
         self._custom = dataset.format["type"] == "custom"
         # What a transform gives is known when it is called.
-        self._columns = columns if self._custom else chosen_columns(self._who, dataset.format["columns"], columns)
+        self._columns = columns if self._custom else chosen_columns(self._caller, dataset.format["columns"], columns)
         self._shapes: dict[str, tuple[int, ...]] = {}
-        self._files = WatchedFiles(self._who, (file["filename"] for file in dataset.cache_files))
+        self._files = WatchedFiles(self._caller, (file["filename"] for file in dataset.cache_files))
         self._open()
         self._settle()
         if isinstance(self.sample_spec, SampleSpec) and row_fn is None:
@@ -135,7 +135,7 @@ class HuggingFaceSource(TableSource):
                 expected = self._shapes.get(name, cells[0].shape)  # pyright: ignore[reportOptionalMemberAccess]
                 if cell.shape != expected:
                     raise ValueError(
-                        f"{self._who} needs values of one shape in a column. Column {name!r} has the shape "
+                        f"{self._caller} needs values of one shape in a column. Column {name!r} has the shape "
                         f"{cell.shape} at sample {index}, and {expected} at sample 0. Make them equal, with "
                         "dataset.with_transform or row_fn=lambda row: ..."
                     )
@@ -145,10 +145,10 @@ class HuggingFaceSource(TableSource):
     def _chosen(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         if not self._custom:
             return dict(batch)
-        return {name: batch[name] for name in chosen_columns(self._who, list(batch), self._columns)}
+        return {name: batch[name] for name in chosen_columns(self._caller, list(batch), self._columns)}
 
     def _require_dataset(self, dataset: Any) -> None:
-        with needs(self._who, "datasets", "huggingface"):
+        with needs(self._caller, "datasets", "huggingface"):
             import datasets
         if isinstance(dataset, datasets.Dataset):
             return
@@ -157,4 +157,4 @@ class HuggingFaceSource(TableSource):
             fix = f" Choose one of its parts: {', '.join(f'dataset[{part!r}]' for part in dataset)}."
         elif isinstance(dataset, datasets.IterableDataset):
             fix = " One that is only iterable has no order to choose; see HuggingFaceBatches."
-        raise TypeError(f"{self._who} needs a datasets.Dataset. Got {describe_value(dataset)}.{fix}")
+        raise TypeError(f"{self._caller} needs a datasets.Dataset. Got {describe_value(dataset)}.{fix}")

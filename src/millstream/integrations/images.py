@@ -147,8 +147,8 @@ def oklab_to_linear(image: Array, *, axis: int = -1) -> Array:
     return _converted("oklab_to_linear", image, axis, _from_oklab)
 
 
-def _converted(who: str, image: Any, axis: int, *steps: _Step) -> Any:
-    xp = namespace(who, image, axis, (3, 4))
+def _converted(caller: str, image: Any, axis: int, *steps: _Step) -> Any:
+    xp = namespace(caller, image, axis, (3, 4))
     place = axis % image.ndim
     before = (slice(None),) * place
     # Halves are computed with in float32: their own arithmetic has too few bits for powers.

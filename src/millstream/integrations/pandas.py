@@ -89,8 +89,8 @@ class PandasSource(FrameSource):
             cells.append(_dense(cell))
             if cells[-1].shape != cells[0].shape:
                 raise ValueError(
-                    f"{self._who} needs cells of one shape in a column. Column {name!r} has {describe_value(cell)} at "
-                    f"sample {index}, and the shape {cells[0].shape} at sample 0. Pad them, or use row_fn=..."
+                    f"{self._caller} needs cells of one shape in a column. Column {name!r} has {describe_value(cell)} "
+                    f"at sample {index}, and the shape {cells[0].shape} at sample 0. Pad them, or use row_fn=..."
                 )
         return np.stack(cells)
 
@@ -170,10 +170,10 @@ def _cells(column: Any) -> Any:
     return column.to_numpy() if isinstance(column.dtype, np.dtype) else column.array
 
 
-def _require_frame(who: str, frame: Any) -> list[Any]:
+def _require_frame(caller: str, frame: Any) -> list[Any]:
     """The columns of what must be a data frame."""
-    with needs(who, "pandas", "pandas"):
+    with needs(caller, "pandas", "pandas"):
         import pandas as pd
     if not isinstance(frame, pd.DataFrame):
-        raise TypeError(f"{who} needs a pandas DataFrame. Got {describe_value(frame)}.")
+        raise TypeError(f"{caller} needs a pandas DataFrame. Got {describe_value(frame)}.")
     return list(frame.columns)

@@ -118,15 +118,15 @@ class ParquetSource(ChunkedSource):
         ordering: Ordering = "shuffle",
         prefetch_size: int = 64,
     ) -> None:
-        who = "ParquetSource"
-        with needs(who, "pyarrow", "parquet"):
+        caller = "ParquetSource"
+        with needs(caller, "pyarrow", "parquet"):
             import pyarrow.parquet  # noqa: F401
-        super().__init__(who, ordering, prefetch_size, row_fn)
-        require_int(who, "cache_bytes", cache_bytes, least=0)
-        files = [DataFile(who, path) for path in find_files(who, paths, [".parquet", ".pq"])]
+        super().__init__(caller, ordering, prefetch_size, row_fn)
+        require_int(caller, "cache_bytes", cache_bytes, least=0)
+        files = [DataFile(caller, path) for path in find_files(caller, paths, [".parquet", ".pq"])]
         footers = [_read_footer(file) for file in files]
         names = [file.name for file in files]
-        schema = common_schema(who, names, [footer.schema.to_arrow_schema() for footer in footers], columns)
+        schema = common_schema(caller, names, [footer.schema.to_arrow_schema() for footer in footers], columns)
         groups = _ParquetGroups(files, footers, schema.names, self._contents, cache_bytes, together=row_fn is None)
         self._kept: InMemoryColumns | None = None
         self._settle_on(schema, groups)

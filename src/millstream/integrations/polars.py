@@ -52,15 +52,15 @@ class PolarsSource(FrameSource):
         ordering: Ordering = "shuffle",
         prefetch_size: int = 64,
     ) -> None:
-        who = "PolarsSource"
-        with needs(who, "polars", "polars"):
+        caller = "PolarsSource"
+        with needs(caller, "polars", "polars"):
             import polars as pl
         if isinstance(frame, pl.LazyFrame):
-            raise TypeError(f"{who} needs a DataFrame. Got a LazyFrame; write frame.collect().")
+            raise TypeError(f"{caller} needs a DataFrame. Got a LazyFrame; write frame.collect().")
         if not isinstance(frame, pl.DataFrame):
-            raise TypeError(f"{who} needs a polars DataFrame. Got {describe_value(frame)}.")
-        names = chosen_columns(who, frame.columns, columns)
-        super().__init__(who, frame.select(names), names, ordering, prefetch_size, row_fn)
+            raise TypeError(f"{caller} needs a polars DataFrame. Got {describe_value(frame)}.")
+        names = chosen_columns(caller, frame.columns, columns)
+        super().__init__(caller, frame.select(names), names, ordering, prefetch_size, row_fn)
 
     def rows(self, indices: np.ndarray) -> Sequence[Row]:
         assert self._frame is not None

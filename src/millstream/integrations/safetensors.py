@@ -17,7 +17,7 @@ from millstream.sources.file_rows import ChainedRows, RangedRows, map_rows
 from millstream.sources.file_source import OpenedRows
 from millstream.text.errors import describe_value, require_names, table
 
-_WHO = "SafetensorsSource"
+_CALLER = "SafetensorsSource"
 _HEADER_LIMIT = 100_000_000  # the format's own
 _DTYPES: dict[str, Any] = {
     "BOOL": np.bool_,
@@ -72,18 +72,18 @@ class SafetensorsSource(RowSource):
         ordering: Ordering = "shuffle",
         prefetch_size: int = 64,
     ) -> None:
-        given = listed_paths(_WHO, paths)
+        given = listed_paths(_CALLER, paths)
         if not given:
-            raise TypeError(f"{_WHO} needs a path, or a list of at least one. Got {describe_value(paths)}.")
-        names = None if tensors is None else require_names(_WHO, "tensors", tensors)
+            raise TypeError(f"{_CALLER} needs a path, or a list of at least one. Got {describe_value(paths)}.")
+        names = None if tensors is None else require_names(_CALLER, "tensors", tensors)
         if names == []:
-            raise ValueError(f"{_WHO} needs at least one tensor. Got an empty list of tensors.")
-        check_reading(_WHO, ordering, prefetch_size)
-        super().__init__(OpenedRows(_WHO, _open_all, (given, names)), ordering, prefetch_size)
+            raise ValueError(f"{_CALLER} needs at least one tensor. Got an empty list of tensors.")
+        check_reading(_CALLER, ordering, prefetch_size)
+        super().__init__(OpenedRows(_CALLER, _open_all, (given, names)), ordering, prefetch_size)
 
 
 def _open_all(paths: list[Path], names: list[str] | None) -> dict[str, Rows | ChainedRows]:
-    opened = [_columns(open_file(_WHO, path), names) for path in paths]
+    opened = [_columns(open_file(_CALLER, path), names) for path in paths]
     if len(opened) == 1:
         return dict(opened[0])
     first = {name: (rows.shape[1:], rows.dtype) for name, rows in opened[0].items()}
@@ -91,7 +91,7 @@ def _open_all(paths: list[Path], names: list[str] | None) -> dict[str, Rows | Ch
         found = {name: (rows.shape[1:], rows.dtype) for name, rows in columns.items()}
         if found != first:
             raise ValueError(
-                f"{_WHO} needs the same tensors, with rows of one shape and dtype, in every file. Got:\n"
+                f"{_CALLER} needs the same tensors, with rows of one shape and dtype, in every file. Got:\n"
                 f"  {paths[0]}: {_told(first)}\n  {path}: {_told(found)}\n"
                 "Choose those that all have with tensors=[...], or build one source for each."
             )
@@ -107,11 +107,11 @@ def _columns(file: File, names: list[str] | None) -> dict[str, Rows]:
     chosen = list(tensors) if names is None else names
     for name in chosen:
         if name not in tensors:
-            raise ValueError(f"{_WHO} finds no tensor {name!r} in {file.name}. It has {sorted(tensors)[:20]}.")
+            raise ValueError(f"{_CALLER} finds no tensor {name!r} in {file.name}. It has {sorted(tensors)[:20]}.")
     shapes = {name: tensors[name][1] for name in chosen}
     if len({shape[:1] for shape in shapes.values()}) != 1 or not all(map(min, map(_or_zero, shapes.values()))):
         raise ValueError(
-            f"{_WHO} needs tensors with the same, non-zero first axis, which counts the samples. {file.name} has:\n"
+            f"{_CALLER} needs tensors with the same, non-zero first axis, which counts the samples. {file.name} has:\n"
             f"{table((name, f'shape {shape}') for name, shape in list(shapes.items())[:20])}\n"
             "Choose those that belong together with tensors=[...]."
         )
@@ -178,4 +178,4 @@ def _entry(file: File, name: str, entry: Any) -> tuple[np.dtype, tuple[int, ...]
 
 
 def _damaged(file: File, found: str) -> ValueError:
-    return ValueError(f"{_WHO} cannot read {file.name}: {found}. The file is cut short or damaged; get it again.")
+    return ValueError(f"{_CALLER} cannot read {file.name}: {found}. The file is cut short or damaged; get it again.")

@@ -149,13 +149,13 @@ class SqliteSource(TableSource):
             raise ValueError("SqliteSource needs arrays= or row_fn=, not both: row_fn makes arrays of its own.")
         for name, text in {"table": table, "query": query, "key": key}.items():
             if text is not None:
-                require_text(self._who, name, text)
+                require_text(self._caller, name, text)
         if arrays is not None:
-            require_mapping(self._who, "arrays", arrays, "a dict of (shape, dtype) by column")
+            require_mapping(self._caller, "arrays", arrays, "a dict of (shape, dtype) by column")
         bound = _bound(table, parameters)
-        database = Database(self._who, path, timeout)
+        database = Database(self._caller, path, timeout)
         try:
-            self._table = KeyedRows(self._who, database, table, query, bound, key, columns)
+            self._table = KeyedRows(self._caller, database, table, query, bound, key, columns)
         except sqlite3.Error as error:
             raise ValueError(f"SqliteSource cannot read {database.path}: {error}.") from error
         self._forms = self._checked_forms({} if arrays is None else arrays)
@@ -178,7 +178,7 @@ class SqliteSource(TableSource):
 
     def _column(self, name: str, values: tuple[Any, ...], indices: np.ndarray) -> np.ndarray:
         shape, dtype = self._forms[name]
-        place = f"{self._who}: column {name!r}"
+        place = f"{self._caller}: column {name!r}"
         try:
             if shape == ():
                 return _number_column(place, values, indices, dtype)
@@ -196,7 +196,7 @@ class SqliteSource(TableSource):
             if name not in self._forms:
                 if value is None:
                     raise self._no_null(name, 0)
-                found[name] = _first_column(f"{self._who}: column {name!r}", value)
+                found[name] = _first_column(f"{self._caller}: column {name!r}", value)
         return found
 
     def _checked_forms(

@@ -34,25 +34,25 @@ from millstream.text.errors import (
 _PICTURES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "ppm", "pgm", "tif", "tiff")
 
 _Decoder = Callable[[str, bytes], Any]  # from the name for errors and the bytes
-_WHO = "WebDatasetSource"
+_CALLER = "WebDatasetSource"
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _SHARD_LIMIT = 100_000
 
 
 def _find_decoders(
-    who: str, extensions: Sequence[str], given: Mapping[str, Callable[[bytes], Any]]
+    caller: str, extensions: Sequence[str], given: Mapping[str, Callable[[bytes], Any]]
 ) -> dict[str, _Decoder]:
     """A decoder for each extension.
 
     Args:
-        who: The caller's name, for errors.
+        caller: The caller's name, for errors.
         extensions: Of which the last part counts.
         given: The user's own, which go before the known ones.
     """
     for name in given:
         if name not in extensions:
             raise ValueError(
-                f"{who} needs decode for extensions that are read. Got {name!r}; those are {list(extensions)}. "
+                f"{caller} needs decode for extensions that are read. Got {name!r}; those are {list(extensions)}. "
                 "Give the whole extension, or leave it out."
             )
     chosen: dict[str, _Decoder] = {}
@@ -61,12 +61,12 @@ def _find_decoders(
         if name in given:
             chosen[name] = functools.partial(_by_user, given[name])
         elif last in _PICTURES:
-            chosen[name] = functools.partial(_picture, Opening(who, mode="RGB"))
+            chosen[name] = functools.partial(_picture, Opening(caller, mode="RGB"))
         elif last in _KNOWN:
             chosen[name] = _KNOWN[last]
         else:
             raise ValueError(
-                f"{who} knows {', '.join([*_KNOWN, *_PICTURES])}. The samples have {list(extensions)}; say "
+                f"{caller} knows {', '.join([*_KNOWN, *_PICTURES])}. The samples have {list(extensions)}; say "
                 f"what becomes of {name!r} with decode={{{name!r}: function}}, or leave it out with extensions=[...]."
             )
     return chosen
@@ -167,28 +167,28 @@ class WebDatasetSource(SampleReader):
         prefetch_size: int = 64,
         readers: int | None = None,
     ) -> None:
-        check_ordering(_WHO, ordering)
+        check_ordering(_CALLER, ordering)
         paths = _expanded(shards)
         readers = (16 if any(map(is_remote, paths)) else 4) if readers is None else readers
         for name, number in {"prefetch_size": prefetch_size, "readers": readers}.items():
-            require_int(_WHO, name, number, least=1)
-        if extensions is not None and not (extensions := require_names(_WHO, "extensions", extensions)):
-            raise ValueError(f"{_WHO} needs at least one of extensions. Got an empty list.")
+            require_int(_CALLER, name, number, least=1)
+        if extensions is not None and not (extensions := require_names(_CALLER, "extensions", extensions)):
+            raise ValueError(f"{_CALLER} needs at least one of extensions. Got an empty list.")
         if sample_fn is not None:
-            require_callable(_WHO, "sample_fn", sample_fn)
+            require_callable(_CALLER, "sample_fn", sample_fn)
         if decode is not None:
-            require_mapping(_WHO, "decode", decode, "a dict of functions by extension")
+            require_mapping(_CALLER, "decode", decode, "a dict of functions by extension")
         own = _own_decoders({} if decode is None else decode, sample_fn)
-        self._shards = [open_file(_WHO, path) for path in paths]
+        self._shards = [open_file(_CALLER, path) for path in paths]
         names = None if extensions is None else [_extension(name) for name in extensions]
-        self._index = index_samples(_WHO, self._shards, names)
+        self._index = index_samples(_CALLER, self._shards, names)
         self._sample_fn = sample_fn
-        self._decoders = {} if sample_fn is not None else _find_decoders(_WHO, self._index.extensions, own)
+        self._decoders = {} if sample_fn is not None else _find_decoders(_CALLER, self._index.extensions, own)
         self.ordering: Ordering = ordering
         self.prefetch_size = prefetch_size
         self.readers = readers
         self.first_sample, sample = first_sample(self._sample, len(self))
-        self.sample_spec = spec_or_objects(_WHO, sample)
+        self.sample_spec = spec_or_objects(_CALLER, sample)
 
     def __len__(self) -> int:
         return len(self._index.shards)
@@ -204,7 +204,7 @@ class WebDatasetSource(SampleReader):
         return [key.decode("utf-8", "surrogateescape") for key in self._index.keys.tolist()]
 
     def read_row(self, index: int, out: Sequence[np.ndarray], row: int, key: np.ndarray | None) -> None:
-        self.sample_spec.write(_WHO, out, row, index, self._sample(index))
+        self.sample_spec.write(_CALLER, out, row, index, self._sample(index))
 
     def _sample(self, index: int) -> PyTree:
         names = self._index.extensions
@@ -219,7 +219,7 @@ class WebDatasetSource(SampleReader):
             return {name: self._decoders[name](f"{where}.{name}", data) for name, data in files.items()}
         except Exception as error:
             by = "" if self._sample_fn is None else f" and its sample_fn {function_name(self._sample_fn)}"
-            note = f"This came from {_WHO}{by} at sample {index}, {self._key(index)!r} in {shard.name}."
+            note = f"This came from {_CALLER}{by} at sample {index}, {self._key(index)!r} in {shard.name}."
             raise noted(error, note)  # noqa: B904 (`from` would take away the error's own cause)
 
     def _key(self, index: int) -> str:
@@ -229,28 +229,28 @@ class WebDatasetSource(SampleReader):
 def _own_decoders(decode: Mapping[str, Callable[[bytes], Any]], sample_fn: Any) -> dict[str, Callable[[bytes], Any]]:
     """The user's decoders by extension."""
     if decode and sample_fn is not None:
-        raise ValueError(f"{_WHO} needs decode= or sample_fn=, not both: sample_fn is given bytes.")
+        raise ValueError(f"{_CALLER} needs decode= or sample_fn=, not both: sample_fn is given bytes.")
     for name, function in decode.items():
-        require_callable(_WHO, f"decode[{name!r}]", function)
+        require_callable(_CALLER, f"decode[{name!r}]", function)
     return {_extension(name): function for name, function in decode.items()}
 
 
 def _extension(name: Any) -> str:
     """An extension as samples have it: in small letters, without the first dot."""
     if not isinstance(name, str):
-        raise TypeError(f"{_WHO} needs extensions that are text. Got {describe_value(name)}.")
+        raise TypeError(f"{_CALLER} needs extensions that are text. Got {describe_value(name)}.")
     return name.lower().removeprefix(".")
 
 
 def _expanded(shards: Paths) -> list[Path]:
     paths: list[Path] = []
-    for path in listed_paths(_WHO, shards):
+    for path in listed_paths(_CALLER, shards):
         for shard in _unfolded(path) if isinstance(path, str) else [path]:
             if len(paths) == _SHARD_LIMIT:
-                raise ValueError(f"{_WHO} takes {_SHARD_LIMIT} tar files at most. {path!r} names more.")
+                raise ValueError(f"{_CALLER} takes {_SHARD_LIMIT} tar files at most. {path!r} names more.")
             paths.append(shard)
     if not paths:
-        raise ValueError(f"{_WHO} needs at least one tar file. Got {describe_value(shards)}.")
+        raise ValueError(f"{_CALLER} needs at least one tar file. Got {describe_value(shards)}.")
     return paths
 
 
@@ -262,7 +262,7 @@ def _unfolded(path: str) -> Iterator[str]:
         return
     first, last = int(found[1]), int(found[2])
     if first > last:
-        raise ValueError(f"{_WHO} needs a rising range in braces. Got {found[0]} in {path!r}.")
+        raise ValueError(f"{_CALLER} needs a rising range in braces. Got {found[0]} in {path!r}.")
     width = len(found[1]) if found[1].startswith("0") else 1
     for number in range(first, last + 1):
         yield from _unfolded(f"{path[: found.start()]}{number:0{width}}{path[found.end() :]}")

@@ -25,8 +25,8 @@ _STAMP = np.dtype([("inode", np.uint64), ("size", np.int64), ("mtime_ns", np.int
 class _ZarrArray:
     """The array in a folder, read by its rows, here or, as a copy, in another process."""
 
-    def __init__(self, who: str, path: str | os.PathLike[str], cache_bytes: int) -> None:
-        self._who = who
+    def __init__(self, caller: str, path: str | os.PathLike[str], cache_bytes: int) -> None:
+        self._caller = caller
         self._cache_bytes = cache_bytes
         self.path = pathlib.Path(path).absolute()
         self._document = next(name for name in ("zarr.json", ".zarray") if (self.path / name).is_file())
@@ -97,7 +97,7 @@ class _ZarrArray:
                     raise self._changed(self._file((number, *place)), indices[chunks == number])
 
     def _changed(self, file: str, indices: np.ndarray) -> FileChanged:
-        return file_changed(self._who, file, f"noticed at {describe_samples(indices)}")
+        return file_changed(self._caller, file, f"noticed at {describe_samples(indices)}")
 
     def _unreadable(self, indices: np.ndarray, error: Exception) -> FileChanged:
         for index in indices:
@@ -106,7 +106,7 @@ class _ZarrArray:
             except ValueError as its_own:
                 indices, error = np.array([index]), its_own
                 break
-        return file_unreadable(self._who, str(self.path), indices, error)
+        return file_unreadable(self._caller, str(self.path), indices, error)
 
 
 class ZarrSource(HostSource):
@@ -145,20 +145,20 @@ class ZarrSource(HostSource):
         ordering: Ordering = "shuffle",
         prefetch_size: int = 64,
     ) -> None:
-        self._who = "ZarrSource"
-        with needs(self._who, "tensorstore", "zarr"):
+        self._caller = "ZarrSource"
+        with needs(self._caller, "tensorstore", "zarr"):
             import tensorstore  # noqa: F401
-        check_reading(self._who, ordering, prefetch_size)
-        require_int(self._who, "cache_bytes", cache_bytes, least=0)
-        folder = local_path(self._who, path)
+        check_reading(self._caller, ordering, prefetch_size)
+        require_int(self._caller, "cache_bytes", cache_bytes, least=0)
+        folder = local_path(self._caller, path)
         kind = _kind(folder)
         if kind is None:
             raise ValueError(
-                f"{self._who} needs the folder of a zarr array or group, of format 2 or 3. {folder} has no zarr.json, "
-                ".zarray or .zgroup."
+                f"{self._caller} needs the folder of a zarr array or group, of format 2 or 3. {folder} has no "
+                "zarr.json, .zarray or .zgroup."
             )
         if kind == "array" and columns is not None:
-            raise ValueError(f"{self._who} chooses columns of a group. {folder} is a single array.")
+            raise ValueError(f"{self._caller} chooses columns of a group. {folder} is a single array.")
         members = {"": folder} if kind == "array" else self._members(folder, columns)
         self._arrays = {name: self._array(inner, cache_bytes) for name, inner in members.items()}
         self._require_rows()
@@ -166,7 +166,7 @@ class ZarrSource(HostSource):
         self.prefetch_size = prefetch_size
         row = {name: np.empty(array.shape[1:], array.dtype) for name, array in self._arrays.items()}
         self.sample_spec: SampleSpec = spec_of(  # pyright: ignore[reportIncompatibleVariableOverride]
-            self._who, row[""] if kind == "array" else row
+            self._caller, row[""] if kind == "array" else row
         )
 
     def __len__(self) -> int:
@@ -176,27 +176,27 @@ class ZarrSource(HostSource):
         with timed("read"):
             readings = {name: array.begin(indices) for name, array in self._arrays.items()}
             rows = {name: self._arrays[name].end(indices, reading) for name, reading in readings.items()}
-        self.sample_spec.write_rows(self._who, out, rows.get("", rows))
+        self.sample_spec.write_rows(self._caller, out, rows.get("", rows))
 
     def _members(self, folder: pathlib.Path, columns: Sequence[str] | None) -> dict[str, pathlib.Path]:
         """The arrays of a group that were asked for."""
         found = sorted(inner.name for inner in folder.iterdir() if _kind(inner) == "array")
         if not found:
-            raise ValueError(f"{self._who} needs a group with arrays in it. {folder} has none.")
-        return {name: folder / name for name in chosen_columns(self._who, found, columns)}
+            raise ValueError(f"{self._caller} needs a group with arrays in it. {folder} has none.")
+        return {name: folder / name for name in chosen_columns(self._caller, found, columns)}
 
     def _array(self, folder: pathlib.Path, cache_bytes: int) -> _ZarrArray:
         try:
-            return _ZarrArray(self._who, folder, cache_bytes)
+            return _ZarrArray(self._caller, folder, cache_bytes)
         except ValueError as error:  # as TensorStore calls all that it cannot do
-            raise ValueError(f"{self._who} cannot read {folder}: {error}") from None
+            raise ValueError(f"{self._caller} cannot read {folder}: {error}") from None
 
     def _require_rows(self) -> None:
         lengths = {array.shape[:1] for array in self._arrays.values()}
         if len(lengths) > 1 or lengths & {(), (0,)}:
             found = table((str(array.path), describe_leaf(array)) for array in self._arrays.values())
             raise ValueError(
-                f"{self._who} needs arrays with the same, non-zero number of rows. Got:\n{found}\n"
+                f"{self._caller} needs arrays with the same, non-zero number of rows. Got:\n{found}\n"
                 "Choose some of them with columns=[...]."
             )
 

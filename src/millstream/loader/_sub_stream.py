@@ -120,18 +120,18 @@ class JoinedIterator(BatchIterator):
             part.close()
 
 
-def require_indexed(who: str, name: str, loader: Any) -> DataLoader:
+def require_indexed(caller: str, name: str, loader: Any) -> DataLoader:
     """Refuse a loader that cannot be started at any step, or does not keep to the order of its steps."""
     if not isinstance(loader, DataLoader):
-        raise TypeError(f"{who} needs {name} to be a DataLoader. Got {describe_value(loader)}.")
+        raise TypeError(f"{caller} needs {name} to be a DataLoader. Got {describe_value(loader)}.")
     if not isinstance(loader.pipeline, Pipeline):
         raise TypeError(
-            f"{who} needs {name} to start with an indexed source, which can be read from any step on. "
+            f"{caller} needs {name} to start with an indexed source, which can be read from any step on. "
             f"Got {type(loader.pipeline).__name__}, a stream, which has to be drawn in order."
         )
     if loader.pipeline.host is not None and not loader.pipeline.host.ordered:
         raise ValueError(
-            f"{who} needs {name} to keep its batches in order, or no step to resume from would be known. "
+            f"{caller} needs {name} to keep its batches in order, or no step to resume from would be known. "
             "Leave ordered=False out of its executor."
         )
     return loader

@@ -12,13 +12,13 @@ from jax.experimental import multihost_utils
 Facts = Sequence[tuple[str, str]]
 
 
-def require_agreement(who: str, facts: Facts) -> None:
+def require_agreement(caller: str, facts: Facts) -> None:
     """Refuse to continue if processes are about to do different things, naming who differs in what.
 
     All processes have to call this, in the same order.
 
     Args:
-        who: The caller's name, for errors.
+        caller: The caller's name, for errors.
         facts: What this process is about to do, in words.
     """
     if jax.process_count() == 1:
@@ -35,7 +35,7 @@ def require_agreement(who: str, facts: Facts) -> None:
         dict(json.loads(bytes(text[:length])))
         for text, length in zip(texts, lengths_and_digests[:, 0].tolist(), strict=True)
     ]
-    raise ValueError(f"{who} needs all processes to read the same. They differ:\n" + "\n".join(_differences(told)))
+    raise ValueError(f"{caller} needs all processes to read the same. They differ:\n" + "\n".join(_differences(told)))
 
 
 def _differences(told: list[dict[str, str]]) -> list[str]:

@@ -55,23 +55,23 @@ def check_first_sample(source: Any) -> None:
 
 def sharded(source: Any, sharding: jax.sharding.NamedSharding, placements: list[Any]) -> Pipeline:
     """The source with its batches over a mesh; refuses what cannot lie there."""
-    who = "DataLoader with a sharding"
+    caller = "DataLoader with a sharding"
     if not isinstance(source, Pipeline) or not source.plan.batchings:
         raise TypeError(
-            f"{who} needs an indexed source and a BatchTransform after it: it is the batches that are sharded."
+            f"{caller} needs an indexed source and a BatchTransform after it: it is the batches that are sharded."
         )
     if source.objects is not None:
-        raise TypeError(f"{who} makes arrays, and these samples are Python objects ({source.objects.found}).")
+        raise TypeError(f"{caller} makes arrays, and these samples are Python objects ({source.objects.found}).")
     if any(placement is not None for placement in placements):
-        raise ValueError(f"{who} says already where batches go. Leave out the device of the DevicePutTransform.")
+        raise ValueError(f"{caller} says already where batches go. Leave out the device of the DevicePutTransform.")
     check_batch_size("DataLoader", source.plan.batchings[-1].size, sharding)
     if source.host is not None and not sharding.is_fully_addressable:
         if not source.host.ordered:
             raise ValueError(
-                f"{who} over several processes needs an executor with ordered=True: all take the same batch."
+                f"{caller} over several processes needs an executor with ordered=True: all take the same batch."
             )
         if source.host.on_error == "skip batch":
-            raise ValueError(f'{who} over several processes cannot skip batches. Use on_error="skip item".')
+            raise ValueError(f'{caller} over several processes cannot skip batches. Use on_error="skip item".')
     return source.over(sharding)
 
 

@@ -373,19 +373,19 @@ def state_at(state: LoaderState, step: int) -> LoaderState:
     return LoaderState(state.key, np.asarray(step, np.uint32), state.origin)  # pyright: ignore[reportArgumentType]
 
 
-def check_run(who: str, pipeline: Pipeline, state: Any, steps: int) -> None:
+def check_run(caller: str, pipeline: Pipeline, state: Any, steps: int) -> None:
     """Refuse a state that these steps cannot start from, and processes that are about to read different batches."""
     origin, limit = pipeline.origin, pipeline.plan.step_limit
-    check_origin(who, state, origin)
-    first = check_position(who, state, limit)
+    check_origin(caller, state, origin)
+    first = check_position(caller, state, limit)
     if first + steps > limit:
-        raise ValueError(f"{who} can reach step {limit:,}, not {first + steps:,}. Start a run with another key.")
+        raise ValueError(f"{caller} can reach step {limit:,}, not {first + steps:,}. Start a run with another key.")
     placement = pipeline.placement
     if placement is None or placement.is_local:
         return
     key, sharding = np.asarray(state.key).tobytes().hex(), placement.sharding
     run = (("key", key), ("step", str(first)), ("steps", str(steps)))
-    require_agreement(who, (*origin, *run, ("mesh", str(sharding.mesh.shape)), ("spec", str(sharding.spec))))
+    require_agreement(caller, (*origin, *run, ("mesh", str(sharding.mesh.shape)), ("spec", str(sharding.spec))))
 
 
 def feed_of(source: Any, program: Program, masked: bool, device: Any, prefetch: int) -> Feed:

@@ -151,10 +151,12 @@ class DataLoader:
             raise TypeError(f"replace got {', '.join(unknown)}. A DataLoader's options are: {', '.join(known)}.")
         return DataLoader(pipeline, **{**known, **options})
 
-    def _built(self, who: str) -> tuple[Any, dict[str, Any]]:
+    def _built(self, caller: str) -> tuple[Any, dict[str, Any]]:
         """The pipeline and the options that this loader was built of."""
         if self._made_of is None:
-            raise TypeError(f"{who} needs a loader that was built, not one that came out of jax.jit or jax.tree.map.")
+            raise TypeError(
+                f"{caller} needs a loader that was built, not one that came out of jax.jit or jax.tree.map."
+            )
         return self._made_of
 
     @property
@@ -417,7 +419,7 @@ class DataLoader:
         *,
         width: int,
         before_fn: BeforeFn = None,
-        who: str = "run_steps",
+        caller: str = "run_steps",
     ) -> tuple[PyTree, Any, Any]:
         """Run `count` steps as one compiled program, which serves every count up to `width`.
 
@@ -434,16 +436,16 @@ class DataLoader:
             width: The most steps it will ever be asked for.
             before_fn: `before_fn(state, carry) -> state`, called before each batch is drawn, such as to act with the
                 policy that the carry holds.
-            who: The name of the caller, for errors.
+            caller: The name of the caller, for errors.
 
         Returns:
             The new state, the last carry, and the outputs: `width` rows, of which the first `count` count.
         """
-        self._check_state(who, state)
-        require_int(who, "width", width, least=1)
+        self._check_state(caller, state)
+        require_int(caller, "width", width, least=1)
         if not 0 <= count <= width:
-            raise ValueError(f"{who} needs a count from 0 to its width, {width}. Got {count}.")
-        self._require_auto_mesh(who)
+            raise ValueError(f"{caller} needs a count from 0 to its width, {width}. Got {count}.")
+        self._require_auto_mesh(caller)
         static, carried = self._settled(state, carry, body_fn, before_fn)
         self._feed.begin_programs(count)
         given = state, static, carried, np.int32(count), body_fn, before_fn, width
@@ -501,17 +503,17 @@ class DataLoader:
         self._check_state("set_policy_state", state)
         return set_policy_state("set_policy_state", state, policy_state, new_episode)
 
-    def _require_auto_mesh(self, who: str) -> None:
+    def _require_auto_mesh(self, caller: str) -> None:
         if isinstance(self._source, Pipeline) and self._source.placement is not None:
-            self._source.placement.require_auto(who)
+            self._source.placement.require_auto(caller)
 
-    def _check_state(self, who: str, state: PyTree) -> None:
+    def _check_state(self, caller: str, state: PyTree) -> None:
         if isinstance(self._source, Pipeline):
-            return check_origin(who, state, self._source.origin)
+            return check_origin(caller, state, self._source.origin)
         expected, found = self._state_structure, jax.tree.structure(state)
         if expected != found:
             raise ValueError(
-                f"{who} got a state of a different pipeline. It has\n  {found}\n"
+                f"{caller} got a state of a different pipeline. It has\n  {found}\n"
                 f"and this loader's states have\n  {expected}"
             )
 

@@ -219,12 +219,12 @@ class MixedLoader:
         self._interrupts = self._interrupts.following()
         return JoinedIterator(cursor, state, steps, self._interrupts)
 
-    def _cursor(self, who: str, with_info: bool, state: LoaderState, steps: int) -> JoinedCursor:
-        check_origin(who, state, self._origin)
-        first = check_position(who, state, self._step_limit)
+    def _cursor(self, caller: str, with_info: bool, state: LoaderState, steps: int) -> JoinedCursor:
+        check_origin(caller, state, self._origin)
+        first = check_position(caller, state, self._step_limit)
         if first + steps > self._step_limit:
             raise ValueError(
-                f"{who} can reach step {self._step_limit:,}, not {first + steps:,}. Start a run with another key."
+                f"{caller} can reach step {self._step_limit:,}, not {first + steps:,}. Start a run with another key."
             )
         parts = self._parts(np.asarray(state.key), first, steps, with_info)
         draw = functools.partial(self._draw, parts, with_info)

@@ -291,9 +291,9 @@ class TrainStream:
         require_int("TrainStream", f"the number of {name}", period[1], least=least)
         return period[1] * self.batches_per_epoch if period[0] == "epoch" else period[1]
 
-    def _require_reachable(self, who: str, batches: int) -> None:
+    def _require_reachable(self, caller: str, batches: int) -> None:
         if batches > self._limit:
-            raise ValueError(f"{who} can reach {self._limit:,} training batches, not {batches:,}. Use another key.")
+            raise ValueError(f"{caller} can reach {self._limit:,} training batches, not {batches:,}. Use another key.")
 
     def _countable_batches(self) -> int:
         """Training batches that the states of this stream and of its loaders can count."""

@@ -20,16 +20,16 @@ class Aggregation:
     """How each entry is made one value.
 
     Args:
-        who: The caller's name, for errors.
+        caller: The caller's name, for errors.
         given: A word or a function for all entries, or a dict of them by collection, "collection.name" or "name";
             None for the defaults.
     """
 
-    def __init__(self, who: str, given: Any) -> None:
-        self._who = who
-        self._all = None if given is None or isinstance(given, Mapping) else _as_aggregator(who, given)
+    def __init__(self, caller: str, given: Any) -> None:
+        self._caller = caller
+        self._all = None if given is None or isinstance(given, Mapping) else _as_aggregator(caller, given)
         chosen = given if isinstance(given, Mapping) else {}
-        self._chosen = {_as_key(who, key): _as_aggregator(who, value) for key, value in chosen.items()}
+        self._chosen = {_as_key(caller, key): _as_aggregator(caller, value) for key, value in chosen.items()}
         self._unseen = set(chosen) - {"metrics", "losses", "stateful_metrics", "outputs"}
 
     def __call__(self, history: History, start: int) -> Logs:
@@ -47,7 +47,7 @@ class Aggregation:
                 value = aggregator(values, [weights[row] for row in column.rows[first:]])
             except Exception as error:
                 error.add_note(
-                    f"Raised by the aggregation of {collection}.{name} in {self._who}; its last value is "
+                    f"Raised by the aggregation of {collection}.{name} in {self._caller}; its last value is "
                     f"{describe_value(values[-1])}. Choose another: aggregation={{'{collection}.{name}': 'last'}}."
                 )
                 raise
@@ -70,7 +70,7 @@ class Aggregation:
         unknown, self._unseen = self._unseen - known, set()
         if unknown:
             raise ValueError(
-                f"{self._who} got an aggregation for {', '.join(map(repr, sorted(unknown)))}, which is neither a "
+                f"{self._caller} got an aggregation for {', '.join(map(repr, sorted(unknown)))}, which is neither a "
                 f"collection nor an entry of the loop. It logs: {', '.join(map('.'.join, paths))}."
             )
 
@@ -120,25 +120,25 @@ _WORDS: dict[str, Aggregator | None] = {
 }
 
 
-def _as_key(who: str, key: Any) -> str:
+def _as_key(caller: str, key: Any) -> str:
     if not isinstance(key, str):
-        raise TypeError(f"{who} needs aggregation by names of collections and entries. Got {describe_value(key)}.")
+        raise TypeError(f"{caller} needs aggregation by names of collections and entries. Got {describe_value(key)}.")
     return key
 
 
-def _as_aggregator(who: str, given: Any) -> Aggregator | None:
+def _as_aggregator(caller: str, given: Any) -> Aggregator | None:
     if isinstance(given, str) and given in _WORDS:
         return _WORDS[given]
     if not callable(given):
         raise ValueError(
-            f"{who} needs aggregation as {', '.join(_WORDS)}, a function of (values) or (values, weights), or a dict "
-            f"of these by collection or entry. Got {describe_value(given)}."
+            f"{caller} needs aggregation as {', '.join(_WORDS)}, a function of (values) or (values, weights), or a "
+            f"dict of these by collection or entry. Got {describe_value(given)}."
         )
     required = _required(given)
     if required > 2:
         raise TypeError(
-            f"{who} calls an aggregation with (values) or (values, weights). {function_name(given)} needs {required} "
-            "arguments."
+            f"{caller} calls an aggregation with (values) or (values, weights). {function_name(given)} needs "
+            f"{required} arguments."
         )
     return given if required == 2 else lambda values, _: given(values)
 

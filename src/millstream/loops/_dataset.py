@@ -79,14 +79,14 @@ def saved_loader_state(position: Position) -> LoaderState:
     return LoaderState(jnp.asarray(position["key"], jnp.uint32), jnp.asarray(position["step"], jnp.uint32), origin)
 
 
-def loader_state_at(who: str, position: Position, loader: Any, key: Any) -> LoaderState:
+def loader_state_at(caller: str, position: Position, loader: Any, key: Any) -> LoaderState:
     """The state of a loader at a saved position; refused if it is another loader, or another run of it."""
     if position["kind"] != "loader":
-        raise ValueError(f"{who} {_saved_of(position)}, and now there is a DataLoader. {_ON_PURPOSE}")
+        raise ValueError(f"{caller} {_saved_of(position)}, and now there is a DataLoader. {_ON_PURPOSE}")
     words = jnp.asarray(position["key"], jnp.uint32)
     state = loader.init_state(words if key is None else key)
     if not isinstance(state, LoaderState):
-        raise ValueError(f"{who} {_saved_of(position)}, and now there is a stream. {_ON_PURPOSE}")
+        raise ValueError(f"{caller} {_saved_of(position)}, and now there is a stream. {_ON_PURPOSE}")
     # A run that was saved by hand may not have said what its samples are, and one that cannot be read says nothing.
     saved = dict(position["contents"])
     found = dict(contents_of(loader)) if saved else {}
@@ -95,42 +95,43 @@ def loader_state_at(who: str, position: Position, loader: Any, key: Any) -> Load
     then = {**dict(position["origin"]), **{what: saved[what] for what in known}, "key": position["key"]}
     if differing := differences(then, now):
         raise ValueError(
-            f"{who} resumes only with the same data in the same order. They differ in\n{differing}\n{_ON_PURPOSE}"
+            f"{caller} resumes only with the same data in the same order. They differ in\n{differing}\n{_ON_PURPOSE}"
         )
     return loader.init_state(words, position["step"])
 
 
-def seek(who: str, position: Position, dataset: Iterable[Any], steps: int) -> Any:
+def seek(caller: str, position: Position, dataset: Iterable[Any], steps: int) -> Any:
     """An iterator over a dataset, brought to a saved position."""
     iterator: Any = iter(dataset)
     if position["kind"] == "iterator":
         if not hasattr(iterator, "set_state"):
             raise ValueError(
-                f"{who} {_saved_of(position)}, and that of {describe_value(dataset)} has no set_state to resume from "
-                f"it. {_ON_PURPOSE}"
+                f"{caller} {_saved_of(position)}, and that of {describe_value(dataset)} has no set_state to resume "
+                f"from it. {_ON_PURPOSE}"
             )
         iterator.set_state(position["state"])
     elif position["kind"] == "iterable":
         if steps:
             warnings.warn(
-                f"{who}: {type(dataset).__name__} cannot be started in the middle, so {steps:,} batches are drawn and "
-                "thrown away. A DataLoader, or an iterator with get_state and set_state, continues at once.",
+                f"{caller}: {type(dataset).__name__} cannot be started in the middle, so {steps:,} batches are drawn "
+                "and thrown away. A DataLoader, or an iterator with get_state and set_state, continues at once.",
                 stacklevel=2,
             )
         for number in range(steps):
             try:
                 next(iterator)
             except StopIteration:
-                raise too_short(who, steps, number) from None
+                raise too_short(caller, steps, number) from None
     else:
-        raise ValueError(f"{who} {_saved_of(position)}, and now there is an iterable. {_ON_PURPOSE}")
+        raise ValueError(f"{caller} {_saved_of(position)}, and now there is an iterable. {_ON_PURPOSE}")
     return iterator
 
 
-def too_short(who: str, steps: int, batches: int) -> ValueError:
+def too_short(caller: str, steps: int, batches: int) -> ValueError:
     """What is raised where data end before the step that a run was at."""
     return ValueError(
-        f"{who} is at step {steps:,}, and the data end after {batches:,} batches. Give it the data it was saved with."
+        f"{caller} is at step {steps:,}, and the data end after {batches:,} batches. Give it the data it "
+        "was saved with."
     )
 
 
@@ -201,8 +202,8 @@ class LoaderBatches:
 
     may_break = True
 
-    def __init__(self, who: str, loader: Any, state: PyTree, steps: int | None) -> None:
-        self._who = who
+    def __init__(self, caller: str, loader: Any, state: PyTree, steps: int | None) -> None:
+        self._caller = caller
         self._loader = loader
         self._left = steps
         self._in_vain = 0  # batches that were asked for since one has come
@@ -232,7 +233,7 @@ class LoaderBatches:
         """Continue after the last batch; those that were skipped, because they could not be read, are made up for."""
         if self._in_vain >= max(self._loader.steps_per_epoch, _HOPELESS):
             raise RuntimeError(
-                f"{self._who} needs batches that can be read. The loader has skipped the last {self._in_vain:,}. "
+                f"{self._caller} needs batches that can be read. The loader has skipped the last {self._in_vain:,}. "
                 'on_error="raise" shows their errors, on_error="skip item" keeps their good rows.'
             )
         self._iterator = self._open(self._iterator.state)
@@ -272,19 +273,19 @@ def _mask_of(iterator: Any) -> np.ndarray | None:
     return None if isinstance(real, int) else np.asarray(real)
 
 
-def as_dataset(who: str, given: Any) -> Any:
+def as_dataset(caller: str, given: Any) -> Any:
     """A loader or an iterable, as it was given or as a function returns it."""
     dataset = given() if callable(given) and not isinstance(given, Iterable | Loader) else given
     if not isinstance(dataset, Iterable | Loader) or getattr(dataset, "shape", None) == ():
         raise TypeError(
-            f"{who} needs a dataset: a DataLoader, an iterable of batches, or a function that returns one. "
+            f"{caller} needs a dataset: a DataLoader, an iterable of batches, or a function that returns one. "
             f"Got {describe_value(dataset)}{'' if dataset is given else ' from the function'}."
         )
     return dataset
 
 
 def open_batches(
-    who: str,
+    caller: str,
     dataset: Any,
     *,
     start: Elapsed,
@@ -297,7 +298,7 @@ def open_batches(
     """The batches that come after `start`.
 
     Args:
-        who: The caller's name, for errors.
+        caller: The caller's name, for errors.
         dataset: A loader or an iterable.
         start: How far the run is.
         stop: Where it ends, if that is known.
@@ -309,23 +310,23 @@ def open_batches(
     if isinstance(dataset, Loader):
         last = None if stop is None else stop.units.get("steps")
         steps = None if last is None else max(int(last) - start.steps, 0)
-        return LoaderBatches(who, dataset, loader_state(who, dataset, key, data_state, start.steps), steps)
+        return LoaderBatches(caller, dataset, loader_state(caller, dataset, key, data_state, start.steps), steps)
     if position is not None:
-        return Batches(seek(who, position, dataset, start.steps), batch_size_fn)
+        return Batches(seek(caller, position, dataset, start.steps), batch_size_fn)
     if data_state is not None:
-        raise ValueError(f"{who} can use data_state only with a DataLoader; {describe_value(dataset)} has no state.")
+        raise ValueError(f"{caller} can use data_state only with a DataLoader; {describe_value(dataset)} has no state.")
     return Batches(dataset, batch_size_fn)
 
 
-def loader_state(who: str, loader: Any, key: Any, data_state: PyTree, step: int) -> PyTree:
+def loader_state(caller: str, loader: Any, key: Any, data_state: PyTree, step: int) -> PyTree:
     """The state that a loader's run begins or resumes with."""
     if data_state is not None:
         return data_state
     if key is None:
         if getattr(loader, "is_random", True):
             raise ValueError(
-                f"{who} over a DataLoader that shuffles or is random needs key=jax.random.key(seed), which fixes its "
-                "batches, or data_state=, to resume from."
+                f"{caller} over a DataLoader that shuffles or is random needs key=jax.random.key(seed), which fixes "
+                "its batches, or data_state=, to resume from."
             )
         key = jax.random.key(0)  # any will do
     return loader.init_state(key, step) if step else loader.init_state(key)

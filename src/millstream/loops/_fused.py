@@ -112,7 +112,7 @@ class FusedData:
     """A loader whose batches are made and used inside programs of several steps.
 
     Args:
-        who: The caller's name, for errors.
+        caller: The caller's name, for errors.
         loader: The loader.
         key: The key of its run.
         data_state: The state to begin with, instead of a key.
@@ -131,7 +131,7 @@ class FusedData:
 
     def __init__(
         self,
-        who: str,
+        caller: str,
         loader: Any,
         key: Any,
         data_state: Any,
@@ -142,15 +142,15 @@ class FusedData:
     ) -> None:
         if not isinstance(loader, Loader) or not hasattr(loader, "run_steps"):
             raise TypeError(
-                f"{who} can fuse steps only over a DataLoader, whose batches a program can make for itself. "
+                f"{caller} can fuse steps only over a DataLoader, whose batches a program can make for itself. "
                 f"Got {describe_value(loader)}. Leave fuse out."
             )
-        self._who = f"{who} with fuse={width}"
+        self._caller = f"{caller} with fuse={width}"
         self._loader: Any = loader
         self._before_fn = None if acting is None else acting.before
         self._last = np.int32(last if last < INT32_LIMIT else 0)
         self._width = width
-        state = loader_state(who, loader, key, data_state, start.steps)
+        state = loader_state(caller, loader, key, data_state, start.steps)
         self._samples_at = self._loader.sample_counter(state)
         self._drawn = 0
         self.masks: np.ndarray | None = None
@@ -161,7 +161,7 @@ class FusedData:
         if self._samples_at is None:
             if self._before_fn is not None:
                 raise ValueError(
-                    f"{self._who} cannot count samples ahead: a stage sets the mask, and the policy that makes the "
+                    f"{self._caller} cannot count samples ahead: a stage sets the mask, and the policy that makes the "
                     "next batches is not known yet. Give schedules and stop= in steps or epochs, or leave fuse out."
                 )
             return self._loader.count_samples(self.state, count, width=self._width)
@@ -173,7 +173,7 @@ class FusedData:
         carry = Carry(state, (_as_carry(now, now.samples + sum(samples)), self._last) if body.times else None)
         steps: Any = _WithMask(body) if self._samples_at is None else body
         self.state, (state, _), logs = self._loader.run_steps(
-            self.state, carry, steps, count, width=self._width, before_fn=self._before_fn, who=self._who
+            self.state, carry, steps, count, width=self._width, before_fn=self._before_fn, caller=self._caller
         )
         self._drawn += count
         if self._samples_at is None:
@@ -206,13 +206,13 @@ def _as_carry(now: Elapsed, samples: int) -> Elapsed:
     return Elapsed(*numbers)
 
 
-def split_tasks(who: str, tasks: list[Task]) -> tuple[list[Task], list[Task], list[Task]]:
+def split_tasks(caller: str, tasks: list[Task]) -> tuple[list[Task], list[Task], list[Task]]:
     """Tasks as those before the compiled steps, these steps, and those after them."""
     can = [task.schedule is None and is_compiled(task.callback) for task in tasks]
     if not any(can):
         raise ValueError(
-            f"{who} has nothing to fuse: fuse needs a compiled step (jax.jit, managed.train_step) that is due at every "
-            "step."
+            f"{caller} has nothing to fuse: fuse needs a compiled step (jax.jit, managed.train_step) that is due at "
+            "every step."
         )
     first = can.index(True)
     last = next((number for number in range(first, len(can)) if not can[number]), len(can))
@@ -220,7 +220,7 @@ def split_tasks(who: str, tasks: list[Task]) -> tuple[list[Task], list[Task], li
     for task in (*before, *after):
         if task.schedule is None:
             raise ValueError(
-                f"{who} cannot fuse steps around {task.name}, which is due at every step and not compiled. "
+                f"{caller} cannot fuse steps around {task.name}, which is due at every step and not compiled. "
                 "Give it a rarer schedule, make it an ms.Observer if it only looks at logs, or leave fuse out."
             )
     return before, steps, after
@@ -296,7 +296,7 @@ class FusedSteps:
         self._parts = parts
         self._calls = calls
         self._width = width
-        self._before, self._compiled, self._after = split_tasks(parts.who, parts.tasks)
+        self._before, self._compiled, self._after = split_tasks(parts.caller, parts.tasks)
         self._cuts = [*self._after, *(task for task in parts.observers if task.schedule is not None)]
         told = isinstance(parts.stop, Period) and list(parts.stop.units) == ["steps"]
         self._asked = None if told else parts.stops
@@ -306,7 +306,7 @@ class FusedSteps:
         parts, calls = self._parts, self._calls
         loop_state, clock, last = parts.loop_state, parts.clock, math.inf if parts.last is None else parts.last
         parts.batches = data = FusedData(
-            parts.who, parts.dataset, parts.key, parts.data_state, clock.now, last, self._width, parts.acting
+            parts.caller, parts.dataset, parts.key, parts.data_state, clock.now, last, self._width, parts.acting
         )
         body = Body(self._compiled, clock.epoch)
         nothing = Body([], clock.epoch)

@@ -138,8 +138,8 @@ def _missing(axis: "Axes", curves: list[Curve], colors: list[str]) -> None:
                 clip_on=False,
                 zorder=5,
             )
-            who = f"{curve.label}: " if len(curves) > 1 else ""
-            lines.append(f"{who}{len(steps):,} not finite, first at step {steps[0]:,}")
+            caller = f"{curve.label}: " if len(curves) > 1 else ""
+            lines.append(f"{caller}{len(steps):,} not finite, first at step {steps[0]:,}")
     if lines:
         axis.text(0.01, 0.04, "\n".join(lines), transform=axis.transAxes, fontsize=8, color=_ALARM, zorder=6)
 

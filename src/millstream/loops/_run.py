@@ -143,8 +143,8 @@ class Run:
         loop_state = self._parts.loop_state
         where = "" if self._parts.calling is None else f" in {self._parts.calling.name}"
         error.add_note(
-            f"Raised{where} at step {loop_state.elapsed.steps} of {self._parts.who}. State, history and elapsed so far "
-            "are in the exception's loop_output."
+            f"Raised{where} at step {loop_state.elapsed.steps} of {self._parts.caller}. State, history and elapsed so "
+            "far are in the exception's loop_output."
         )
         more = self._steps.note()
         if more is not None:

@@ -64,40 +64,42 @@ class RunParts:
 
     def __init__(self, state: Any, dataset: Any, tasks: Any, options: LoopOptions) -> None:
         require_text("loop", "name", options.name)
-        who = self.who = caller_of(options.name)
-        bound = bind_all(who, as_pairs(who, tasks))
-        self.on_start, self.on_end = bind_some(who, options.on_start), bind_some(who, options.on_end)
+        caller = self.caller = caller_of(options.name)
+        bound = bind_all(caller, as_pairs(caller, tasks))
+        self.on_start, self.on_end = bind_some(caller, options.on_start), bind_some(caller, options.on_end)
         if options.fuse is not None:
-            require_int(who, "fuse", options.fuse, least=1)
+            require_int(caller, "fuse", options.fuse, least=1)
         history, elapsed, data_state = options.history, options.elapsed, options.data_state
         if not isinstance(history, History | None) or not isinstance(elapsed, Elapsed | None):
             found = f"{describe_value(history)} and {describe_value(elapsed)}"
-            raise TypeError(f"{who} needs history and elapsed as an earlier loop returned them. Got {found}.")
-        require_bool(who, "catch_keyboard_interrupt", options.catch_keyboard_interrupt)
+            raise TypeError(f"{caller} needs history and elapsed as an earlier loop returned them. Got {found}.")
+        require_bool(caller, "catch_keyboard_interrupt", options.catch_keyboard_interrupt)
         size_fn = options.batch_size_fn
         if size_fn is not None and not callable(size_fn):
-            raise TypeError(f"{who} needs batch_size_fn to be a function. Got {describe_value(size_fn)}.")
-        dataset = as_dataset(who, dataset)
+            raise TypeError(f"{caller} needs batch_size_fn to be a function. Got {describe_value(size_fn)}.")
+        dataset = as_dataset(caller, dataset)
         self.dataset: Any = dataset
-        self.acting = acting(who, options.policy, dataset)
+        self.acting = acting(caller, options.policy, dataset)
         self.tasks = [task for task in bound if not task.observes]
         self.observers = sorted((task for task in bound if task.observes), key=lambda task: task.saves)
         callbacks = parts([*self.on_start, *self.tasks, *self.observers, *self.on_end])
         self.savers: list[Any] = [callback for callback in callbacks if getattr(callback, "saves", False)]
-        self.stop = None if options.stop is None else as_stop(who, options.stop)
+        self.stop = None if options.stop is None else as_stop(caller, options.stop)
         point = self.stop if isinstance(self.stop, Period) else None
         self.stops = self.stop if point is None else point.reached
         self.last = None if point is None else point.units.get("steps")
         if self.stop is None and isinstance(dataset, Loader):
             raise ValueError(
-                f"{who} over a DataLoader runs forever, unless told when to stop: stop=ms.at(epochs=3), "
+                f"{caller} over a DataLoader runs forever, unless told when to stop: stop=ms.at(epochs=3), "
                 "stop=1000, or stop=ms.never(), if a callback will stop it."
             )
         self.saved: SavedRun | None = None
         resume = options.resume
         if resume is not None and resume is not False:
             if elapsed is not None or history is not None or data_state is not None:
-                raise ValueError(f"{who} takes elapsed, history and data_state from what it resumes. Leave them out.")
+                raise ValueError(
+                    f"{caller} takes elapsed, history and data_state from what it resumes. Leave them out."
+                )
             self.saved = self._find(resume, state, options.key)
         if self.saved is not None:
             state, elapsed, history = self.saved.state, self.saved.elapsed, self.saved.history
@@ -106,7 +108,7 @@ class RunParts:
         epoch_duration = options.epoch_duration
         if epoch_duration is None and isinstance(dataset, Loader):
             epoch_duration = dataset.steps_per_epoch
-        self.clock = Clock(elapsed, None if epoch_duration is None else as_epoch(who, epoch_duration))
+        self.clock = Clock(elapsed, None if epoch_duration is None else as_epoch(caller, epoch_duration))
         if history is not None:
             history.begin_run(None if elapsed is None else elapsed.steps)
         self.key, self.data_state, self._batch_size_fn = options.key, data_state, size_fn
@@ -138,17 +140,17 @@ class RunParts:
         """The run to resume, if anything has been saved."""
         if not isinstance(resume, bool | str | os.PathLike):
             raise TypeError(
-                f"{self.who} needs resume as a directory, or True for that of its ms.checkpoint. "
+                f"{self.caller} needs resume as a directory, or True for that of its ms.checkpoint. "
                 f"Got {describe_value(resume)}."
             )
         if isinstance(resume, bool) and not self.savers:
-            raise ValueError(f"{self.who} with resume=True needs an ms.checkpoint whose directory it can look in.")
+            raise ValueError(f"{self.caller} with resume=True needs an ms.checkpoint whose directory it can look in.")
         is_path = not isinstance(resume, bool)
-        directory = require_path(self.who, "resume to be a path", resume) if is_path else self.savers[0].directory
+        directory = require_path(self.caller, "resume to be a path", resume) if is_path else self.savers[0].directory
         for saver in self.savers:
             saver.tidy(directory)
         loader = self.dataset if isinstance(self.dataset, Loader) else None
-        return load_run(self.who, directory, state, loader, key, None)
+        return load_run(self.caller, directory, state, loader, key, None)
 
     def _go_on_from(self, saved: SavedRun) -> None:
         """Be where the saved run was: perhaps in the middle of a step, perhaps at its end."""
@@ -174,7 +176,7 @@ class RunParts:
     def open(self, start: Elapsed | None = None, data_state: PyTree = None) -> Batches | LoaderBatches:
         """The batches from where the run is, or from where it was earlier."""
         return open_batches(
-            self.who,
+            self.caller,
             self.dataset,
             start=self.clock.now if start is None else start,
             stop=self.stop if isinstance(self.stop, Period) else None,

@@ -59,7 +59,7 @@ class Steps:
             return None
         schedules: list[Any] = [task.schedule for task in (*parts.tasks, *parts.observers)]
         if parts.stop is not None:
-            schedules.append(as_schedule(parts.who, parts.stop))
+            schedules.append(as_schedule(parts.caller, parts.stop))
         told = [schedule.next_due(parts.clock.now.steps, epoch) for schedule in schedules if schedule is not None]
         return None if None in told else min(told, default=math.inf)
 
@@ -93,7 +93,7 @@ class Steps:
         if complete:
             passed = clock.skip(burst.samples[:complete], burst.times[:complete])
             loop_state.elapsed = clock.now
-            loop_state.logs = as_logs(parts.who, burst.logs[-1] or Logs())
+            loop_state.logs = as_logs(parts.caller, burst.logs[-1] or Logs())
             rows = commit_rows(loop_state.history, passed, burst.logs)
             if parts.observers:
                 self._calls.observe(rows)
@@ -115,7 +115,7 @@ class Steps:
         try:
             parts.loop_state.batch = parts.batches.draw()
         except StopIteration:
-            raise too_short(parts.who, saved.elapsed.steps, before.steps) from None
+            raise too_short(parts.caller, saved.elapsed.steps, before.steps) from None
 
     def note(self) -> str | None:
         """What else to say of an error in the task that is being called."""

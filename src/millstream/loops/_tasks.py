@@ -38,14 +38,14 @@ class Task:
         return isinstance(self.callback, Observer)
 
 
-def as_pairs(who: str, tasks: Any) -> Pairs:
+def as_pairs(caller: str, tasks: Any) -> Pairs:
     """Tasks given as a dict or as pairs, as a new list of (schedule, callbacks)."""
     items = tasks.items() if isinstance(tasks, Mapping) else tasks
     try:
         pairs = [(schedule, as_list(callbacks)) for schedule, callbacks in items]
     except (TypeError, ValueError):
         raise TypeError(
-            f"{who} needs tasks as a dict from schedule to callbacks, or a list of such pairs: "
+            f"{caller} needs tasks as a dict from schedule to callbacks, or a list of such pairs: "
             f"{{ms.every(1): [train_step]}}. Got {describe_value(tasks)}."
         ) from None
     return pairs
@@ -58,20 +58,20 @@ def as_list(callbacks: Any) -> list[Any]:
     return list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
 
 
-def bind_all(who: str, pairs: Pairs) -> list[Task]:
+def bind_all(caller: str, pairs: Pairs) -> list[Task]:
     """Tasks in order, ready to be called."""
     tasks = []
     for schedule, callbacks in pairs:
         if isinstance(schedule, str):
-            raise ValueError(f"{who} does not know the named schedule {schedule!r}; it belongs to another loop.")
-        when = as_schedule(who, schedule)
-        tasks += [_bind(who, None if when.always else when, callback) for callback in callbacks]
+            raise ValueError(f"{caller} does not know the named schedule {schedule!r}; it belongs to another loop.")
+        when = as_schedule(caller, schedule)
+        tasks += [_bind(caller, None if when.always else when, callback) for callback in callbacks]
     return tasks
 
 
-def bind_some(who: str, callbacks: Any) -> list[Task]:
+def bind_some(caller: str, callbacks: Any) -> list[Task]:
     """Callbacks that are called once, at the start or the end."""
-    return [_bind(who, None, callback) for callback in as_list(callbacks)]
+    return [_bind(caller, None, callback) for callback in as_list(callbacks)]
 
 
 def parts(tasks: Iterable[Task]) -> list[Callback]:
@@ -80,6 +80,6 @@ def parts(tasks: Iterable[Task]) -> list[Callback]:
     return list({id(owner): owner for owner in owners if isinstance(owner, Callback)}.values())
 
 
-def _bind(who: str, schedule: Schedule | None, callback: Any) -> Task:
+def _bind(caller: str, schedule: Schedule | None, callback: Any) -> Task:
     callback = adapted(callback)
-    return Task(schedule, bind(who, callback), function_name(callback), callback)
+    return Task(schedule, bind(caller, callback), function_name(callback), callback)

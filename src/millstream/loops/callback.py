@@ -156,11 +156,11 @@ def adapted(callback: Any) -> Any:
     return callback
 
 
-def bind(who: str, callback: Any) -> Call:
+def bind(caller: str, callback: Any) -> Call:
     """A callback as a function of the loop state; how many arguments it takes is found out here, once.
 
     Args:
-        who: The caller's name, for errors.
+        caller: The caller's name, for errors.
         callback: A `Callback`, a function, a method, a compiled function, or an object with an adapter.
     """
     callback = adapted(callback)
@@ -168,10 +168,11 @@ def bind(who: str, callback: Any) -> Call:
         return callback.__loop_callback__
     if not callable(callback):
         raise TypeError(
-            f"{who} needs callbacks: functions of (state, batch, elapsed, loop_state) or of the first few of them, or "
-            f"ms.Callback objects. Got {describe_value(callback)}. (ms.register_adapter teaches loops a foreign class.)"
+            f"{caller} needs callbacks: functions of (state, batch, elapsed, loop_state) or of the first few of them, "
+            f"or ms.Callback objects. Got {describe_value(callback)}. (ms.register_adapter teaches loops "
+            "a foreign class.)"
         )
-    return _CALLS[arguments(who, callback)](callback)
+    return _CALLS[arguments(caller, callback)](callback)
 
 
 _CALLS: list[Callable[[Any], Call]] = [
@@ -183,13 +184,13 @@ _CALLS: list[Callable[[Any], Call]] = [
 ]
 
 
-def arguments(who: str, fn: Any) -> int:
+def arguments(caller: str, fn: Any) -> int:
     """How many of the four arguments a function wants: those without a default, or all for `*args`."""
     try:
         parameters = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError):
         raise TypeError(
-            f"{who} cannot find out what arguments {function_name(fn)} takes. Wrap it: lambda state, batch: ..."
+            f"{caller} cannot find out what arguments {function_name(fn)} takes. Wrap it: lambda state, batch: ..."
         ) from None
     if any(parameter.kind == parameter.VAR_POSITIONAL for parameter in parameters):
         return 4
@@ -198,7 +199,7 @@ def arguments(who: str, fn: Any) -> int:
     named = [parameter.name for parameter in required if parameter.kind == parameter.KEYWORD_ONLY]
     if named or len(positional) > 4:
         raise TypeError(
-            f"{who} calls {function_name(fn)} with at most four arguments, (state, batch, elapsed, loop_state), by "
+            f"{caller} calls {function_name(fn)} with at most four arguments, (state, batch, elapsed, loop_state), by "
             f"position. It needs {', '.join(named or (p.name for p in positional))}. Bind the rest: functools.partial."
         )
     return len(positional)

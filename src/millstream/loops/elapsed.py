@@ -138,25 +138,25 @@ def _as_leaf(value: Any) -> Any:
 jax.tree_util.register_pytree_node(Elapsed, _leaves, lambda _, leaves: Elapsed(*leaves))
 
 
-def require_elapsed(who: object, value: object) -> None:
+def require_elapsed(caller: object, value: object) -> None:
     """Refuse anything that cannot tell how far a run is, such as a number of steps.
 
     Args:
-        who: The schedule that was asked.
+        caller: The schedule that was asked.
         value: What it was asked with.
     """
     if not isinstance(value, Elapsed):
         raise TypeError(
-            f"{who!r} needs an elapsed, as loops and ms.elapse give it. Got {describe_value(value)}. "
+            f"{caller!r} needs an elapsed, as loops and ms.elapse give it. Got {describe_value(value)}. "
             "Of a number of steps make one: ms.Elapsed(steps=100)."
         )
 
 
-def seconds(who: str, value: Any) -> float:
+def seconds(caller: str, value: Any) -> float:
     """A length of time, given in seconds or as a timedelta, in seconds."""
     number = value.total_seconds() if isinstance(value, datetime.timedelta) else value
     if isinstance(number, bool) or not isinstance(number, int | float | np.integer | np.floating) or not number >= 0:
         raise ValueError(
-            f"{who} needs time in seconds, or a datetime.timedelta, of at least 0. Got {describe_value(value)}."
+            f"{caller} needs time in seconds, or a datetime.timedelta, of at least 0. Got {describe_value(value)}."
         )
     return float(number)

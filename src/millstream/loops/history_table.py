@@ -46,9 +46,9 @@ def to_pandas(history: "History") -> "pandas.DataFrame":
 
 
 @contextlib.contextmanager
-def whole_file(who: str, path: str | os.PathLike[str]) -> Iterator[tuple[pathlib.Path, IO[bytes]]]:
+def whole_file(caller: str, path: str | os.PathLike[str]) -> Iterator[tuple[pathlib.Path, IO[bytes]]]:
     """A file to write, which gets its name when it is whole; its folder is made if there is none."""
-    final = require_place(who, path)
+    final = require_place(caller, path)
     final.parent.mkdir(parents=True, exist_ok=True)
     with written(final, alone=False) as file:
         yield final, file

@@ -160,12 +160,12 @@ def logs() -> Logs:
     return Logs()
 
 
-def as_logs(who: str, value: Any) -> Logs:
+def as_logs(caller: str, value: Any) -> Logs:
     """Logs, or a dict of collections, or of plain values, which are metrics then."""
     if isinstance(value, Logs):
         return value
     if type(value) is not dict and not isinstance(value, Mapping):  # the latter is slow
-        raise TypeError(f"{who} needs logs: ms.logs(), or a dict. Got {describe_value(value)}.")
+        raise TypeError(f"{caller} needs logs: ms.logs(), or a dict. Got {describe_value(value)}.")
     made = Logs()
     for name, entry in value.items():
         if type(entry) is dict or isinstance(entry, Mapping):
@@ -218,10 +218,10 @@ def did_you_mean(name: str, names: list[str]) -> str:
     return f"Did you mean {close[0]!r}? " if close else ""
 
 
-def require_name(who: str, name: Any, what: str = "names") -> None:
+def require_name(caller: str, name: Any, what: str = "names") -> None:
     """Refuse anything that cannot be the name of an entry."""
     if not isinstance(name, str) or not name:
-        raise TypeError(f'{who} needs {what} as "name" or "collection.name". Got {describe_value(name)}.')
+        raise TypeError(f'{caller} needs {what} as "name" or "collection.name". Got {describe_value(name)}.')
 
 
 def _flatten(value: Logs) -> tuple[list[dict[str, Any]], tuple[str, ...]]:

@@ -54,7 +54,7 @@ class NamedTasks:
     """The callbacks of each named schedule of one loop, and all other tasks.
 
     Args:
-        who: The loop, in errors.
+        caller: The loop, in errors.
         names: The named schedules that it has.
         state: Whose methods of these names come first.
         tasks: As the user gave them; they are not changed.
@@ -65,7 +65,7 @@ class NamedTasks:
 
     def __init__(
         self,
-        who: str,
+        caller: str,
         names: tuple[str, ...],
         state: Any,
         tasks: Any,
@@ -74,21 +74,21 @@ class NamedTasks:
         watched: tuple[str, ...],
         leave_out: bool = False,
     ) -> None:
-        self._who = who
+        self._caller = caller
         self._names = names
         self._leave_out = leave_out
         self._by_name: dict[str, list[Any]] = {name: [] for name in names}
         self._given: set[str] = set()
         self.others: Pairs = []
         self._add_methods_of(state)
-        for schedule, listed in as_pairs(who, {} if tasks is None else tasks):
+        for schedule, listed in as_pairs(caller, {} if tasks is None else tasks):
             kept = [callback for callback in listed if not self._is_left_out(callback)]
             if isinstance(schedule, str):
                 self._by_name[self._named(schedule)] += kept
                 self._given.add(self._named(schedule))
             else:
                 self.others.append((schedule, kept))
-        for callback in _listed(who, callbacks):
+        for callback in _listed(caller, callbacks):
             if not self._is_left_out(callback):
                 self._register(adapted(callback), watched)
 
@@ -115,7 +115,7 @@ class NamedTasks:
     def _named(self, name: str) -> str:
         full = _SHORT.get(name, name)
         if full not in self._by_name:
-            raise ValueError(f"{self._who} has no named schedule {name!r}. It has: {', '.join(self._names)}.")
+            raise ValueError(f"{self._caller} has no named schedule {name!r}. It has: {', '.join(self._names)}.")
         return full
 
     def _register(self, callback: Any, watched: tuple[str, ...]) -> None:
@@ -133,17 +133,17 @@ class NamedTasks:
             self._by_name[_SHORT.get(name, name)].append(getattr(callback, name))
         if not names:
             raise TypeError(
-                f"{self._who} cannot tell when {function_name(callback)} in callbacks= is due: it has no method called "
-                f"like one of {', '.join(self._names)}. Add one, or put it into tasks under a schedule."
+                f"{self._caller} cannot tell when {function_name(callback)} in callbacks= is due: it has no method "
+                f"called like one of {', '.join(self._names)}. Add one, or put it into tasks under a schedule."
             )
 
     def _is_left_out(self, callback: Any) -> bool:
         return self._leave_out and getattr(callback, "only_real_runs", False)
 
 
-def _listed(who: str, callbacks: Iterable[Any] | None) -> list[Any]:
+def _listed(caller: str, callbacks: Iterable[Any] | None) -> list[Any]:
     if callbacks is None:
         return []
     if not isinstance(callbacks, list | tuple):
-        raise TypeError(f"{who} needs callbacks as a list. Got {describe_value(callbacks)}.")
+        raise TypeError(f"{caller} needs callbacks as a list. Got {describe_value(callbacks)}.")
     return list(callbacks)

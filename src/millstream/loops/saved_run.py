@@ -245,12 +245,12 @@ def save_run(
 
 
 def load_run(
-    who: str, directory: str | os.PathLike[str], state: Any, loader: Any, key: Any, step: int | None
+    caller: str, directory: str | os.PathLike[str], state: Any, loader: Any, key: Any, step: int | None
 ) -> SavedRun | None:
     """The run that was saved last, or at a step; None if none was.
 
     Args:
-        who: The caller's name, for errors.
+        caller: The caller's name, for errors.
         directory: Where it was saved.
         state: A state of the same structure, which says where arrays go.
         loader: The loader of the run that will continue; None if it is not known.
@@ -261,7 +261,7 @@ def load_run(
 
     def like(checkpoint: Checkpoint) -> PyTree:
         run[:] = [_decoded(checkpoint)]
-        return run[0].tree_like(who, state, loader)
+        return run[0].tree_like(caller, state, loader)
 
     with CheckpointStore(directory, read_only=True) as store:
         try:
@@ -270,11 +270,13 @@ def load_run(
             if step is None:
                 return None
             steps = store.steps()
-            raise NoCheckpoint(f"{who}: {store.directory} has no checkpoint of step {step}. It has: {steps}.") from None
+            raise NoCheckpoint(
+                f"{caller}: {store.directory} has no checkpoint of step {step}. It has: {steps}."
+            ) from None
         except (ValueError, TypeError) as error:
             error.add_note(
-                f"{who} resumes only with a state like the one that was saved. What was saved can be had by its paths, "
-                "to be put into another state on purpose: from millstream.checkpoints import CheckpointStore; "
+                f"{caller} resumes only with a state like the one that was saved. What was saved can be had by its "
+                "paths, to be put into another state on purpose: from millstream.checkpoints import CheckpointStore; "
                 f"CheckpointStore({str(store.directory)!r}, read_only=True).load().tree"
             )
             raise
@@ -283,7 +285,7 @@ def load_run(
         _unstorable(state, found.tree["state"]),
         decoded.elapsed,
         decoded.history,
-        _data_state(who, decoded.position, found.tree["data"], loader, key),
+        _data_state(caller, decoded.position, found.tree["data"], loader, key),
         decoded.position,
         _put_together(decoded.callbacks, found.tree["callbacks"], state),
         decoded.unfinished,
@@ -306,12 +308,14 @@ class _SavedDocument:
     unfinished: tuple[int, bool] | None
     stopped: str | None
 
-    def tree_like(self, who: str, state: Any, loader: Any) -> PyTree:
+    def tree_like(self, caller: str, state: Any, loader: Any) -> PyTree:
         """What the saved tree should be like."""
         data = None
         if self.position["kind"] == "stream":
             if loader is None:
-                raise ValueError(f"{who} needs the loader, whose data are a stream with a state of its own: loader=.")
+                raise ValueError(
+                    f"{caller} needs the loader, whose data are a stream with a state of its own: loader=."
+                )
             data = jax.eval_shape(loader.init_state, jax.random.key(0))
         kept = _storable(state)
         return {"state": kept, "data": data, "callbacks": _tree_like(self.callbacks, kept)}
@@ -347,9 +351,9 @@ def _are_numbers(elapsed: Elapsed) -> bool:
     return all(isinstance(getattr(elapsed, name), int | float | None) for name in FIELDS)
 
 
-def _data_state(who: str, position: Position, data: PyTree, loader: Any, key: Any) -> PyTree:
+def _data_state(caller: str, position: Position, data: PyTree, loader: Any, key: Any) -> PyTree:
     if loader is not None and position["kind"] != "stream":
-        return loader_state_at(who, position, loader, key)
+        return loader_state_at(caller, position, loader, key)
     if position["kind"] != "loader":
         return data
     return saved_loader_state(position)

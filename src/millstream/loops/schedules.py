@@ -62,13 +62,13 @@ class _Function(Schedule):
         return self._text
 
 
-def as_schedule(who: str, value: Any) -> Schedule:
+def as_schedule(caller: str, value: Any) -> Schedule:
     """A schedule, or any function of the elapsed as one."""
     if isinstance(value, Schedule):
         return value
     if not callable(value):
         raise TypeError(
-            f"{who} needs a schedule such as every(10), or a function of the elapsed. Got {describe_value(value)}."
+            f"{caller} needs a schedule such as every(10), or a function of the elapsed. Got {describe_value(value)}."
         )
     return _Function(value, getattr(value, "__name__", repr(value)))
 
@@ -100,14 +100,14 @@ class Period(Schedule):
         self._set("at", steps, samples, epochs, time, date)
 
     def _set(
-        self, who: str, steps: Any, samples: Any = None, epochs: Any = None, time: Any = None, date: Any = None
+        self, caller: str, steps: Any, samples: Any = None, epochs: Any = None, time: Any = None, date: Any = None
     ) -> None:
-        units = _units_given(who, {"steps": steps, "samples": samples, "epochs": epochs, "time": time}, least=0)
+        units = _units_given(caller, {"steps": steps, "samples": samples, "epochs": epochs, "time": time}, least=0)
         if date is not None and not isinstance(date, datetime.datetime):
-            raise TypeError(f"{who} needs date to be a datetime.datetime. Got {describe_value(date)}.")
+            raise TypeError(f"{caller} needs date to be a datetime.datetime. Got {describe_value(date)}.")
         if not units and date is None:
-            forms = ", ".join(f"{who}({unit})" for unit in ("100", "samples=5000", "epochs=3", "time=60"))
-            raise ValueError(f"{who} needs a point: {forms} or {who}(date=...). Got none.")
+            forms = ", ".join(f"{caller}({unit})" for unit in ("100", "samples=5000", "epochs=3", "time=60"))
+            raise ValueError(f"{caller} needs a point: {forms} or {caller}(date=...). Got none.")
         self._date = date
         self.units: dict[str, float] = units
 
@@ -151,37 +151,37 @@ class Period(Schedule):
         return f"at({', '.join(units + ([f'date={self._date}'] if self._date is not None else []))})"
 
 
-def _named_point(who: str, steps: Any = None, **units: Any) -> Period:
+def _named_point(caller: str, steps: Any = None, **units: Any) -> Period:
     """A point whose errors name who asked for it."""
     point = Period.__new__(Period)
-    point._set(who, steps, **units)
+    point._set(caller, steps, **units)
     return point
 
 
-def as_period(who: str, name: str, value: Any) -> Period:
+def as_period(caller: str, name: str, value: Any) -> Period:
     """A point given as a number of steps, a timedelta or a `Period`."""
     if isinstance(value, Period):
         return value
     if isinstance(value, datetime.timedelta):
         return Period(time=value)
     if isinstance(value, int) and not isinstance(value, bool):
-        require_int(who, name, value, least=0)
+        require_int(caller, name, value, least=0)
         return Period(value)
-    raise TypeError(f"{who} needs {name} as steps or as at(samples=...) and the like. Got {describe_value(value)}.")
+    raise TypeError(f"{caller} needs {name} as steps or as at(samples=...) and the like. Got {describe_value(value)}.")
 
 
-def _units_given(who: str, given: dict[str, Any], *, least: int) -> dict[str, float]:
+def _units_given(caller: str, given: dict[str, Any], *, least: int) -> dict[str, float]:
     """Those units that are given, checked."""
     units: dict[str, float] = {}
     for unit, value in given.items():
         if value is None:
             continue
         if unit == "time":
-            units[unit] = seconds(who, value)
+            units[unit] = seconds(caller, value)
             if least and units[unit] == 0:
-                raise ValueError(f"{who} needs time to be more than 0 seconds.")
+                raise ValueError(f"{caller} needs time to be more than 0 seconds.")
         else:
-            require_int(who, unit, value, least=least)
+            require_int(caller, unit, value, least=least)
             units[unit] = value
     return units
 
@@ -202,18 +202,18 @@ def _now_and_before(elapsed: Elapsed, unit: str) -> tuple[Any, Any]:
     return elapsed.epochs, elapsed.epochs_before
 
 
-def as_stop(who: str, stop: Any, name: str = "stop") -> Period | Schedule:
+def as_stop(caller: str, stop: Any, name: str = "stop") -> Period | Schedule:
     """Where to stop: a point, or a function of the elapsed."""
     if callable(stop) and not isinstance(stop, Period):
-        return as_schedule(who, stop)
-    return as_period(who, name, stop)
+        return as_schedule(caller, stop)
+    return as_period(caller, name, stop)
 
 
-def as_epoch(who: str, duration: Any) -> Period:
+def as_epoch(caller: str, duration: Any) -> Period:
     """How long an epoch is: one unit, and not that of epochs."""
-    epoch = as_period(who, "epoch_duration", duration)
+    epoch = as_period(caller, "epoch_duration", duration)
     if len(epoch.units) != 1 or "epochs" in epoch.units or not all(epoch.units.values()):
-        raise ValueError(f"{who} needs epoch_duration in steps, or as at(samples=...) or at(time=...). Got {epoch}.")
+        raise ValueError(f"{caller} needs epoch_duration in steps, or as at(samples=...) or at(time=...). Got {epoch}.")
     return epoch
 
 

@@ -37,13 +37,13 @@ class BatchPlacement:
         """For a leaf with that many axes; a label has fewer than an image."""
         return NamedSharding(self.mesh, PartitionSpec(*self.sharding.spec[:axes]))
 
-    def require_auto(self, who: str) -> None:
+    def require_auto(self, caller: str) -> None:
         """Refuse a mesh with explicit axes, in programs that are not made of our stages alone."""
         if self.mesh != self.sharding.mesh:
             raise TypeError(
-                f"{who} compiles your function together with stages that are written for one device, which a mesh with "
-                "explicit axes does not allow. Make the mesh with axis_types=(jax.sharding.AxisType.Auto,) * axes, or "
-                "use iterate."
+                f"{caller} compiles your function together with stages that are written for one device, which a mesh "
+                "with explicit axes does not allow. Make the mesh with axis_types=(jax.sharding.AxisType.Auto,) * "
+                "axes, or use iterate."
             )
 
     def take_over(self, tree: PyTree) -> PyTree:

@@ -51,18 +51,18 @@ def memories(state: PyTree) -> list[str]:
     return [name for (name, _), own in zip(_leaves(acting.policy_state), acting.per_env, strict=True) if own]
 
 
-def set_policy_state(who: str, state: PyTree, policy_state: PyTree, new_episode: Any) -> PyTree:
+def set_policy_state(caller: str, state: PyTree, policy_state: PyTree, new_episode: Any) -> PyTree:
     """The state with another policy, wherever in the pipeline it sits; refuses one of a different shape.
 
     Args:
-        who: Who is speaking if this fails.
+        caller: Who is speaking if this fails.
         state: A loader's or a source's state.
         policy_state: The new one. A leaf kept per environment may have a row for each, or one for all of them.
         new_episode: What the policy is told at its next step; None leaves it as it is.
     """
-    acting = _acting(who, state)
-    flag = acting.new_episode if new_episode is None else _as_flags(who, new_episode, acting.new_episode.shape)
-    fitted = _fit(who, acting, policy_state)
+    acting = _acting(caller, state)
+    flag = acting.new_episode if new_episode is None else _as_flags(caller, new_episode, acting.new_episode.shape)
+    fitted = _fit(caller, acting, policy_state)
     changed = dataclasses.replace(acting, policy_state=fitted, new_episode=flag)
     return jax.tree.map(lambda node: changed if isinstance(node, ActingState) else node, state, is_leaf=_is_acting)
 
@@ -78,14 +78,14 @@ def _structure(tree: PyTree) -> dict[str, str]:
     return {"policy_state": f"a tree of {jax.tree.structure(tree)}"}
 
 
-def as_arrays(who: str, policy_state: PyTree) -> PyTree:
+def as_arrays(caller: str, policy_state: PyTree) -> PyTree:
     """The policy state with every leaf an array; refuses leaves that are not."""
 
     def as_array(path: Any, leaf: Any) -> jax.Array:
         array = strong_or_none(leaf)
         if array is None:
             raise TypeError(
-                f"{who} needs a policy state made of arrays. Got {_name(path)}: {describe_value(leaf)}. "
+                f"{caller} needs a policy state made of arrays. Got {_name(path)}: {describe_value(leaf)}. "
                 "Keep functions and settings outside it, in the policy function itself."
             )
         return array
@@ -93,7 +93,7 @@ def as_arrays(who: str, policy_state: PyTree) -> PyTree:
     return jax.tree.map_with_path(as_array, policy_state)
 
 
-def _as_flags(who: str, new_episode: Any, shape: tuple[int, ...]) -> jax.Array:
+def _as_flags(caller: str, new_episode: Any, shape: tuple[int, ...]) -> jax.Array:
     try:
         flags = jnp.asarray(new_episode)
     except Exception:
@@ -103,12 +103,12 @@ def _as_flags(who: str, new_episode: Any, shape: tuple[int, ...]) -> jax.Array:
         found = (
             describe_value(new_episode) if flags is None else f"{describe_leaf(flags)}: {describe_value(new_episode)}"
         )
-        raise ValueError(f"{who} needs new_episode to be one bool{each}. Got {found}.")
+        raise ValueError(f"{caller} needs new_episode to be one bool{each}. Got {found}.")
     return jnp.broadcast_to(flags, shape)
 
 
-def _fit(who: str, acting: ActingState, policy_state: PyTree) -> PyTree:
-    given = as_arrays(who, policy_state)
+def _fit(caller: str, acting: ActingState, policy_state: PyTree) -> PyTree:
+    given = as_arrays(caller, policy_state)
     leaves, structure = jax.tree.flatten(given)
     if structure == jax.tree.structure(acting.policy_state):
         targets = jax.tree.leaves(acting.policy_state)
@@ -119,17 +119,17 @@ def _fit(who: str, acting: ActingState, policy_state: PyTree) -> PyTree:
         given = jax.tree.unflatten(structure, leaves)
     if differing := tree_differences(acting.policy_state, given):
         raise ValueError(
-            f"{who} got a policy state that does not fit this source:\n{differing}\n"
+            f"{caller} got a policy state that does not fit this source:\n{differing}\n"
             "Give it the structure, shapes and dtypes of the source's policy_state_template."
         )
     return given
 
 
-def _acting(who: str, state: PyTree) -> ActingState:
+def _acting(caller: str, state: PyTree) -> ActingState:
     found = [node for node in jax.tree.leaves(state, is_leaf=_is_acting) if isinstance(node, ActingState)]
     if len(found) != 1:
         raise ValueError(
-            f"{who} needs the state of a pipeline with one acting source, such as GymnaxSource. "
+            f"{caller} needs the state of a pipeline with one acting source, such as GymnaxSource. "
             f"Got {type(state).__name__} with {len(found)} of them."
         )
     return found[0]

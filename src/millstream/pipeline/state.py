@@ -49,7 +49,7 @@ def is_traced(tree: Any) -> bool:
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
 
 
-def key_words(who: str, key: Any) -> jax.Array:
+def key_words(caller: str, key: Any) -> jax.Array:
     """The raw uint32 words of a typed or legacy key."""
     if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         words = jax.random.key_data(key)
@@ -58,37 +58,37 @@ def key_words(who: str, key: Any) -> jax.Array:
     legal = isinstance(words, jax.Array | np.ndarray) and words.dtype == np.uint32
     if not legal or words.ndim == 0 or words.shape[-1] not in (2, 4):
         found = describe_leaf(key) if isinstance(key, jax.Array | np.ndarray) else describe_value(key)
-        raise TypeError(f"{who} needs a key such as jax.random.key(0). Got {found}.")
+        raise TypeError(f"{caller} needs a key such as jax.random.key(0). Got {found}.")
     if words.ndim != 1:
         raise ValueError(
-            f"{who} needs one key. Got an array of {words.shape[:-1]} keys; "
+            f"{caller} needs one key. Got an array of {words.shape[:-1]} keys; "
             "for a state each, write jax.vmap(loader.init_state)(keys)."
         )
     return jnp.asarray(words)
 
 
-def checked_step(who: str, step: Any, most: int) -> Any:
+def checked_step(caller: str, step: Any, most: int) -> Any:
     """A step as an int, or as it is if it is a traced integer, whose value is not known yet."""
     if isinstance(step, Tracer) and step.ndim == 0 and jnp.issubdtype(step.dtype, np.integer):
         return step
-    return whole_number(who, "step", step, least=0, most=most)
+    return whole_number(caller, "step", step, least=0, most=most)
 
 
-def check_position(who: str, state: LoaderState, limit: int) -> int:
+def check_position(caller: str, state: LoaderState, limit: int) -> int:
     """The step of a state; refuses one whose key or step was tampered with."""
-    key_words(who, state.key)
-    return checked_step(who, state.step, limit)
+    key_words(caller, state.key)
+    return checked_step(caller, state.step, limit)
 
 
-def check_origin(who: str, state: Any, origin: Origin) -> None:
+def check_origin(caller: str, state: Any, origin: Origin) -> None:
     """Refuse a state that a different pipeline made, naming what differs."""
     if not isinstance(state, LoaderState):
-        raise TypeError(f"{who} needs a state from loader.init_state(key). Got {describe_value(state)}.")
+        raise TypeError(f"{caller} needs a state from loader.init_state(key). Got {describe_value(state)}.")
     if state.origin == origin:
         return
     differing = differences(dict(state.origin), dict(origin), ("in the state", "here"))
     raise ValueError(
-        f"{who} got a state of a different pipeline. They differ in\n{differing}\n"
+        f"{caller} got a state of a different pipeline. They differ in\n{differing}\n"
         "Make a state with this loader's init_state(key), or, to continue at the same step on purpose, "
         "with loader.init_state(state.key, step=int(state.step))."
     )

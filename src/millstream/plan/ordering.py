@@ -59,13 +59,13 @@ Ordering = Literal["shuffle", "sequential"] | Shuffle
 _NAMED = {"shuffle": Shuffle("itemwise"), "sequential": Shuffle("reseed", first_epoch=False)}
 
 
-def as_shuffle(who: str, ordering: Any) -> Shuffle:
+def as_shuffle(caller: str, ordering: Any) -> Shuffle:
     """An ordering in full; refuses one that is not known."""
     if isinstance(ordering, Shuffle):
         return ordering
     if isinstance(ordering, str) and ordering in _NAMED:
         return _NAMED[ordering]
     raise ValueError(
-        f"{who} needs ordering 'shuffle' or 'sequential', or a Shuffle such as Shuffle('batchwise'). "
+        f"{caller} needs ordering 'shuffle' or 'sequential', or a Shuffle such as Shuffle('batchwise'). "
         f"Got {describe_value(ordering)}."
     )

@@ -44,25 +44,25 @@ class Entry:
     additional: list[Any] | None
 
 
-def open_cache(who: str, path: pathlib.Path, mode: Mode, contents: CacheContents) -> "OpenCache":
+def open_cache(caller: str, path: pathlib.Path, mode: Mode, contents: CacheContents) -> "OpenCache":
     """Open the cache in a folder, or begin one, if it is a cache of `contents`.
 
     Args:
-        who: The caller's name, for errors.
+        caller: The caller's name, for errors.
         path: The folder.
         mode: What may be done with it. Unless it is "read-write", nothing in the folder is changed.
         contents: What the cache has to be of.
     """
-    require_trust(path, who)
+    require_trust(path, caller)
     if mode == "read-write":
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         _remove_leftovers(path)
         if not (path / MANIFEST).exists():
-            _begin(who, path, contents)
-    contents.require_same(who, path, require_manifest(who, path, mode))
+            _begin(caller, path, contents)
+    contents.require_same(caller, path, require_manifest(caller, path, mode))
     identity = hashlib.sha256(contents.manifest()).hexdigest()[:32]
     names, shapes, dtypes = contents.names, contents.shapes, contents.dtypes
-    return OpenCache(who, path, mode, BatchFormat(identity, names, shapes, dtypes, contents.mask_shape))
+    return OpenCache(caller, path, mode, BatchFormat(identity, names, shapes, dtypes, contents.mask_shape))
 
 
 @dataclasses.dataclass
@@ -70,13 +70,13 @@ class OpenCache:
     """A cache whose contents are known to be the right ones. Threads and processes may share it; nothing is held open.
 
     Attributes:
-        who: The caller's name, for errors.
+        caller: The caller's name, for errors.
         path: The folder.
         mode: What may be done with it.
         format: What its files look like.
     """
 
-    who: str
+    caller: str
     path: pathlib.Path
     mode: Mode
     format: BatchFormat
@@ -97,12 +97,12 @@ class OpenCache:
             if self.mode != "cache-only":
                 return None
             raise FileNotFoundError(
-                f'{self.who} with mode="cache-only" needs every batch in the cache. Batch {number} of epoch {epoch} is '
-                f'not in {self.path}; fill the cache to the end with mode="read-write".'
+                f'{self.caller} with mode="cache-only" needs every batch in the cache. Batch {number} of epoch {epoch} '
+                f'is not in {self.path}; fill the cache to the end with mode="read-write".'
             ) from None
         except DamagedBatch as error:
             if self.mode != "read-write":
-                error.args = (f'{self.who}: {error} Delete it and fill the cache again with mode="read-write".',)
+                error.args = (f'{self.caller}: {error} Delete it and fill the cache again with mode="read-write".',)
                 raise
             self._warn_of_damage(error)
             return None
@@ -120,7 +120,7 @@ class OpenCache:
         if self.mode != "read-write" or not self._storing:
             return
         self._require_shapes(epoch, number, leaves, ok)
-        encoded = b"" if additional is None else encode(additional, self.who)
+        encoded = b"" if additional is None else encode(additional, self.caller)
         pieces, size = self.format.pack(epoch, number, Sections(list(leaves), ok, encoded))
         path = self._file(epoch, number)
         try:
@@ -149,7 +149,7 @@ class OpenCache:
         ]
         if wrong:
             raise ValueError(
-                f"{self.who} keeps batches of one shape and dtype. Batch {number} of epoch {epoch} differs:\n"
+                f"{self.caller} keeps batches of one shape and dtype. Batch {number} of epoch {epoch} differs:\n"
                 f"{table(wrong)}\nGive every batch the same ones, or use another folder for it."
             )
 
@@ -157,7 +157,7 @@ class OpenCache:
         if not self._warned:
             self._warned = True
             text = "The batch is made and stored again, and so are others like it, without a further word."
-            warnings.warn(f"{self.who}: {error} {text}", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"{self.caller}: {error} {text}", RuntimeWarning, stacklevel=3)
 
     def _warn_of_disk(self, error: OSError, path: pathlib.Path, size: int) -> None:
         try:
@@ -165,8 +165,8 @@ class OpenCache:
         except OSError:
             free = "the folder is gone"
         warnings.warn(
-            f"{self.who} cannot store {path}: {error.strerror}. {size} bytes are needed and {free}. The run continues "
-            "without storing; fix that, and the next run stores the missing batches.",
+            f"{self.caller} cannot store {path}: {error.strerror}. {size} bytes are needed and {free}. The run "
+            "continues without storing; fix that, and the next run stores the missing batches.",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -179,20 +179,20 @@ def _decoded(path: pathlib.Path, encoded: bytes) -> list[Any] | None:
         raise DamagedBatch(f"{path} is damaged: {error}") from error
 
 
-def _begin(who: str, path: pathlib.Path, contents: CacheContents) -> None:
+def _begin(caller: str, path: pathlib.Path, contents: CacheContents) -> None:
     """Write the manifest, unless another process comes first."""
     with locked(_lock_of(MANIFEST, path), _TIMEOUT) as alone:
         if not (path / MANIFEST).exists():
-            _require_empty(who, path)
+            _require_empty(caller, path)
             with written(path / MANIFEST, alone=alone) as file:
                 file.write(contents.manifest())
 
 
-def _require_empty(who: str, path: pathlib.Path) -> None:
+def _require_empty(caller: str, path: pathlib.Path) -> None:
     others = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
     if others:
         raise ValueError(
-            f"{who} needs a folder of its own. {path} has no {MANIFEST} and {len(others)} other files, such as "
+            f"{caller} needs a folder of its own. {path} has no {MANIFEST} and {len(others)} other files, such as "
             f"{others[0]!r}. Give it a new folder, or empty this one."
         )
 

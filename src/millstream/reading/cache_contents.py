@@ -58,7 +58,7 @@ class CacheContents:
             "structure": self.structure,
         }
 
-    def require_same(self, who: str, path: pathlib.Path, found: dict[str, Any]) -> None:
+    def require_same(self, caller: str, path: pathlib.Path, found: dict[str, Any]) -> None:
         """Refuse a manifest of other contents, side by side with these."""
         own = json.loads(self.manifest())
         if own == found:
@@ -66,17 +66,17 @@ class CacheContents:
         try:
             here, there = dict(_lines(own)), dict(_lines(found))
         except (AttributeError, KeyError, TypeError):
-            raise _no_manifest(who, path) from None
+            raise _no_manifest(caller, path) from None
         names = [name for name in {**there, **here} if here.get(name) != there.get(name)]
         there, here = ({name: _short(values.get(name)) for name in names} for values in (there, here))
         raise ValueError(
-            f"{who}: {path} is a cache of something else. They differ in\n"
+            f"{caller}: {path} is a cache of something else. They differ in\n"
             f"{differences(there, here, ('in the cache', 'here'))}\n"
             "Give another folder, or delete this one."
         )
 
 
-def read_manifest(who: str, path: pathlib.Path) -> dict[str, Any] | None:
+def read_manifest(caller: str, path: pathlib.Path) -> dict[str, Any] | None:
     """The manifest of the cache in a folder; None if there is none."""
     try:
         with plain_reader(path / MANIFEST, follow=True) as file:
@@ -87,28 +87,28 @@ def read_manifest(who: str, path: pathlib.Path) -> dict[str, Any] | None:
     except (NotPlainFile, ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or found.get("format") != _FORMAT:
-        raise _no_manifest(who, path)
+        raise _no_manifest(caller, path)
     return found
 
 
-def require_manifest(who: str, path: pathlib.Path, mode: str) -> dict[str, Any]:
+def require_manifest(caller: str, path: pathlib.Path, mode: str) -> dict[str, Any]:
     """The manifest of a cache that has to be there."""
-    found = read_manifest(who, path)
+    found = read_manifest(caller, path)
     if found is None:
         raise FileNotFoundError(
-            f"{who} with mode={mode!r} needs a cache that is there. {path} has no {MANIFEST}; fill it first, with "
+            f"{caller} with mode={mode!r} needs a cache that is there. {path} has no {MANIFEST}; fill it first, with "
             'mode="read-write".'
         )
     return found
 
 
 def contents_of(
-    who: str, path: pathlib.Path, found: dict[str, Any], names_in: Callable[[Any, int], list[str]]
+    caller: str, path: pathlib.Path, found: dict[str, Any], names_in: Callable[[Any, int], list[str]]
 ) -> CacheContents:
     """The contents that a manifest describes.
 
     Args:
-        who: The caller's name, for errors.
+        caller: The caller's name, for errors.
         path: The folder.
         found: The manifest.
         names_in: The names of the leaves of a structure, if there are as many as the number says.
@@ -125,7 +125,7 @@ def contents_of(
             found["description"], names, shapes, dtypes, tuple(found["shape of the mask"]), found["structure"]
         )
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
-        raise _no_manifest(who, path) from None
+        raise _no_manifest(caller, path) from None
 
 
 def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -144,8 +144,8 @@ def _short(value: Any) -> str:
     return text if len(text) <= 200 else text[:197] + "..."
 
 
-def _no_manifest(who: str, path: pathlib.Path) -> ValueError:
+def _no_manifest(caller: str, path: pathlib.Path) -> ValueError:
     return ValueError(
-        f"{who}: {path / MANIFEST} is damaged, or that of a different kind of cache. "
+        f"{caller}: {path / MANIFEST} is damaged, or that of a different kind of cache. "
         "Give another folder, or delete this one."
     )

@@ -20,7 +20,7 @@ from millstream.text.errors import describe_leaf, describe_value, require_choice
 _MODES = ("read-write", "read-only", "cache-only")
 
 
-def flatten(who: str, tree: Any) -> tuple[Any, dict[str, Any]]:
+def flatten(caller: str, tree: Any) -> tuple[Any, dict[str, Any]]:
     """The structure of a tree in JSON, where a star is a leaf, and its leaves by their paths, in JAX's order.
 
     Example:
@@ -30,7 +30,7 @@ def flatten(who: str, tree: Any) -> tuple[Any, dict[str, Any]]:
         ({'a': '*', 'b': ['list', '*', None]}, ["['a']", "['b'][0]"])
     """
     leaves: dict[str, Any] = {}
-    return _flatten(who, tree, "", leaves), leaves
+    return _flatten(caller, tree, "", leaves), leaves
 
 
 def _unflatten(structure: Any, leaves: Iterator[Any]) -> Any:
@@ -51,17 +51,20 @@ def _names_in(structure: Any, count: int) -> list[str]:
     return list(flatten("", _unflatten(structure, iter([leaf] * count)))[1])
 
 
-def _flatten(who: str, tree: Any, name: str, leaves: dict[str, Any]) -> Any:
+def _flatten(caller: str, tree: Any, name: str, leaves: dict[str, Any]) -> Any:
     if tree is None:
         return None
     if type(tree) is dict and all(type(key) is str for key in tree):
-        return {key: _flatten(who, tree[key], f"{name}[{key!r}]", leaves) for key in sorted(tree)}
+        return {key: _flatten(caller, tree[key], f"{name}[{key!r}]", leaves) for key in sorted(tree)}
     if type(tree) in (list, tuple):
-        return [type(tree).__name__, *(_flatten(who, branch, f"{name}[{i}]", leaves) for i, branch in enumerate(tree))]
+        return [
+            type(tree).__name__,
+            *(_flatten(caller, branch, f"{name}[{i}]", leaves) for i, branch in enumerate(tree)),
+        ]
     dtype = dtype_of_array(tree)
     if dtype is None or not holds_numbers(dtype):
         raise TypeError(
-            f"{who} keeps dicts with words as keys, lists, tuples and None, and in them arrays of numbers or bools. "
+            f"{caller} keeps dicts with words as keys, lists, tuples and None, and in them arrays of numbers or bools. "
             f"Got tree{name}: {describe_leaf(tree)}."
         )
     leaves[name] = tree
@@ -185,10 +188,10 @@ class ArrayCache:
             self._open(dataclasses.replace(contents, description=self._of))
 
 
-def _folder(who: str, path: Any) -> pathlib.Path:
-    folder = require_path(who, "path to be the path of a folder", path).expanduser()
+def _folder(caller: str, path: Any) -> pathlib.Path:
+    folder = require_path(caller, "path to be the path of a folder", path).expanduser()
     if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"{who} needs path to be a folder of its own. {folder} is a file.")
+        raise NotADirectoryError(f"{caller} needs path to be a folder of its own. {folder} is a file.")
     return folder
 
 

@@ -28,7 +28,7 @@ def item_of(source: IndexedSource, index: int) -> Any:
 
 def named_parts(source: HostSource) -> list[tuple[str, HostSource]]:
     """A source that is read on the host and the functions over it, first to last, each with its name in errors."""
-    own = (getattr(source, attribute, None) for attribute in ("_name", "_who"))
+    own = (getattr(source, attribute, None) for attribute in ("_name", "_caller"))
     name = next((name for name in own if isinstance(name, str)), type(source).__name__)
     below = named_parts(source._inner) if isinstance(source, MappedSource | CollatedSource) else []
     return [*below, (name, source)]

@@ -39,12 +39,12 @@ def dtype_of_array(value: Any) -> np.dtype | None:
         return None
 
 
-def require_dtype(who: str, name: str, value: Any) -> np.dtype:
+def require_dtype(caller: str, name: str, value: Any) -> np.dtype:
     """The dtype that is meant by a value such as np.float32 or "int8"; refuse what means none."""
     try:
         return np.dtype(value)
     except Exception:
-        raise TypeError(f"{who} needs {name} to be a dtype. Got {describe_value(value)}.") from None
+        raise TypeError(f"{caller} needs {name} to be a dtype. Got {describe_value(value)}.") from None
 
 
 def dtype_name(dtype: np.dtype) -> str:
@@ -80,7 +80,7 @@ def can_become(dtype: np.dtype, kept: np.dtype) -> bool:
     return kept in (native, _NARROW.get(native))
 
 
-def narrowed(who: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def narrowed(caller: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """The array in the dtype JAX keeps it in; integers that do not fit are refused."""
     if array.dtype == dtype:
         return array
@@ -88,14 +88,14 @@ def narrowed(who: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
         limits, low, high = np.iinfo(dtype), array.min(), array.max()
         if low < limits.min or high > limits.max:
             raise ValueError(
-                f"{who}: JAX keeps {array.dtype} as {dtype}, but the values run from {low} to {high}. "
+                f"{caller}: JAX keeps {array.dtype} as {dtype}, but the values run from {low} to {high}. "
                 "Renumber them, or set jax.config.update('jax_enable_x64', True)."
             )
     return array.astype(dtype)
 
 
-def kept(who: str, value: Any) -> Any:
+def kept(caller: str, value: Any) -> Any:
     """An array of NumPy as JAX keeps it, all else as it is; for a device, which cuts off integers without a word."""
     if not isinstance(value, np.ndarray | np.generic):
         return value
-    return narrowed(who, np.asarray(value), kept_dtype(value.dtype))
+    return narrowed(caller, np.asarray(value), kept_dtype(value.dtype))

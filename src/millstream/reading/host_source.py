@@ -128,10 +128,10 @@ class SampleReader(HostSource):
 class ArrayRows:
     """The rows of NumPy arrays, in memory or mapped."""
 
-    def __init__(self, who: str, data: PyTree, spec: SampleSpec) -> None:
+    def __init__(self, caller: str, data: PyTree, spec: SampleSpec) -> None:
         self.spec = spec
-        self._who = who
-        self._leaves = [np.asarray(leaf) for leaf in spec.flatten(who, data)]
+        self._caller = caller
+        self._leaves = [np.asarray(leaf) for leaf in spec.flatten(caller, data)]
 
     def __len__(self) -> int:
         return len(self._leaves[0])
@@ -144,15 +144,15 @@ class ArrayRows:
     def take(self, indices: np.ndarray, out: Sequence[np.ndarray]) -> None:
         """Write the rows at `indices` into `out`, one array per leaf."""
         for leaf, target in zip(self._leaves, out, strict=True):
-            take_rows(self._who, leaf, indices, target)
+            take_rows(self._caller, leaf, indices, target)
 
 
-def take_rows(who: str, array: np.ndarray, indices: np.ndarray, out: np.ndarray) -> None:
+def take_rows(caller: str, array: np.ndarray, indices: np.ndarray, out: np.ndarray) -> None:
     """Write the rows of an array at `indices`, which must be in range, into `out`, in the dtype that it has."""
     if array.dtype == out.dtype:
         np.take(array, indices, axis=0, out=out, mode="clip")  # "raise" would go through a buffer
     else:
-        out[...] = narrowed(who, np.take(array, indices, axis=0), out.dtype)
+        out[...] = narrowed(caller, np.take(array, indices, axis=0), out.dtype)
 
 
 class Rows(Protocol):
@@ -206,8 +206,8 @@ class _Adapted(HostSource):
 
     def __init__(self, source: IndexedSource) -> None:
         self._source = source
-        self._who = type(source).__name__
-        self._spec = spec_of(self._who, source.spec())
+        self._caller = type(source).__name__
+        self._spec = spec_of(self._caller, source.spec())
         self.ordering = source.ordering
         self.sample_spec = self._spec
 
@@ -215,7 +215,7 @@ class _Adapted(HostSource):
         return len(self._source)
 
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
-        self._spec.write_rows(f"{self._who}.read", out, self._source.read(indices))
+        self._spec.write_rows(f"{self._caller}.read", out, self._source.read(indices))
 
 
 def as_host_source(source: IndexedSource) -> HostSource:

@@ -115,7 +115,7 @@ class SampleSpec:
 
         return jax.tree.map(leaves.__getitem__, self.template)
 
-    def flatten(self, who: str, tree: PyTree) -> list[Any]:
+    def flatten(self, caller: str, tree: PyTree) -> list[Any]:
         """The leaves of a tree, which must have this structure."""
         if self.plain:
             try:
@@ -130,15 +130,15 @@ class SampleSpec:
             if found == expected:
                 return leaves
         raise TypeError(
-            f"{who} does not match the structure of the spec.\n  found: {found}\n  spec:  {expected}\n"
+            f"{caller} does not match the structure of the spec.\n  found: {found}\n  spec:  {expected}\n"
             "Return the same keys every time."
         )
 
-    def write(self, who: str, out: Sequence[np.ndarray], row: int, index: int | None, sample: PyTree) -> None:
+    def write(self, caller: str, out: Sequence[np.ndarray], row: int, index: int | None, sample: PyTree) -> None:
         """Write a sample into one row of a batch, refusing a different structure, shape or dtype.
 
         Args:
-            who: The caller's name, for errors.
+            caller: The caller's name, for errors.
             out: One array per leaf; or one array of objects, which gets the sample as it is.
             row: Which of their rows to fill.
             index: The sample's number; None if it is not a sample but what a function returned.
@@ -151,37 +151,37 @@ class SampleSpec:
             try:
                 leaves = [sample[key] for key in self._keys]
             except KeyError:
-                leaves = self.flatten(_told(who, index), sample)
+                leaves = self.flatten(_told(caller, index), sample)
         else:
-            leaves = self.flatten(_told(who, index), sample)
+            leaves = self.flatten(_told(caller, index), sample)
         for number, leaf in enumerate(leaves):
             shape, dtype, target = self.shapes[number], self.dtypes[number], out[number]
             if isinstance(leaf, np.ma.MaskedArray):
-                check_array(f"{_told(who, index)}{self.names[number]}", leaf)
+                check_array(f"{_told(caller, index)}{self.names[number]}", leaf)
             array = leaf if type(leaf) is np.ndarray else np.asarray(leaf)
             if array.shape == shape and array.dtype == dtype:
                 target[row] = array
                 continue
             name = self.names[number]
             if array.shape != shape or not can_become(array.dtype, dtype):
-                raise _other_array(_told(who, index), name, array, shape, dtype)
-            target[row] = narrowed(f"{_told(who, index)}{name}", array, dtype)
+                raise _other_array(_told(caller, index), name, array, shape, dtype)
+            target[row] = narrowed(f"{_told(caller, index)}{name}", array, dtype)
 
-    def write_rows(self, who: str, out: Sequence[np.ndarray], rows: PyTree, fix: str = _SAME) -> None:
+    def write_rows(self, caller: str, out: Sequence[np.ndarray], rows: PyTree, fix: str = _SAME) -> None:
         """Write the rows of a batch, refusing a different structure, shape or dtype.
 
         Args:
-            who: The caller's name, for errors.
+            caller: The caller's name, for errors.
             out: One array per leaf.
             rows: A tree of arrays with as many rows as those.
             fix: What to do about a different shape or dtype, in errors.
         """
-        for name, target, leaf in zip(self.names, out, self.flatten(who, rows), strict=True):
-            check_array(f"{who}{name}", leaf)
+        for name, target, leaf in zip(self.names, out, self.flatten(caller, rows), strict=True):
+            check_array(f"{caller}{name}", leaf)
             array = np.asarray(leaf)
             if array.shape != target.shape or not can_become(array.dtype, target.dtype):
-                raise _other_array(who, name, array, target.shape, target.dtype, fix)
-            target[...] = narrowed(f"{who}{name}", array, target.dtype)
+                raise _other_array(caller, name, array, target.shape, target.dtype, fix)
+            target[...] = narrowed(f"{caller}{name}", array, target.dtype)
 
     def empty(self, rows: int) -> list[np.ndarray]:
         """Arrays to write that many samples into, one per leaf."""
@@ -196,15 +196,15 @@ class SampleSpec:
         return tuple(sorted(self.template, key=self.template.__getitem__))
 
 
-def _told(who: str, index: int | None) -> str:
-    return f"{who}: the result" if index is None else f"{who}: sample {index}"
+def _told(caller: str, index: int | None) -> str:
+    return f"{caller}: the result" if index is None else f"{caller}: sample {index}"
 
 
 def _other_array(
-    who: str, name: str, found: np.ndarray, shape: tuple[int, ...], dtype: np.dtype, fix: str = _SAME
+    caller: str, name: str, found: np.ndarray, shape: tuple[int, ...], dtype: np.dtype, fix: str = _SAME
 ) -> ValueError:
     return ValueError(
-        f"{who} does not match the spec.\n  found{name}: {describe_leaf(found)}\n"
+        f"{caller} does not match the spec.\n  found{name}: {describe_leaf(found)}\n"
         f"  spec{name}:  shape {shape}, {dtype}\n{fix}"
     )
 
@@ -229,7 +229,7 @@ class ObjectSpec:
     def tree(self) -> None:
         """There is none."""
 
-    def write(self, who: str, out: Sequence[np.ndarray], row: int, index: int | None, sample: Any) -> None:
+    def write(self, caller: str, out: Sequence[np.ndarray], row: int, index: int | None, sample: Any) -> None:
         """Put a sample into one row of a batch."""
         out[0][row] = sample
 
@@ -237,10 +237,10 @@ class ObjectSpec:
         """An array to put that many samples into."""
         return [np.empty(rows, object)]
 
-    def require_host(self, who: str) -> None:
+    def require_host(self, caller: str) -> None:
         """Refuse to continue in a compiled program."""
         raise TypeError(
-            f"{who} is compiled, and these samples are Python objects ({self.found}). Turn them into arrays with a "
+            f"{caller} is compiled, and these samples are Python objects ({self.found}). Turn them into arrays with a "
             "HostMapTransform after the source, or keep to iterate and BatchTransform."
         )
 
@@ -266,15 +266,15 @@ def first_sample(read: Callable[[int], Any], count: int) -> tuple[int, Any]:
         raise
 
 
-def spec_or_objects(who: str, sample: Any) -> SampleSpec | ObjectSpec:
+def spec_or_objects(caller: str, sample: Any) -> SampleSpec | ObjectSpec:
     """The spec of a sample, whatever it is."""
     try:
-        return spec_of(who, sample)
+        return spec_of(caller, sample)
     except NotAnArray as error:
         return ObjectSpec(error.args[1])
 
 
-def spec_of(who: str, sample: PyTree) -> SampleSpec:
+def spec_of(caller: str, sample: PyTree) -> SampleSpec:
     """The spec of a sample, or of a tree of anything with shape and dtype; dtypes become those JAX will give.
 
     Example:
@@ -283,23 +283,23 @@ def spec_of(who: str, sample: PyTree) -> SampleSpec:
         (("['count']", "['letter']"), ['int32', 'uint8'])
 
     Args:
-        who: The caller's name, for errors.
+        caller: The caller's name, for errors.
         sample: A sample, or a tree of `jax.ShapeDtypeStruct`.
     """
     import jax
 
     paths, structure = jax.tree_util.tree_flatten_with_path(sample)
     if not paths:
-        raise ValueError(f"{who} needs samples with at least one array. Got {describe_value(sample)}.")
+        raise ValueError(f"{caller} needs samples with at least one array. Got {describe_value(sample)}.")
     names, shapes, dtypes = [], [], []
     lenient = not all(isinstance(leaf, (*_PLAIN, jax.Array, jax.ShapeDtypeStruct)) for _, leaf in paths)
     for path, leaf in paths:
         names.append(jax.tree_util.keystr(path))
-        check_array(f"{who}: sample{names[-1]}", leaf)
+        check_array(f"{caller}: sample{names[-1]}", leaf)
         leaf = _as_array(leaf) if dtype_of_array(leaf) is None else leaf
         if not holds_numbers(np.dtype(leaf.dtype)):
             found = f"sample{names[-1]}: {describe_value(leaf.tolist() if isinstance(leaf, np.ndarray) else leaf)}"
-            raise NotAnArray(f"{who} needs arrays of numbers or bools. Got {found}.", found)
+            raise NotAnArray(f"{caller} needs arrays of numbers or bools. Got {found}.", found)
         shapes.append(tuple(leaf.shape))
         dtypes.append(kept_dtype(np.dtype(leaf.dtype)))
     template = structure.unflatten(range(len(paths)))

@@ -325,8 +325,8 @@ class Threads:
 
 def check_executor(executor: object, workers: object, ordered: object, timeout: object) -> None:
     """Refuse what no executor can work with."""
-    who = type(executor).__name__
-    require_int(who, "workers", workers, least=1)
-    require_bool(who, "ordered", ordered)
+    caller = type(executor).__name__
+    require_int(caller, "workers", workers, least=1)
+    require_bool(caller, "ordered", ordered)
     if timeout is not None:
-        require_positive(who, "timeout", timeout, "a number of seconds", finite=False)
+        require_positive(caller, "timeout", timeout, "a number of seconds", finite=False)

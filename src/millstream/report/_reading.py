@@ -23,7 +23,7 @@ from millstream.report._run_data import RunData, times_of
 from millstream.text.errors import describe_value, require_path
 
 _NO_EPOCHS = -1  # as the state of a history has it
-_WHO = "millstream report"
+_CALLER = "millstream report"
 # What the file of a record begins with. Other files of lines have a space after each colon, whatever was logged.
 _BEGIN_OF_RECORD = b'{"steps":0,"run":{'
 _FILES = "files/"
@@ -108,7 +108,7 @@ def _whole_lines(path: pathlib.Path) -> Iterator[dict[str, Any]]:
                 if not text.endswith(b"\n"):
                     return  # its writer was killed in the middle of it
                 raise ValueError(
-                    f"{_WHO} reads records as ms.record writes them. Line {number} of {path} is "
+                    f"{_CALLER} reads records as ms.record writes them. Line {number} of {path} is "
                     f"{describe_value(text[:60])}."
                 ) from None
             yield line
@@ -132,7 +132,7 @@ def read_csv(path: pathlib.Path) -> RunData:
         header = next(rows, [])
         if tuple(header[: len(UNITS)]) != UNITS:
             raise ValueError(
-                f"{_WHO} reads tables as ms.csv_logger writes them, whose header begins with {','.join(UNITS)}. "
+                f"{_CALLER} reads tables as ms.csv_logger writes them, whose header begins with {','.join(UNITS)}. "
                 f"{path} begins with {describe_value(','.join(header))}."
             )
         for row in rows:
@@ -140,8 +140,8 @@ def read_csv(path: pathlib.Path) -> RunData:
                 _add_row(made, header, row)
             except ValueError:
                 raise ValueError(
-                    f"{_WHO} reads tables as ms.csv_logger writes them. Line {rows.line_num} of {path} is not a row of "
-                    f"one: {describe_value(','.join(row))}."
+                    f"{_CALLER} reads tables as ms.csv_logger writes them. Line {rows.line_num} of {path} is not a row "
+                    f"of one: {describe_value(','.join(row))}."
                 ) from None
     return RunData(path.stem, "a table", made.history())
 
@@ -208,13 +208,13 @@ def read_runs(paths: Sequence[str | os.PathLike[str]]) -> list[RunData]:
 
 def read_run(path: str | os.PathLike[str]) -> RunData:
     """The run that was written to a folder or a file."""
-    found = require_path(_WHO, "the path of a run", path).expanduser().resolve()
+    found = require_path(_CALLER, "the path of a run", path).expanduser().resolve()
     if not found.exists():
-        raise FileNotFoundError(f"{_WHO} found nothing at {found}.\n{_LOOKS_FOR}")
+        raise FileNotFoundError(f"{_CALLER} found nothing at {found}.\n{_LOOKS_FOR}")
     if found.is_file():
         readers = {".jsonl": read_jsonl, ".csv": read_csv}
         if found.suffix not in readers:
-            raise ValueError(f"{_WHO} cannot tell what {found} is.\n{_LOOKS_FOR}")
+            raise ValueError(f"{_CALLER} cannot tell what {found} is.\n{_LOOKS_FOR}")
         return readers[found.suffix](found)
     if (found / RECORD).exists():
         return read_record(found / RECORD, found.name)
@@ -222,4 +222,4 @@ def read_run(path: str | os.PathLike[str]) -> RunData:
         return read_checkpoint(found)
     names = sorted(path.name for path in found.iterdir())
     listed = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
-    raise FileNotFoundError(f"{_WHO} found no run in {found}, which has: {listed or 'nothing'}.\n{_LOOKS_FOR}")
+    raise FileNotFoundError(f"{_CALLER} found no run in {found}, which has: {listed or 'nothing'}.\n{_LOOKS_FOR}")

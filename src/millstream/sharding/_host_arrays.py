@@ -48,16 +48,16 @@ def host_to_global_device_array(
         mesh: By default the one of `jax.set_mesh`.
         batch_axis_names: The axes that rows are divided over; by default all of the mesh.
     """
-    who = "host_to_global_device_array"
-    _check_partition(who, partition)
-    mesh = given_or_context_mesh(who, mesh)
+    caller = "host_to_global_device_array"
+    _check_partition(caller, partition)
+    mesh = given_or_context_mesh(caller, mesh)
     if partition is DataPartitionType.FULL:
-        axes = mesh.axis_names if batch_axis_names is None else checked_axes(who, batch_axis_names, mesh.axis_names)
-        return global_rows(who, host_arrays, over_axes(mesh, axes))
+        axes = mesh.axis_names if batch_axis_names is None else checked_axes(caller, batch_axis_names, mesh.axis_names)
+        return global_rows(caller, host_arrays, over_axes(mesh, axes))
     if batch_axis_names is not None:
-        raise ValueError(f"{who} divides nothing over axes when it replicates. Leave batch_axis_names out.")
+        raise ValueError(f"{caller} divides nothing over axes when it replicates. Leave batch_axis_names out.")
     leaves, structure = jax.tree.flatten(host_arrays)
-    arrays = [kept(who, leaf if hasattr(leaf, "shape") else np.asarray(leaf)) for leaf in leaves]
+    arrays = [kept(caller, leaf if hasattr(leaf, "shape") else np.asarray(leaf)) for leaf in leaves]
     shapes = [array.shape for array in arrays]
     return structure.unflatten(jax.make_array_from_process_local_data(over_axes(mesh, ()), arrays, shapes))
 
@@ -75,21 +75,21 @@ def global_to_host_array(global_arrays: PyTree, *, partition: DataPartitionType 
         global_arrays: A pytree of `jax.Array`s, with the same number of rows if they are divided.
         partition: Whether rows are divided over devices, or all arrays repeated on each.
     """
-    who = "global_to_host_array"
-    _check_partition(who, partition)
+    caller = "global_to_host_array"
+    _check_partition(caller, partition)
     for path, leaf in jax.tree.leaves_with_path(global_arrays):
         name = f"batch{jax.tree_util.keystr(path)}"
         if not isinstance(leaf, jax.Array):
-            raise TypeError(f"{who} needs jax.Arrays. Got {name}: {describe_value(leaf)}.")
+            raise TypeError(f"{caller} needs jax.Arrays. Got {name}: {describe_value(leaf)}.")
         if partition is DataPartitionType.REPLICATED and not leaf.is_fully_replicated:
             raise ValueError(
-                f"{who} needs arrays that every device has whole, if they are REPLICATED. Got:\n"
+                f"{caller} needs arrays that every device has whole, if they are REPLICATED. Got:\n"
                 f"{table([(name, f'{describe_leaf(leaf)}, {leaf.sharding}')])}\n"
                 "DataPartitionType.FULL gives its rows."
             )
     if partition is DataPartitionType.REPLICATED:
         return jax.tree.map(lambda leaf: np.asarray(leaf.addressable_data(0)), global_arrays)
-    common_rows(who, global_arrays)
+    common_rows(caller, global_arrays)
     return jax.tree.map(_host_rows, global_arrays)
 
 
@@ -113,9 +113,9 @@ def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[tuple[int
     return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
 
 
-def _check_partition(who: str, partition: Any) -> None:
+def _check_partition(caller: str, partition: Any) -> None:
     if not isinstance(partition, DataPartitionType):
         raise TypeError(
-            f"{who} needs partition to be DataPartitionType.FULL or DataPartitionType.REPLICATED. "
+            f"{caller} needs partition to be DataPartitionType.FULL or DataPartitionType.REPLICATED. "
             f"Got {describe_value(partition)}."
         )

@@ -110,18 +110,18 @@ def shard_bounds(num_shards: int, shard_id: int, size: int, drop_remainder: bool
     return _bounds("shard_bounds", num_shards, shard_id, size, drop_remainder)
 
 
-def _bounds(who: str, num_shards: int, shard_id: int, size: int, drop_remainder: bool) -> tuple[int, int]:
-    require_int(who, "num_shards", num_shards, least=1)
-    require_int(who, "shard_id", shard_id, least=0)
-    require_int(who, "size", size, least=0)
-    require_bool(who, "drop_remainder", drop_remainder)
+def _bounds(caller: str, num_shards: int, shard_id: int, size: int, drop_remainder: bool) -> tuple[int, int]:
+    require_int(caller, "num_shards", num_shards, least=1)
+    require_int(caller, "shard_id", shard_id, least=0)
+    require_int(caller, "size", size, least=0)
+    require_bool(caller, "drop_remainder", drop_remainder)
     if shard_id >= num_shards:
-        raise ValueError(f"{who} needs shard_id below num_shards, {num_shards}. Got {shard_id}.")
+        raise ValueError(f"{caller} needs shard_id below num_shards, {num_shards}. Got {shard_id}.")
     each, extra = divmod(size, num_shards)
     if drop_remainder:
         if not each:
             raise ValueError(
-                f"{who} needs at least one item per shard if the remainder is dropped. Got {size} items for "
+                f"{caller} needs at least one item per shard if the remainder is dropped. Got {size} items for "
                 f"{num_shards} shards."
             )
         extra = 0

@@ -12,7 +12,7 @@ from millstream.sharding.mesh_config import MeshConfig, checked_axes, over_axes
 from millstream.text.errors import describe_value, require_int
 
 
-def as_batch_sharding(sharding: Any, who: str = "as_batch_sharding") -> NamedSharding:
+def as_batch_sharding(sharding: Any, caller: str = "as_batch_sharding") -> NamedSharding:
     """The sharding of the first axis of a batch, for leaves of any rank.
 
     Example:
@@ -23,21 +23,21 @@ def as_batch_sharding(sharding: Any, who: str = "as_batch_sharding") -> NamedSha
     Args:
         sharding: A `NamedSharding` whose spec speaks of the first axis alone; a `Mesh` with an axis "data", over
             which rows are divided; or a `MeshConfig`.
-        who: Who needs it, for errors.
+        caller: Who needs it, for errors.
     """
     if isinstance(sharding, MeshConfig):
         return sharding.batch_sharding(sharding.create_device_mesh())
     if isinstance(sharding, Mesh):
-        return over_axes(sharding, checked_axes(who, "data", sharding.axis_names))
+        return over_axes(sharding, checked_axes(caller, "data", sharding.axis_names))
     if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
         raise TypeError(
-            f"{who} needs sharding to be a NamedSharding over devices, a Mesh with an axis 'data', or a MeshConfig. "
+            f"{caller} needs sharding to be a NamedSharding over devices, a Mesh with an axis 'data', or a MeshConfig. "
             f"Got {describe_value(sharding)}."
         )
     first, *others = (*sharding.spec, None)
     if any(entry is not None for entry in others) or first is PartitionSpec.UNCONSTRAINED:
         raise ValueError(
-            f"{who} needs a spec of the first axis alone, which fits a batch's leaves of any rank and its "
+            f"{caller} needs a spec of the first axis alone, which fits a batch's leaves of any rank and its "
             f"mask. Got {sharding.spec}. Divide other axes in your step, with with_sharding_constraint."
         )
     if len(sharding.spec) < 2:
@@ -69,17 +69,17 @@ def shard_count(sharding: NamedSharding) -> int:
     return math.prod(sharding.mesh.shape[axis] for axis in batch_axes(sharding))
 
 
-def require_sharding(who: str, sharding: Any) -> NamedSharding:
+def require_sharding(caller: str, sharding: Any) -> NamedSharding:
     """The sharding, if it is one over a mesh."""
     if not isinstance(sharding, NamedSharding):
         raise TypeError(
-            f"{who} needs sharding to be a NamedSharding, such as as_batch_sharding(mesh) gives. "
+            f"{caller} needs sharding to be a NamedSharding, such as as_batch_sharding(mesh) gives. "
             f"Got {describe_value(sharding)}."
         )
     return sharding
 
 
-def check_batch_size(who: str, batch_size: int, sharding: NamedSharding) -> None:
+def check_batch_size(caller: str, batch_size: int, sharding: NamedSharding) -> None:
     """Refuse a global batch size that does not divide by the batch axes, and say which ones do.
 
     Example:
@@ -87,18 +87,18 @@ def check_batch_size(who: str, batch_size: int, sharding: NamedSharding) -> None
         >>> ms.sharding.check_batch_size("DataLoader", 128, sharding)
 
     Args:
-        who: Who needs it, for the error.
+        caller: Who needs it, for the error.
         batch_size: Rows of the global batch, over all hosts.
         sharding: Of the batch.
     """
-    require_int(who, "batch_size", batch_size, least=1)
+    require_int(caller, "batch_size", batch_size, least=1)
     if batch_size > MAX_IN_GRAPH:
-        raise ValueError(f"{who} needs a batch_size of at most {MAX_IN_GRAPH:,}. Got {batch_size:,}.")
+        raise ValueError(f"{caller} needs a batch_size of at most {MAX_IN_GRAPH:,}. Got {batch_size:,}.")
     shards = shard_count(sharding)
     if batch_size % shards:
         axes = " x ".join(f"{axis!r} of size {sharding.mesh.shape[axis]}" for axis in batch_axes(sharding))
         raise ValueError(
-            f"{who} needs a global batch size that divides by {shards}, the devices that rows are divided over "
+            f"{caller} needs a global batch size that divides by {shards}, the devices that rows are divided over "
             f"(mesh axes: {axes}). Got {batch_size}. {nearest(batch_size, shards)}"
         )
 

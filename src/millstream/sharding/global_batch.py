@@ -27,37 +27,37 @@ def distribute_global_batch(local_batch: PyTree, sharding: Any) -> PyTree:
         local_batch: A pytree of arrays with the same number of rows.
         sharding: A `NamedSharding`, a `Mesh` with an axis "data", or a `MeshConfig`; see `as_batch_sharding`.
     """
-    who = "distribute_global_batch"
-    return global_rows(who, local_batch, as_batch_sharding(sharding, who))
+    caller = "distribute_global_batch"
+    return global_rows(caller, local_batch, as_batch_sharding(sharding, caller))
 
 
-def global_rows(who: str, local_batch: PyTree, sharding: NamedSharding) -> PyTree:
+def global_rows(caller: str, local_batch: PyTree, sharding: NamedSharding) -> PyTree:
     """What `distribute_global_batch` does, under the name of the caller."""
-    rows, shards, here = common_rows(who, local_batch), shard_count(sharding), local_shards(sharding)
+    rows, shards, here = common_rows(caller, local_batch), shard_count(sharding), local_shards(sharding)
     if here == 0:
-        raise ValueError(f"{who} needs this process, number {jax.process_index()}, to have devices in the mesh.")
+        raise ValueError(f"{caller} needs this process, number {jax.process_index()}, to have devices in the mesh.")
     if rows % here:
         raise ValueError(
-            f"{who} needs a number of rows that divides by {here}, the parts of the batch that the devices of this "
+            f"{caller} needs a number of rows that divides by {here}, the parts of the batch that the devices of this "
             f"process hold (of {shards} in all). Got {rows} rows. {nearest(rows, here)}"
         )
-    leaves, structure = jax.tree.flatten(jax.tree.map(lambda leaf: kept(who, leaf), local_batch))
+    leaves, structure = jax.tree.flatten(jax.tree.map(lambda leaf: kept(caller, leaf), local_batch))
     shapes = [(rows // here * shards, *leaf.shape[1:]) for leaf in leaves]
     return structure.unflatten(jax.make_array_from_process_local_data(sharding, leaves, shapes))
 
 
-def common_rows(who: str, batch: PyTree) -> int:
+def common_rows(caller: str, batch: PyTree) -> int:
     """The number of rows that all leaves have."""
     leaves = [(f"batch{jax.tree_util.keystr(path)}", leaf) for path, leaf in jax.tree.leaves_with_path(batch)]
     if not leaves:
-        raise ValueError(f"{who} needs arrays. Got {describe_value(batch)}, a tree without any.")
+        raise ValueError(f"{caller} needs arrays. Got {describe_value(batch)}, a tree without any.")
     for name, leaf in leaves:
         dtype = dtype_of_array(leaf)
         if dtype is None or not holds_numbers(dtype) or not leaf.shape:
-            raise ValueError(f"{who} needs arrays with rows. Got:\n{table([(name, describe_leaf(leaf))])}")
+            raise ValueError(f"{caller} needs arrays with rows. Got:\n{table([(name, describe_leaf(leaf))])}")
         if leaf.shape[0] != leaves[0][1].shape[0]:
             found = table((name, describe_leaf(leaf)) for name, leaf in (leaves[0], (name, leaf)))
-            raise ValueError(f"{who} needs arrays with the same number of rows. Got:\n{found}")
+            raise ValueError(f"{caller} needs arrays with the same number of rows. Got:\n{found}")
     return leaves[0][1].shape[0]
 
 

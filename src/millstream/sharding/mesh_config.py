@@ -49,32 +49,32 @@ class HybridMeshShape:
 MeshShape = Sequence[int] | HybridMeshShape
 
 
-def _checked_shape(who: str, name: str, shape: Any) -> tuple[int, ...] | HybridMeshShape:
+def _checked_shape(caller: str, name: str, shape: Any) -> tuple[int, ...] | HybridMeshShape:
     """A mesh shape with tuples inside, or an error that says what one is."""
-    return shape if isinstance(shape, HybridMeshShape) else _checked_sizes(who, name, shape)
+    return shape if isinstance(shape, HybridMeshShape) else _checked_sizes(caller, name, shape)
 
 
-def _checked_sizes(who: str, name: str, sizes: Any) -> tuple[int, ...]:
+def _checked_sizes(caller: str, name: str, sizes: Any) -> tuple[int, ...]:
     """Sizes as a tuple: ints of at least 1, and at most one -1."""
     sized = isinstance(sizes, Sequence) and not isinstance(sizes, str) and len(sizes) > 0
     if not sized or any(type(size) is not int or (size < 1 and size != -1) for size in sizes):
         raise ValueError(
-            f"{who} needs {name} to be one int per axis, each at least 1, or -1 where the number of devices decides. "
-            f"Got {describe_value(sizes)}."
+            f"{caller} needs {name} to be one int per axis, each at least 1, or -1 where the number of devices "
+            f"decides. Got {describe_value(sizes)}."
         )
     if sum(size == -1 for size in sizes) > 1:
-        raise ValueError(f"{who} can infer one size of {name}. Got {tuple(sizes)}: write out all but one -1.")
+        raise ValueError(f"{caller} can infer one size of {name}. Got {tuple(sizes)}: write out all but one -1.")
     return tuple(sizes)
 
 
-def _complete(who: str, sizes: Sequence[int], count: int, things: str) -> tuple[int, ...]:
+def _complete(caller: str, sizes: Sequence[int], count: int, things: str) -> tuple[int, ...]:
     """Sizes whose product is `count`, with the -1 filled in."""
     known = math.prod(size for size in sizes if size != -1)
     fits = count % known == 0 if -1 in sizes else count == known
     if not fits:
         rule = f"a multiple of {known}" if -1 in sizes else f"{known}"
         raise ValueError(
-            f"{who} with shape {tuple(sizes)} needs {rule} {things}. There are {count}. "
+            f"{caller} with shape {tuple(sizes)} needs {rule} {things}. There are {count}. "
             "Change the shape, or choose the devices: create_device_mesh(devices=...)."
         )
     return tuple(count // known if size == -1 else size for size in sizes)
@@ -85,32 +85,34 @@ def _slice_count(devices: Sequence[Any]) -> int:
     return len({getattr(device, "slice_index", 0) for device in devices})
 
 
-def hybrid_grid(who: str, devices: Sequence[Any], shape: HybridMeshShape) -> np.ndarray:
+def hybrid_grid(caller: str, devices: Sequence[Any], shape: HybridMeshShape) -> np.ndarray:
     """The devices as an array of shape `ici * dcn`."""
     slices = _slice_count(devices)
     hosts = len({device.process_index for device in devices})
     groups = slices if slices > 1 else hosts
-    dcn = _complete(who, shape.dcn_mesh_shape, groups, "hosts") if -1 in shape.dcn_mesh_shape else shape.dcn_mesh_shape
+    dcn = (
+        _complete(caller, shape.dcn_mesh_shape, groups, "hosts") if -1 in shape.dcn_mesh_shape else shape.dcn_mesh_shape
+    )
     if len(devices) % math.prod(dcn):
         raise ValueError(
-            f"{who} needs groups of one size. Got {len(devices)} devices for dcn_mesh_shape {tuple(dcn)}, "
+            f"{caller} needs groups of one size. Got {len(devices)} devices for dcn_mesh_shape {tuple(dcn)}, "
             f"which is {math.prod(dcn)} groups."
         )
-    ici = _complete(who, shape.ici_mesh_shape, len(devices) // math.prod(dcn), "devices per group")
+    ici = _complete(caller, shape.ici_mesh_shape, len(devices) // math.prod(dcn), "devices per group")
     if slices > 1 or math.prod(dcn) == hosts:
         return mesh_utils.create_hybrid_device_mesh(ici, dcn, devices, process_is_granule=slices == 1)
     return _in_blocks(devices, ici, dcn)
 
 
-def across_slices(who: str, sizes: Sequence[int], slices: int) -> HybridMeshShape:
+def across_slices(caller: str, sizes: Sequence[int], slices: int) -> HybridMeshShape:
     """A plain shape over several slices: they lie along the first axis that divides by their number."""
     for axis, size in enumerate(sizes):
         if size % slices == 0:
             dcn = tuple(slices if other == axis else 1 for other in range(len(sizes)))
             return HybridMeshShape([size // groups for size, groups in zip(sizes, dcn, strict=True)], dcn)
     raise ValueError(
-        f"{who} needs an axis that divides by the {slices} slices the devices are in. Got mesh_shape {tuple(sizes)}. "
-        "Give a HybridMeshShape to say how the slices lie."
+        f"{caller} needs an axis that divides by the {slices} slices the devices are in. Got mesh_shape "
+        f"{tuple(sizes)}. Give a HybridMeshShape to say how the slices lie."
     )
 
 
@@ -123,16 +125,16 @@ def _in_blocks(devices: Sequence[Any], ici: Sequence[int], dcn: Sequence[int]) -
     return grid.reshape((*dcn, *ici)).transpose(pairs).reshape(np.multiply(dcn, ici))
 
 
-def given_or_context_mesh(who: str, mesh: Mesh | None) -> Mesh:
+def given_or_context_mesh(caller: str, mesh: Mesh | None) -> Mesh:
     """The mesh given, or the one in force; it has devices."""
     if mesh is None:
         mesh = jax.sharding.get_mesh()
         mesh = _entered_mesh() if mesh.empty else mesh
     if mesh is None:
-        raise ValueError(f"{who} needs a mesh. Give it one, mesh=..., or call it inside `with jax.set_mesh(mesh):`.")
+        raise ValueError(f"{caller} needs a mesh. Give it one, mesh=..., or call it inside `with jax.set_mesh(mesh):`.")
     if not isinstance(mesh, Mesh):
         raise TypeError(
-            f"{who} needs mesh to be a jax.sharding.Mesh. Got {describe_value(mesh)}. "
+            f"{caller} needs mesh to be a jax.sharding.Mesh. Got {describe_value(mesh)}. "
             "A MeshConfig makes one with create_device_mesh()."
         )
     return mesh
@@ -253,20 +255,20 @@ def over_axes(mesh: Mesh, axes: tuple[str, ...]) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(axes[0] if len(axes) == 1 else axes))
 
 
-def checked_axes(who: str, axes: Any, known: Sequence[str]) -> tuple[str, ...]:
+def checked_axes(caller: str, axes: Any, known: Sequence[str]) -> tuple[str, ...]:
     """The names of some axes of a mesh as a tuple; all must be known."""
     names = [axes] if isinstance(axes, str) else axes
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
         raise TypeError(
-            f"{who} needs batch_axis_names to be the name of an axis, or several. Got {describe_value(axes)}."
+            f"{caller} needs batch_axis_names to be the name of an axis, or several. Got {describe_value(axes)}."
         )
     for name in names:
         if name not in known:
             raise ValueError(
-                f"{who} knows no axis {name!r} to divide a batch over. The mesh has: {', '.join(map(repr, known))}."
+                f"{caller} knows no axis {name!r} to divide a batch over. The mesh has: {', '.join(map(repr, known))}."
             )
     if len(set(names)) < len(names):
-        raise ValueError(f"{who} can divide a batch over an axis once. Got {tuple(names)}.")
+        raise ValueError(f"{caller} can divide a batch over an axis once. Got {tuple(names)}.")
     return tuple(names)
 
 
@@ -357,9 +359,9 @@ def make_fsdp_mesh_config(
     return _selected(MeshConfig(shape, mesh_axis_names, batch_axes, mesh_rules), mesh_selector)
 
 
-def _ones(who: str, names: Any) -> list[int]:
+def _ones(caller: str, names: Any) -> list[int]:
     """A size of 1 for each axis but one."""
-    return [1] * (len(require_names(who, "mesh_axis_names", names)) - 1)
+    return [1] * (len(require_names(caller, "mesh_axis_names", names)) - 1)
 
 
 def _selected(config: MeshConfig, selector: str | None) -> MeshConfig:

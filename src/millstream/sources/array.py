@@ -73,39 +73,39 @@ def _tree() -> Any:
     return jax.tree
 
 
-def check_ordering(who: str, ordering: Any) -> None:
+def check_ordering(caller: str, ordering: Any) -> None:
     """Refuse an ordering that is not known."""
-    as_shuffle(who, ordering)
+    as_shuffle(caller, ordering)
 
 
-def check_reading(who: str, ordering: Any, prefetch_size: Any) -> None:
+def check_reading(caller: str, ordering: Any, prefetch_size: Any) -> None:
     """Refuse an ordering or a prefetch_size that no source takes."""
-    check_ordering(who, ordering)
-    require_int(who, "prefetch_size", prefetch_size, least=1)
+    check_ordering(caller, ordering)
+    require_int(caller, "prefetch_size", prefetch_size, least=1)
 
 
-def check_rows(who: str, data: PyTree) -> None:
+def check_rows(caller: str, data: PyTree) -> None:
     """Refuse a tree that is not made of arrays of numbers with the same, non-zero number of rows."""
     import jax
 
     leaves = [(f"data{jax.tree_util.keystr(path)}", leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(data)]
     if not leaves:
-        raise ValueError(f"{who} needs at least one array. Got an empty tree.")
+        raise ValueError(f"{caller} needs at least one array. Got an empty tree.")
     for name, leaf in leaves:
         if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape"):
             raise TypeError(
-                f"{who} needs arrays. Got {name}: {describe_value(leaf)}. "
+                f"{caller} needs arrays. Got {name}: {describe_value(leaf)}. "
                 "Lists and tuples are trees here; turn them into arrays with np.asarray."
             )
-        check_array(f"{who}: {name}", leaf)
+        check_array(f"{caller}: {name}", leaf)
         if isinstance(leaf, np.ndarray) and not holds_numbers(leaf.dtype):
             raise TypeError(
-                f"{who} needs numbers or bools. Got {name}: {describe_leaf(leaf)}. "
+                f"{caller} needs numbers or bools. Got {name}: {describe_leaf(leaf)}. "
                 "Encode text, dates and objects as numbers, one array per field."
             )
     if {leaf.shape[:1] for _, leaf in leaves} != {leaves[0][1].shape[:1]} or leaves[0][1].shape[:1] in ((), (0,)):
         raise ValueError(
-            f"{who} needs leaves with the same, non-zero number of rows. Got:\n"
+            f"{caller} needs leaves with the same, non-zero number of rows. Got:\n"
             f"{table((name, describe_leaf(leaf)) for name, leaf in leaves)}\n"
             "Slice or pad them to one length before building the source."
         )

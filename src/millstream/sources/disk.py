@@ -46,16 +46,16 @@ class DiskSampleSource(SampleReader):
     readers: int = 4
 
     def __post_init__(self) -> None:
-        who = type(self).__name__
-        require_callable(who, "sample_fn", self.sample_fn)
-        check_ordering(who, self.ordering)
+        caller = type(self).__name__
+        require_callable(caller, "sample_fn", self.sample_fn)
+        check_ordering(caller, self.ordering)
         for name in ("length", "prefetch_size", "readers"):
-            require_int(who, name, getattr(self, name), least=1)
+            require_int(caller, name, getattr(self, name), least=1)
         if self.sample_spec is not None:
-            object.__setattr__(self, "sample_spec", _given_spec(who, self.sample_spec))
+            object.__setattr__(self, "sample_spec", _given_spec(caller, self.sample_spec))
             return
         first, sample = first_sample(self._sample, self.length)
-        object.__setattr__(self, "sample_spec", spec_or_objects(who, sample))
+        object.__setattr__(self, "sample_spec", spec_or_objects(caller, sample))
         object.__setattr__(self, "first_sample", first)
 
     def __len__(self) -> int:
@@ -99,11 +99,11 @@ class DatasetSource(SampleReader):
     readers: int = 4
 
     def __post_init__(self) -> None:
-        who = type(self).__name__
-        require_items(who, "an object", self.dataset)
-        check_ordering(who, self.ordering)
+        caller = type(self).__name__
+        require_items(caller, "an object", self.dataset)
+        check_ordering(caller, self.ordering)
         for name in ("prefetch_size", "readers"):
-            require_int(who, name, getattr(self, name), least=1)
+            require_int(caller, name, getattr(self, name), least=1)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -164,16 +164,16 @@ class DatasetSource(SampleReader):
             spent("dataset", begun)
             return items
         except Exception as error:
-            name, who = type(self.dataset).__name__, type(self).__name__
-            raise noted(error, f"This came from {name}.__getitems__({describe_value(numbers)}) in {who}.")  # noqa: B904
+            name, caller = type(self.dataset).__name__, type(self).__name__
+            raise noted(error, f"This came from {name}.__getitems__({describe_value(numbers)}) in {caller}.")  # noqa: B904
 
 
-def _given_spec(who: str, spec: PyTree) -> SampleSpec:
+def _given_spec(caller: str, spec: PyTree) -> SampleSpec:
     import jax
 
     for leaf in jax.tree.leaves(spec):
         if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
             raise TypeError(
-                f"{who} needs sample_spec to be a tree of jax.ShapeDtypeStruct. Got {describe_value(leaf)}."
+                f"{caller} needs sample_spec to be a tree of jax.ShapeDtypeStruct. Got {describe_value(leaf)}."
             )
-    return spec_of(who, spec)
+    return spec_of(caller, spec)

@@ -28,7 +28,7 @@ class FileRows(Protocol):
 
     def __len__(self) -> int: ...
 
-    def take(self, who: str, indices: np.ndarray, out: np.ndarray, first: int = 0) -> None:
+    def take(self, caller: str, indices: np.ndarray, out: np.ndarray, first: int = 0) -> None:
         """Write the rows at `indices` into `out`, in the dtype that it has; row 0 is sample `first` in errors."""
         ...
 
@@ -50,7 +50,7 @@ class RangedRows:
         """In this machine's byte order."""
         return self.stored.newbyteorder("=")
 
-    def take(self, who: str, indices: np.ndarray, out: np.ndarray, first: int = 0) -> None:
+    def take(self, caller: str, indices: np.ndarray, out: np.ndarray, first: int = 0) -> None:
         """Write the rows at `indices` into `out`; an error names the sample."""
         row = self.shape[1:]
         size = int(np.prod(row, dtype=np.int64)) * self.stored.itemsize
@@ -58,10 +58,10 @@ class RangedRows:
         try:
             for data in self.file.read_ranges([(self.offset + number * size, size) for number in numbers]):
                 values = np.frombuffer(data, self.stored).reshape(row).astype(self.dtype, copy=False)
-                out[done] = narrowed(f"{who}: sample {first + numbers[done]}", values, out.dtype)
+                out[done] = narrowed(f"{caller}: sample {first + numbers[done]}", values, out.dtype)
                 done += 1
         except OSError as error:
-            raise noted(error, f"This came from {who} at sample {first + numbers[done]}.")  # noqa: B904
+            raise noted(error, f"This came from {caller} at sample {first + numbers[done]}.")  # noqa: B904
 
     def whole(self) -> np.ndarray:
         """All of it, in memory and in the file's own order of bytes."""
@@ -88,24 +88,24 @@ class ChainedRows:
         """Of each of them."""
         return self.parts[0].dtype
 
-    def take(self, who: str, indices: np.ndarray, out: np.ndarray, first: int = 0) -> None:
+    def take(self, caller: str, indices: np.ndarray, out: np.ndarray, first: int = 0) -> None:
         """Write the rows at `indices` into `out`."""
         begin = 0
         for part in self.parts:
             rows = np.flatnonzero((indices >= begin) & (indices < begin + len(part)))
             if len(rows):
                 chosen = np.empty((len(rows), *out.shape[1:]), out.dtype)
-                take_rows(who, part, indices[rows] - begin, chosen, first + begin)
+                take_rows(caller, part, indices[rows] - begin, chosen, first + begin)
                 out[rows] = chosen
             begin += len(part)
 
 
-def take_rows(who: str, rows: np.ndarray | FileRows, indices: np.ndarray, out: np.ndarray, first: int = 0) -> None:
+def take_rows(caller: str, rows: np.ndarray | FileRows, indices: np.ndarray, out: np.ndarray, first: int = 0) -> None:
     """Write the rows at `indices` into `out`, in the dtype that it has; row 0 is sample `first` in errors."""
     if isinstance(rows, np.ndarray):
-        take_array_rows(who, rows, indices, out)
+        take_array_rows(caller, rows, indices, out)
     else:
-        rows.take(who, indices, out, first)
+        rows.take(caller, indices, out, first)
 
 
 def require_shape(name: str, dtype: np.dtype, shape: tuple[int, ...], available: int) -> None:

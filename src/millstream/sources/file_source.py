@@ -23,7 +23,7 @@ class OpenedRows:
     A file that is mapped or read row by row must stay as it is: what has changed is refused, here and there.
 
     Args:
-        who: The source, in errors.
+        caller: The source, in errors.
         open_files: Gives the arrays, mapped, in memory, or as `FileRows`.
         arguments: What it is called with, here and there.
         spec: The structure of a row, for a copy: finding it takes JAX, which worker processes do without.
@@ -32,7 +32,7 @@ class OpenedRows:
 
     def __init__(
         self,
-        who: str,
+        caller: str,
         open_files: Callable[..., PyTree],
         arguments: tuple[Any, ...],
         spec: SampleSpec | None = None,
@@ -40,14 +40,14 @@ class OpenedRows:
     ) -> None:
         with recorded(known) as self._files:
             data = open_files(*arguments)
-        self.spec = _row_spec(who, data) if spec is None else spec
-        self._who, self._opened_by = who, (open_files, arguments)
-        self._leaves = self.spec.flatten(who, data)
+        self.spec = _row_spec(caller, data) if spec is None else spec
+        self._caller, self._opened_by = caller, (open_files, arguments)
+        self._leaves = self.spec.flatten(caller, data)
         mapped = any(map(is_mapped, self._leaves))
         self._mapped = [file for file in self._files if mapped and isinstance(file, LocalFile)]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return OpenedRows, (self._who, *self._opened_by, self.spec, self._files)
+        return OpenedRows, (self._caller, *self._opened_by, self.spec, self._files)
 
     def __len__(self) -> int:
         return len(self._leaves[0])
@@ -61,7 +61,7 @@ class OpenedRows:
         """Write the rows at `indices` into `out`, one array per leaf."""
         self._check(indices)
         for leaf, target in zip(self._leaves, out, strict=True):
-            take_rows(self._who, leaf, indices, target)
+            take_rows(self._caller, leaf, indices, target)
         self._check(indices)  # what was written in between is noticed, too
 
     def _check(self, indices: np.ndarray) -> None:
@@ -69,7 +69,7 @@ class OpenedRows:
             try:
                 file.check()
             except FileChanged as error:
-                raise noted(error, f"This came from {self._who} at sample {indices[0]}.")  # noqa: B904
+                raise noted(error, f"This came from {self._caller} at sample {indices[0]}.")  # noqa: B904
 
 
 class FileSource(RowSource):
@@ -86,11 +86,11 @@ class FileSource(RowSource):
         super().__init__(OpenedRows("FileSource", open_files, arguments), ordering, prefetch_size)
 
 
-def _row_spec(who: str, data: PyTree) -> SampleSpec:
+def _row_spec(caller: str, data: PyTree) -> SampleSpec:
     import jax
 
-    check_rows(who, data)
-    return spec_of(who, jax.tree.map(lambda rows: jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype), data))
+    check_rows(caller, data)
+    return spec_of(caller, jax.tree.map(lambda rows: jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype), data))
 
 
 def is_mapped(rows: Any) -> bool:

@@ -73,20 +73,20 @@ class FillSource(SampleReader):
         seeded: bool = True,
         debug: bool = False,
     ) -> None:
-        who = "FillSource"
-        require_items(who, "items", items)
-        require_callable(who, "fill", fill)
-        check_ordering(who, ordering)
+        caller = "FillSource"
+        require_items(caller, "items", items)
+        require_callable(caller, "fill", fill)
+        check_ordering(caller, ordering)
         for name, number in {"prefetch_size": prefetch_size, "readers": readers}.items():
-            require_int(who, name, number, least=1)
+            require_int(caller, name, number, least=1)
         for name, flag in {"seeded": seeded, "debug": debug}.items():
-            require_bool(who, name, flag)
+            require_bool(caller, name, flag)
         self._items = items
         self._fill = fill
-        self._who = f"{who}({function_name(fill)})"
+        self._caller = f"{caller}({function_name(fill)})"
         self._debug = debug
         self._warned: set[str] = set()
-        self.sample_spec: SampleSpec = _given_spec(who, spec)  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.sample_spec: SampleSpec = _given_spec(caller, spec)  # pyright: ignore[reportIncompatibleVariableOverride]
         self.ordering: Ordering = ordering
         self.prefetch_size = prefetch_size
         self.readers = readers
@@ -100,7 +100,7 @@ class FillSource(SampleReader):
         try:
             return self._items[index]
         except Exception as error:
-            note = f"This came from items[{index}] of {self._who}."
+            note = f"This came from items[{index}] of {self._caller}."
             raise noted(error, note)  # noqa: B904 (`from` would take away the error's own cause)
 
     def read_row(
@@ -122,27 +122,27 @@ class FillSource(SampleReader):
             returned = self._fill(item, arrays, rng)
             spent("fill", begun)
         except Exception as error:
-            note = f"This came from {self._who} at sample {index}, item {describe_value(item)}."
+            note = f"This came from {self._caller} at sample {index}, item {describe_value(item)}."
             raise noted(error, note)  # noqa: B904 (`from` would take away the error's own cause)
         self._require_same_arrays(index, arrays, leaves)
         return None if returned is None else self._plain(index, returned)
 
     def _require_same_arrays(self, index: int, arrays: PyTree, leaves: list[np.ndarray]) -> None:
-        after = self.sample_spec.flatten(f"{self._who}: what fill made of arrays at sample {index}", arrays)
+        after = self.sample_spec.flatten(f"{self._caller}: what fill made of arrays at sample {index}", arrays)
         for name, found, leaf in zip(self.sample_spec.names, after, leaves, strict=True):
             if found is not leaf:
                 raise TypeError(
-                    f"{self._who} needs fill to write into the arrays it is given. At sample {index} it put another "
+                    f"{self._caller} needs fill to write into the arrays it is given. At sample {index} it put another "
                     f"value in the place of arrays{name}: {describe_leaf(found)}. Write arrays{name}[...] = value."
                 )
 
     def _plain(self, index: int, returned: Any) -> dict[str, Any]:
         if type(returned) is not dict or not all(type(name) is str for name in returned):
             raise TypeError(
-                f"{self._who} needs fill to return None or a dict from names to plain values. "
+                f"{self._caller} needs fill to return None or a dict from names to plain values. "
                 f"Got {describe_value(returned)} at sample {index}. Write arrays into `arrays`, and name the rest."
             )
-        return decode(encode(returned, f"{self._who}: at sample {index}, fill"))
+        return decode(encode(returned, f"{self._caller}: at sample {index}, fill"))
 
     def _read_twice(
         self, index: int, out: Sequence[np.ndarray], row: int, key: np.ndarray | None
@@ -159,13 +159,13 @@ class FillSource(SampleReader):
             left, size = _untouched(leaves[number], others[number]), leaves[number].size
             if after[number] > before[number]:
                 self._warn(
-                    f"{self._who}: fill keeps a view of arrays{name}",
+                    f"{self._caller}: fill keeps a view of arrays{name}",
                     f"after sample {index}. Its memory is used again for another batch, whose values the view will "
                     "then show. Keep a copy: np.copy.",
                 )
             if left:
                 self._warn(
-                    f"{self._who}: fill leaves elements of arrays{name} unwritten",
+                    f"{self._caller}: fill leaves elements of arrays{name} unwritten",
                     f"({left} of {size} at sample {index}). They are zeros. Write all of them; zeros too, if zeros are "
                     "meant.",
                 )
@@ -201,7 +201,7 @@ def _bytes_of(array: np.ndarray) -> np.ndarray:
     return array.reshape(-1).view(np.uint8)
 
 
-def _given_spec(who: str, spec: PyTree) -> SampleSpec:
+def _given_spec(caller: str, spec: PyTree) -> SampleSpec:
     import jax
 
     def described(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
@@ -210,11 +210,11 @@ def _given_spec(who: str, spec: PyTree) -> SampleSpec:
             return jax.ShapeDtypeStruct(tuple(map(int, shape)), np.dtype(dtype))
         except Exception:
             raise TypeError(
-                f"{who} needs spec to be a tree of jax.ShapeDtypeStruct or of (shape, dtype) pairs. "
+                f"{caller} needs spec to be a tree of jax.ShapeDtypeStruct or of (shape, dtype) pairs. "
                 f"Got spec{jax.tree_util.keystr(path)}: {describe_value(leaf)}."
             ) from None
 
-    return spec_of(who, jax.tree_util.tree_map_with_path(described, spec, is_leaf=_is_pair))
+    return spec_of(caller, jax.tree_util.tree_map_with_path(described, spec, is_leaf=_is_pair))
 
 
 def _is_pair(node: Any) -> bool:

@@ -118,7 +118,7 @@ def read_srgb(
 class Opening:
     """How images are opened: the options of `open_srgb`, checked once."""
 
-    who: str
+    caller: str
     mode: Mode | None = None
     intent: Intent = "relative"
     black_point: bool = True
@@ -128,17 +128,17 @@ class Opening:
     formats: Sequence[str] = FORMATS
 
     def __post_init__(self) -> None:
-        require_pillow(self.who)
+        require_pillow(self.caller)
         if self.mode is not None:
-            require_choice(self.who, "mode", self.mode, ("RGB", "RGBA", "RGBa", "L", "LA"))
+            require_choice(self.caller, "mode", self.mode, ("RGB", "RGBA", "RGBa", "L", "LA"))
         for name in ("black_point", "upright"):
-            require_bool(self.who, name, getattr(self, name))
-        require_choice(self.who, "intent", self.intent, INTENTS)
-        require_choice(self.who, "bad_profile", self.bad_profile, ("warn", "ignore", "raise"))
+            require_bool(self.caller, name, getattr(self, name))
+        require_choice(self.caller, "intent", self.intent, INTENTS)
+        require_choice(self.caller, "bad_profile", self.bad_profile, ("warn", "ignore", "raise"))
         if self.max_pixels is not None:
-            require_int(self.who, "max_pixels", self.max_pixels, least=1)
+            require_int(self.caller, "max_pixels", self.max_pixels, least=1)
         if self.formats is not FORMATS:
-            _require_formats(self.who, self.formats)
+            _require_formats(self.caller, self.formats)
 
     def image(self, name: str, stream: BinaryIO) -> "Image":
         """The image in a stream; `name` is what errors call it."""
@@ -205,36 +205,36 @@ class Opening:
         return pixels if pixels.shape[:2] == (image.height, image.width) else None
 
 
-def require_pillow(who: str) -> None:
+def require_pillow(caller: str) -> None:
     """Say how to install Pillow if it is not there."""
-    with needs(who, "Pillow", "images"):
+    with needs(caller, "Pillow", "images"):
         import PIL.Image  # noqa: F401
 
 
-def _require_formats(who: str, formats: Any) -> None:
+def _require_formats(caller: str, formats: Any) -> None:
     from PIL import Image
 
     Image.init()
     names = listed(formats)
     if not names or not all(isinstance(name, str) and name.upper() in Image.OPEN for name in names):
         known = ", ".join(sorted(Image.OPEN))
-        raise ValueError(f"{who} needs formats that Pillow can read ({known}). Got {describe_value(formats)}.")
+        raise ValueError(f"{caller} needs formats that Pillow can read ({known}). Got {describe_value(formats)}.")
 
 
 @contextlib.contextmanager
-def _stream(who: str, file: Any) -> Iterator[tuple[str, BinaryIO]]:
+def _stream(caller: str, file: Any) -> Iterator[tuple[str, BinaryIO]]:
     """The name of a file and a stream of its bytes that can be sought in."""
     if isinstance(file, bytes | bytearray | memoryview):
-        yield f"{who}: a file of {len(file)} bytes", io.BytesIO(file)
+        yield f"{caller}: a file of {len(file)} bytes", io.BytesIO(file)
     elif isinstance(file, str | os.PathLike):
-        opened = open_file(who, file)
+        opened = open_file(caller, file)
         with contextlib.closing(opened):
             yield opened.name, buffered(opened)
     elif hasattr(file, "read"):
         sought = hasattr(file, "seek") and (not hasattr(file, "seekable") or file.seekable())
         yield str(getattr(file, "name", describe_value(file))), file if sought else io.BytesIO(file.read())
     else:
-        raise TypeError(f"{who} needs a path, bytes, or a binary file. Got {describe_value(file)}.")
+        raise TypeError(f"{caller} needs a path, bytes, or a binary file. Got {describe_value(file)}.")
 
 
 @contextlib.contextmanager

@@ -55,26 +55,26 @@ class BatchLayout:
     input_key: Keys = None
     target_key: Keys = None
 
-    def parts(self, who: str, batch: PyTree) -> Parts:
+    def parts(self, caller: str, batch: PyTree) -> Parts:
         """A batch, taken apart, or an error that says what there is."""
         batch, mask = batch if is_masked(batch) else (batch, None)
         if isinstance(batch, Mapping):
             inputs = _entry(batch, self.input_key, _INPUTS)
             if inputs is None:
                 raise ValueError(
-                    f"{who} cannot tell the inputs of the model from the entries of the batch: "
+                    f"{caller} cannot tell the inputs of the model from the entries of the batch: "
                     f"{', '.join(map(repr, batch))}. It looks for {_words(self.input_key, _INPUTS)}. "
                     "Say which it is when you create the state: input_key=..."
                 )
-            return _checked(who, inputs, _entry(batch, self.target_key, _TARGETS), mask, batch)
+            return _checked(caller, inputs, _entry(batch, self.target_key, _TARGETS), mask, batch)
         if not isinstance(batch, tuple | list):
-            return _checked(who, batch, None, mask, {})
+            return _checked(caller, batch, None, mask, {})
         if len(batch) != 2:
             raise ValueError(
-                f"{who} needs batches that are (inputs, targets), a dict, one array of inputs, or one of these and a "
-                f"mask of bools, as a loader gives it. Got a {type(batch).__name__} of {len(batch)}."
+                f"{caller} needs batches that are (inputs, targets), a dict, one array of inputs, or one of these and "
+                f"a mask of bools, as a loader gives it. Got a {type(batch).__name__} of {len(batch)}."
             )
-        return _checked(who, batch[0], batch[1], mask, {})
+        return _checked(caller, batch[0], batch[1], mask, {})
 
 
 def is_masked(batch: PyTree) -> bool:
@@ -93,10 +93,10 @@ def _words(key: Keys, usual: tuple[str, ...]) -> str:
     return ", ".join(map(repr, listed))
 
 
-def _checked(who: str, inputs: PyTree, target: PyTree, mask: Any, entries: Mapping[str, PyTree]) -> Parts:
+def _checked(caller: str, inputs: PyTree, target: PyTree, mask: Any, entries: Mapping[str, PyTree]) -> Parts:
     arguments = inputs if type(inputs) is tuple else (inputs,)
     leaves = jax.tree.leaves(arguments)
     if not leaves or not getattr(leaves[0], "shape", ()):
         found = describe_leaf(leaves[0]) if leaves else "no array"
-        raise ValueError(f"{who} needs inputs with one row per sample along their first axis. Got {found}.")
+        raise ValueError(f"{caller} needs inputs with one row per sample along their first axis. Got {found}.")
     return Parts(arguments, target, None if mask is None else jnp.asarray(mask), entries)

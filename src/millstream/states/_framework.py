@@ -99,18 +99,19 @@ def parameters_of(fn: Any) -> dict[str, inspect.Parameter]:
     return {parameter.name: parameter for parameter in parameters if parameter.kind in named}
 
 
-def as_losses(who: str, losses: Mapping[str, Any] | None) -> Losses:
+def as_losses(caller: str, losses: Mapping[str, Any] | None) -> Losses:
     """Losses by name, checked."""
     if losses is None:
         return ()
     if not isinstance(losses, Mapping):
         raise TypeError(
-            f'{who} needs losses as a dict of functions by name: losses={{"loss": fn}}. Got {describe_value(losses)}.'
+            f'{caller} needs losses as a dict of functions by name: losses={{"loss": fn}}. '
+            f"Got {describe_value(losses)}."
         )
     for name, fn in losses.items():
         if not isinstance(name, str):
-            raise TypeError(f"{who} needs names of losses to be text. Got {describe_value(name)}.")
-        require_callable(who, f"losses[{name!r}]", fn)
+            raise TypeError(f"{caller} needs names of losses to be text. Got {describe_value(name)}.")
+        require_callable(caller, f"losses[{name!r}]", fn)
         _parameters(f"losses[{name!r}]", fn)
     return tuple(losses.items())
 
@@ -126,8 +127,8 @@ def loss_rows(losses: Losses, values: Mapping[str, Any], weights: jax.Array, *, 
     """
     found = {}
     for name, fn in losses:
-        who = f"The loss {name!r}"
-        given = asked_for(who, fn, values)
+        caller = f"The loss {name!r}"
+        given = asked_for(caller, fn, values)
         try:
             value = jnp.asarray(fn(**given))
         except Exception as error:
@@ -135,21 +136,21 @@ def loss_rows(losses: Losses, values: Mapping[str, Any], weights: jax.Array, *, 
             raise
         if padded and value.ndim == 0 and given.keys() - _OF_NO_ROWS and not given.keys() & _MASKS:
             raise ValueError(
-                f"{who} gave one number for a batch with a mask, so padding would count. Return one value per row "
+                f"{caller} gave one number for a batch with a mask, so padding would count. Return one value per row "
                 "instead of their mean, or take mask or sample_weight as an argument and heed it."
             )
-        found[name] = in_rows(who, value, weights)
+        found[name] = in_rows(caller, value, weights)
     return found
 
 
-def in_rows(who: str, value: Any, weights: jax.Array) -> jax.Array:
+def in_rows(caller: str, value: Any, weights: jax.Array) -> jax.Array:
     """A value for each row, in at least 32 bits; what a row has several of is averaged."""
     value = at_least_32_bits(jnp.asarray(value))
     if value.ndim == 0:
         return jnp.broadcast_to(value, weights.shape)
     if value.shape[: weights.ndim] != weights.shape:
         raise ValueError(
-            f"{who} must give one number, or one value per row. The rows have shape {weights.shape}; "
+            f"{caller} must give one number, or one value per row. The rows have shape {weights.shape}; "
             f"got {describe_leaf(value)}."
         )
     return jnp.mean(jnp.reshape(value, (*weights.shape, -1)), axis=-1)
@@ -161,28 +162,30 @@ def mean_of_rows(rows: jax.Array, weights: jax.Array) -> jax.Array:
     return jnp.sum(jnp.where(weights, rows, jnp.zeros_like(rows))) / jnp.maximum(count, 1).astype(rows.dtype)
 
 
-def asked_for(who: str, fn: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+def asked_for(caller: str, fn: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the values that a function has arguments for."""
-    parameters = _parameters(who, fn)
+    parameters = _parameters(caller, fn)
     if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
         return dict(values)
     needed = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
     missing = [name for name in needed if name not in values]
     if missing:
         raise ValueError(
-            f"{who} asks for {', '.join(missing)}. There are: {', '.join(values)}. Targets are the second part of a "
+            f"{caller} asks for {', '.join(missing)}. There are: {', '.join(values)}. Targets are the second part of a "
             "pair (inputs, targets), or an entry of the batch that target_key=... names when the state is created."
         )
     return {parameter.name: values[parameter.name] for parameter in parameters if parameter.name in values}
 
 
-def _parameters(who: str, fn: Any) -> list[inspect.Parameter]:
+def _parameters(caller: str, fn: Any) -> list[inspect.Parameter]:
     try:
         parameters = list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError):
         parameters = None
     if parameters is None or any(parameter.kind == parameter.POSITIONAL_ONLY for parameter in parameters):
-        raise TypeError(f"{who} is given values by name, and does not take them so. Wrap it: lambda preds, target: ...")
+        raise TypeError(
+            f"{caller} is given values by name, and does not take them so. Wrap it: lambda preds, target: ..."
+        )
     return [parameter for parameter in parameters if parameter.kind != parameter.VAR_POSITIONAL]
 
 
@@ -269,7 +272,7 @@ class FrameworkState(ManagedState):
 
 def new_framework_state(
     kind: type[FrameworkState],
-    who: str,
+    caller: str,
     tx: Any,
     *,
     losses: Mapping[str, Any] | None,
@@ -283,7 +286,7 @@ def new_framework_state(
 
     Args:
         kind: The class.
-        who: The caller's name, for errors.
+        caller: The caller's name, for errors.
         tx: The optimizer.
         losses: Functions by name.
         metrics: What `ms.Metrics` takes, by name.
@@ -294,21 +297,21 @@ def new_framework_state(
     """
     unknown = [name for name in options if name not in _OPTIONS]
     if unknown:
-        raise TypeError(f"{who} knows no argument {', '.join(unknown)}. It passes on: {', '.join(_OPTIONS)}.")
+        raise TypeError(f"{caller} knows no argument {', '.join(unknown)}. It passes on: {', '.join(_OPTIONS)}.")
     if metrics is not None and not isinstance(metrics, Mapping | Metrics):
         raise TypeError(
-            f'{who} needs metrics as a dict by name, metrics={{"accuracy": fn}}, or ms.Metrics. '
+            f'{caller} needs metrics as a dict by name, metrics={{"accuracy": fn}}, or ms.Metrics. '
             f"Got {describe_value(metrics)}."
         )
     for name, key in (("input_key", input_key), ("target_key", target_key)):
         if key is not None and not all(isinstance(one, str) for one in (key if isinstance(key, tuple) else (key,))):
             raise TypeError(
-                f"{who} needs {name} to be a key of the batches, or a tuple of them. Got {describe_value(key)}."
+                f"{caller} needs {name} to be a key of the batches, or a tuple of them. Got {describe_value(key)}."
             )
     if isinstance(metrics, Mapping) and not all(isinstance(name, str) for name in metrics):
-        raise TypeError(f"{who} needs metrics with names that are str. Got {describe_value(metrics)}.")
-    functions = as_losses(who, losses)
-    with raised_in(who):
+        raise TypeError(f"{caller} needs metrics with names that are str. Got {describe_value(metrics)}.")
+    functions = as_losses(caller, losses)
+    with raised_in(caller):
         return kind.create(
             tx=tx,
             losses=functions,

@@ -105,20 +105,20 @@ class Options:
     log_norms: bool = False
 
 
-def checked_options(who: str, accumulate: int | Accumulate, **options: Any) -> Options:
+def checked_options(caller: str, accumulate: int | Accumulate, **options: Any) -> Options:
     """The options, or an error that says which is wrong."""
     clip_norm, ema = options["clip_norm"], options["ema"]
     if clip_norm is not None:
-        require_positive(who, "clip_norm", clip_norm, "a finite number")
+        require_positive(caller, "clip_norm", clip_norm, "a finite number")
     if ema is not None and not (_is_number(ema) and 0 <= ema < 1):
         raise ValueError(
-            f"{who} needs ema, the share of the average that is kept at a step, to be from 0 to below 1, such as "
+            f"{caller} needs ema, the share of the average that is kept at a step, to be from 0 to below 1, such as "
             f"0.999. Got {describe_value(ema)}."
         )
     for name in ("skip_nonfinite", "log_norms"):
-        require_bool(who, name, options[name])
+        require_bool(caller, name, options[name])
     if not isinstance(accumulate, Accumulate):
-        require_int(who, "accumulate", accumulate, least=1)
+        require_int(caller, "accumulate", accumulate, least=1)
         accumulate = Accumulate(accumulate)
     return Options(accumulate=None if accumulate.microbatches == 1 else accumulate, **options)
 
@@ -271,34 +271,34 @@ class ManagedState:
             log_norms: Log the metrics `grad_norm` (before clipping), `param_norm` and `update_norm`.
             **fields: The fields of a subclass.
         """
-        who = f"{cls.__name__}.create"
+        caller = f"{cls.__name__}.create"
         if not callable(getattr(tx, "init", None)) or not callable(getattr(tx, "update", None)):
             raise TypeError(
-                f"{who} needs tx to be an optimizer with init and update, such as optax.adam(1e-3). "
+                f"{caller} needs tx to be an optimizer with init and update, such as optax.adam(1e-3). "
                 f"Got {describe_value(tx)}."
             )
         if key is not None:
-            check_key(who, key)
-        mixed = as_precision(who, precision)
+            check_key(caller, key)
+        mixed = as_precision(caller, precision)
         asked = dict(clip_norm=clip_norm, ema=ema, skip_nonfinite=skip_nonfinite, log_norms=log_norms)
-        options = checked_options(who, accumulate, precision=mixed, **asked)
-        run = get_strategy(strategy, who)
-        own, static = split_fields(who, fields_of(cls)[len(fields_of(ManagedState)) :], fields)
+        options = checked_options(caller, accumulate, precision=mixed, **asked)
+        run = get_strategy(strategy, caller)
+        own, static = split_fields(caller, fields_of(cls)[len(fields_of(ManagedState)) :], fields)
 
         def placed(name: str, tree: PyTree) -> PyTree:
-            return run.place(as_arrays(who, name, tree, copy=run.donate))
+            return run.place(as_arrays(caller, name, tree, copy=run.donate))
 
-        params = as_arrays(who, "params", params, copy=run.donate)
-        check_params(who, params)
+        params = as_arrays(caller, "params", params, copy=run.donate)
+        check_params(caller, params)
         params = run.place(params if mixed is None else cast(params, mixed.param))
-        opt_state = run.place(as_arrays(who, "opt_state", unshared(tx.init(params), params), copy=False))
+        opt_state = run.place(as_arrays(caller, "opt_state", unshared(tx.init(params), params), copy=False))
         return cls(
             params=params,
             opt_state=opt_state,
             step=placed("step", 0),
             key=placed("key", key),
             ema_params=None if ema is None else jax.tree.map(wide_copy, params),
-            loss_scale=placed("loss_scale", as_loss_scale(who, loss_scale, mixed)),
+            loss_scale=placed("loss_scale", as_loss_scale(caller, loss_scale, mixed)),
             tx=tx,
             apply_fn=apply_fn,
             strategy=run,

@@ -41,9 +41,9 @@ class ManagedStep:
             uncompiled, and placing nothing.
     """
 
-    def __init__(self, who: str, fn: Callable[..., Any], body: Body, *, keeps: bool) -> None:
+    def __init__(self, caller: str, fn: Callable[..., Any], body: Body, *, keeps: bool) -> None:
         self._keeps = keeps  # whether the state it is given stays usable
-        self._takes_elapsed = _takes_elapsed(who, fn)
+        self._takes_elapsed = _takes_elapsed(caller, fn)
         self._runs: dict[Strategy, Traced] = {}
         self.traced = _traced(fn, body, takes_elapsed=self._takes_elapsed)
         functools.update_wrapper(self, fn)
@@ -129,36 +129,38 @@ def step(fn: Callable[..., Any]) -> ManagedStep:
     return ManagedStep("managed.step", fn, _step, keeps=True)
 
 
-def _takes_elapsed(who: str, fn: Any) -> bool:
+def _takes_elapsed(caller: str, fn: Any) -> bool:
     if not callable(fn):
         raise TypeError(
-            f"{who} decorates a function of (state, batch) or (state, batch, elapsed). Got {describe_value(fn)}."
+            f"{caller} decorates a function of (state, batch) or (state, batch, elapsed). Got {describe_value(fn)}."
         )
     try:
         parameters = inspect.signature(fn).parameters.values()
     except ValueError:
         raise TypeError(
-            f"{who} cannot tell what arguments fn={describe_value(fn)} has. Wrap it in a function."
+            f"{caller} cannot tell what arguments fn={describe_value(fn)} has. Wrap it in a function."
         ) from None
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if len(positional) not in (2, 3) or len(positional) < len(parameters):
         raise TypeError(
-            f"{who} decorates a function of (state, batch) or (state, batch, elapsed). {function_name(fn)} takes "
+            f"{caller} decorates a function of (state, batch) or (state, batch, elapsed). {function_name(fn)} takes "
             f"{inspect.signature(fn)}. Bind other arguments with functools.partial, or keep them in the state."
         )
     return len(positional) == 3
 
 
 def _traced(fn: Callable[..., Any], body: Body, *, takes_elapsed: bool) -> Traced:
-    who = function_name(fn)
+    caller = function_name(fn)
 
     def traced(state: Any, batch: PyTree, elapsed: Any = None) -> tuple[Logs, Any]:
         rest = (elapsed,) if takes_elapsed and elapsed is not None else ()
 
         def call(state: Any, batch: PyTree) -> tuple[Logs, Any]:
-            return _outputs(who, state, fn(state, batch, *rest))
+            return _outputs(caller, state, fn(state, batch, *rest))
 
-        logs, new = body(who, _in_precision(who, call) if state.options.precision is not None else call, state, batch)
+        logs, new = body(
+            caller, _in_precision(caller, call) if state.options.precision is not None else call, state, batch
+        )
         return logs, state.strategy.constrain(jax.tree.map(strong, new))
 
     def with_elapsed(state: Any, batch: PyTree, elapsed: Any) -> tuple[Logs, Any]:
@@ -166,51 +168,51 @@ def _traced(fn: Callable[..., Any], body: Body, *, takes_elapsed: bool) -> Trace
 
     required = [p for p in inspect.signature(fn).parameters.values() if p.default is p.empty]
     declared = with_elapsed if len(required) == 3 else traced
-    declared.__name__ = declared.__qualname__ = who
+    declared.__name__ = declared.__qualname__ = caller
     return declared
 
 
-def _outputs(who: str, state: Any, output: Any) -> tuple[Logs, Any]:
+def _outputs(caller: str, state: Any, output: Any) -> tuple[Logs, Any]:
     """What a function returned as (logs, state), the logs copied."""
     logs, new = output if type(output) is tuple and len(output) == 2 else (output, None)
     new = state if new is None else new
     if not isinstance(new, ManagedState):
         raise TypeError(
-            f"{who} must return logs, or (logs, state). In place of the state it gave {describe_value(new)}."
+            f"{caller} must return logs, or (logs, state). In place of the state it gave {describe_value(new)}."
         )
     if logs is None:
         return Logs(), new
-    return Logs({name: dict(entries) for name, entries in as_logs(who, logs).items()}), new
+    return Logs({name: dict(entries) for name, entries in as_logs(caller, logs).items()}), new
 
 
-def _in_precision(who: str, call: Call) -> Call:
+def _in_precision(caller: str, call: Call) -> Call:
     """The function on parameters and a batch in the dtype to compute in; its state has its own parameters again."""
 
     def mixed(state: Any, batch: PyTree) -> tuple[Logs, Any]:
         precision = state.options.precision
         narrow = state.replace(params=cast(state.params, precision.compute))
         logs, new = call(narrow, cast(batch, precision.compute))
-        _check_params_kept(who, narrow, new, "in mixed precision, where they are rounded copies")
+        _check_params_kept(caller, narrow, new, "in mixed precision, where they are rounded copies")
         return cast(logs, precision.output), new.replace(params=state.params)
 
     return mixed
 
 
-def _check_params_kept(who: str, given: Any, returned: Any, why: str) -> None:
+def _check_params_kept(caller: str, given: Any, returned: Any, why: str) -> None:
     before, after = jax.tree.leaves(given.params), jax.tree.leaves(returned.params)
     if len(before) != len(after) or any(old is not new for old, new in zip(before, after, strict=True)):
-        raise ValueError(f"{who} must return the state with the parameters it was given, {why}. It changed them.")
+        raise ValueError(f"{caller} must return the state with the parameters it was given, {why}. It changed them.")
 
 
-def _train(who: str, call: Call, state: Any, batch: PyTree) -> tuple[Logs, Any]:
+def _train(caller: str, call: Call, state: Any, batch: PyTree) -> tuple[Logs, Any]:
     def keeping(state: Any, batch: PyTree) -> tuple[Logs, Any]:
         logs, new = call(state, batch)
-        _check_params_kept(who, state, new, "because a train_step changes them by their gradients")
+        _check_params_kept(caller, state, new, "because a train_step changes them by their gradients")
         return logs, new
 
     accumulate = state.options.accumulate
     compute = gradients if accumulate is None else accumulate.gradients
-    grads, logs, new = compute(who, keeping, state, batch)
+    grads, logs, new = compute(caller, keeping, state, batch)
     if state.loss_scale is not None:
         scale = state.loss_scale.scale
         grads = jax.tree.map(lambda grad: grad / scale.astype(grad.dtype), grads)
@@ -219,5 +221,5 @@ def _train(who: str, call: Call, state: Any, batch: PyTree) -> tuple[Logs, Any]:
     return logs.add_metrics(facts) if facts else logs, new
 
 
-def _step(who: str, call: Call, state: Any, batch: PyTree) -> tuple[Logs, Any]:
+def _step(caller: str, call: Call, state: Any, batch: PyTree) -> tuple[Logs, Any]:
     return call(state, batch)

@@ -44,15 +44,15 @@ class FlatLeaves:
         return jax.tree.unflatten(self._structure, [flat[name] for name in self._names])
 
 
-def as_arrays(who: str, name: str, tree: PyTree, *, copy: bool) -> PyTree:
+def as_arrays(caller: str, name: str, tree: PyTree, *, copy: bool) -> PyTree:
     """The leaves as JAX arrays."""
 
     def as_array(path: Any, leaf: Any) -> jax.Array:
-        array = strong_or_none(kept(f"{who}: {name}{jax.tree_util.keystr(path)}", leaf))
+        array = strong_or_none(kept(f"{caller}: {name}{jax.tree_util.keystr(path)}", leaf))
         if array is None:
             found = table([(f"{name}{jax.tree_util.keystr(path)}", describe_leaf(leaf))])
             raise TypeError(
-                f"{who} needs arrays and numbers in {name}. Got:\n{found}\n"
+                f"{caller} needs arrays and numbers in {name}. Got:\n{found}\n"
                 'Anything else belongs in a static field: dataclasses.field(metadata={"static": True}).'
             )
         return copied(array) if copy else array
@@ -83,34 +83,34 @@ def wide_copy(leaf: jax.Array) -> jax.Array:
     return jnp.array(at_least_32_bits(leaf), copy=True)
 
 
-def check_key(who: str, key: Any) -> None:
+def check_key(caller: str, key: Any) -> None:
     """Refuse anything but one key: a seed, other numbers, several keys."""
     is_array = isinstance(key, jax.Array | np.ndarray)
     is_typed = is_array and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ()
     if not is_typed and not (is_array and key.dtype == np.uint32 and key.shape in ((2,), (4,))):
-        raise TypeError(f"{who} needs a key such as jax.random.key(0). Got {describe_leaf(key)}.")
+        raise TypeError(f"{caller} needs a key such as jax.random.key(0). Got {describe_leaf(key)}.")
 
 
-def check_params(who: str, params: PyTree) -> None:
+def check_params(caller: str, params: PyTree) -> None:
     """Refuse parameters that have no gradients."""
     leaves = [(f"params{jax.tree_util.keystr(path)}", leaf) for path, leaf in jax.tree.leaves_with_path(params)]
     if not leaves:
         raise ValueError(
-            f"{who} needs params with at least one array of floats. Got a tree without arrays: {params!r}."
+            f"{caller} needs params with at least one array of floats. Got a tree without arrays: {params!r}."
         )
     wrong = [(name, describe_leaf(leaf)) for name, leaf in leaves if not jnp.issubdtype(leaf.dtype, jnp.inexact)]
     if wrong:
         raise TypeError(
-            f"{who} needs params to be floats, which have gradients. Got:\n{table(wrong)}\n"
+            f"{caller} needs params to be floats, which have gradients. Got:\n{table(wrong)}\n"
             "Keep other arrays in a field of your own: a frozen dataclass that inherits from ManagedState."
         )
 
 
-def split_fields(who: str, own: tuple[Any, ...], given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_fields(caller: str, own: tuple[Any, ...], given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The values for the fields that a subclass has of its own, defaults included: those of arrays, and static ones.
 
     Args:
-        who: The caller's name, for errors.
+        caller: The caller's name, for errors.
         own: The subclass's own dataclass fields.
         given: Values by name.
     """
@@ -119,7 +119,7 @@ def split_fields(who: str, own: tuple[Any, ...], given: dict[str, Any]) -> tuple
     unknown = [name for name in given if name not in names]
     if unknown or missing:
         wrong = f"Got {', '.join(unknown)}" if unknown else f"{', '.join(missing)} missing"
-        raise TypeError(f"{who} takes these fields of its own: {', '.join(sorted(names)) or 'none'}. {wrong}.")
+        raise TypeError(f"{caller} takes these fields of its own: {', '.join(sorted(names)) or 'none'}. {wrong}.")
     dynamic, static = {}, {}
     for field in own:
         if field.init:

@@ -125,10 +125,10 @@ def _placed_batch(batch: PyTree, sharding: NamedSharding) -> PyTree:
     leaves, structure = jax.tree.flatten(batch)
     if all(_lies_on(leaf, sharding) for leaf in leaves):
         return structure.unflatten([_in_auto_axes(leaf) for leaf in leaves])
-    who = "A data-parallel step"
+    caller = "A data-parallel step"
     if not sharding.is_fully_addressable:
-        return global_rows(who, jax.tree.map(np.asarray, batch), sharding)
-    check_batch_size(who, common_rows(who, batch), sharding)
+        return global_rows(caller, jax.tree.map(np.asarray, batch), sharding)
+    check_batch_size(caller, common_rows(caller, batch), sharding)
     return jax.device_put(batch, sharding)
 
 

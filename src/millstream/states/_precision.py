@@ -46,11 +46,11 @@ _PRECISIONS = {
 }
 
 
-def as_precision(who: str, precision: str | Precision | None) -> Precision | None:
+def as_precision(caller: str, precision: str | Precision | None) -> Precision | None:
     """A precision given by name, as a value, or not at all."""
     if precision is None or isinstance(precision, Precision):
         return precision
-    require_choice(who, "precision to be a managed.Precision,", precision, _PRECISIONS)
+    require_choice(caller, "precision to be a managed.Precision,", precision, _PRECISIONS)
     return _PRECISIONS[precision]
 
 
@@ -113,13 +113,13 @@ class LossScale:
         )
 
 
-def as_loss_scale(who: str, loss_scale: LossScale | None, precision: Precision | None) -> LossScale | None:
+def as_loss_scale(caller: str, loss_scale: LossScale | None, precision: Precision | None) -> LossScale | None:
     """The scale a state begins with: by default one for float16, whose range is too small without, and none else."""
     if loss_scale is None:
         return LossScale() if precision is not None and precision.compute == jnp.float16 else None
     if not isinstance(loss_scale, LossScale):
-        raise TypeError(f"{who} needs loss_scale to be a managed.LossScale. Got {describe_value(loss_scale)}.")
-    require_int(who, "loss_scale.growth_interval", loss_scale.growth_interval, least=1)
+        raise TypeError(f"{caller} needs loss_scale to be a managed.LossScale. Got {describe_value(loss_scale)}.")
+    require_int(caller, "loss_scale.growth_interval", loss_scale.growth_interval, least=1)
     if not loss_scale.factor > 1:
-        raise ValueError(f"{who} needs loss_scale.factor to be more than 1. Got {loss_scale.factor}.")
+        raise ValueError(f"{caller} needs loss_scale.factor to be more than 1. Got {loss_scale.factor}.")
     return loss_scale

@@ -79,27 +79,27 @@ def create_equinox_state(
         axis_name: What the axis of the batch is called, for `eqx.nn.BatchNorm`.
         **options: Anything else that `ManagedState.create` takes: precision, accumulate, clip_norm, ema and so on.
     """
-    who = "create_equinox_state"
-    eqx = _equinox(who)
+    caller = "create_equinox_state"
+    eqx = _equinox(caller)
     if not isinstance(module, eqx.Module) or not callable(module):
         raise TypeError(
-            f"{who} needs a module of Equinox that can be called. Got {describe_value(module)}. "
+            f"{caller} needs a module of Equinox that can be called. Got {describe_value(module)}. "
             "There are create_flax_state, create_nnx_state and create_haiku_state for others."
         )
     if state is not None and not isinstance(state, eqx.nn.State):
         raise TypeError(
-            f"{who} needs state to be an eqx.nn.State, from eqx.nn.make_with_state. Got {describe_value(state)}."
+            f"{caller} needs state to be an eqx.nn.State, from eqx.nn.make_with_state. Got {describe_value(state)}."
         )
-    require_bool(who, "vmap", vmap)
+    require_bool(caller, "vmap", vmap)
     network = EquinoxNetwork(eqx, module, state, axis_name if vmap else None)
     if network.needs_key and key is None:
         raise ValueError(
-            f"{who} needs a key for {type(module).__name__}, which is called with one: key=jax.random.key(0)."
+            f"{caller} needs a key for {type(module).__name__}, which is called with one: key=jax.random.key(0)."
         )
     params, kept = network.arrays(module, state)
     return new_framework_state(
         EquinoxState,
-        who,
+        caller,
         tx,
         losses=losses,
         metrics=metrics,
@@ -165,7 +165,7 @@ class EquinoxNetwork(Network):
         return Applied(preds, {**model_state, "state": self._state.flat(state)})
 
 
-def _equinox(who: str) -> Any:
-    with needs(who, "equinox", "equinox"):
+def _equinox(caller: str) -> Any:
+    with needs(caller, "equinox", "equinox"):
         import equinox
     return equinox

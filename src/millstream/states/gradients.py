@@ -18,7 +18,7 @@ from millstream.text.errors import describe_leaf, require_callable, require_int,
 Call = Callable[[Any, PyTree], tuple[Logs, Any]]  # (state, batch) -> (logs, state)
 
 
-def gradients(who: str, call: Call, state: Any, batch: PyTree) -> tuple[PyTree, Logs, Any]:
+def gradients(caller: str, call: Call, state: Any, batch: PyTree) -> tuple[PyTree, Logs, Any]:
     """The gradients of all losses together, what was logged, and the state that the function returned.
 
     With a loss scale they are those of the scaled losses.
@@ -26,7 +26,7 @@ def gradients(who: str, call: Call, state: Any, batch: PyTree) -> tuple[PyTree, 
 
     def loss(params: PyTree) -> tuple[jax.Array, tuple[Logs, Any]]:
         logs, new = call(state.replace(params=params), batch)
-        total = total_loss(who, logs)
+        total = total_loss(caller, logs)
         if state.loss_scale is not None:
             total = total * state.loss_scale.scale.astype(total.dtype)
         return total, (logs, new.replace(params=None))
@@ -35,19 +35,20 @@ def gradients(who: str, call: Call, state: Any, batch: PyTree) -> tuple[PyTree, 
     return grads, logs, new.replace(params=state.params)
 
 
-def total_loss(who: str, logs: Logs) -> jax.Array:
+def total_loss(caller: str, logs: Logs) -> jax.Array:
     """The sum of all losses in the logs, at least in 32 bits."""
     losses = logs.get("losses")
     if not losses:
         logged = ", ".join(logs) or "nothing"
         raise ValueError(
-            f"{who} needs at least one loss in the logs it returns, to minimise: logs.add_loss('loss', loss). "
+            f"{caller} needs at least one loss in the logs it returns, to minimise: logs.add_loss('loss', loss). "
             f"It logged: {logged}. A step that minimises nothing is a managed.step."
         )
     wrong = [(f"losses.{name}", describe_leaf(loss)) for name, loss in losses.items() if not _is_loss(loss)]
     if wrong:
         raise ValueError(
-            f"{who} needs every loss to be one finite float: the mean over the rows of the batch. Got:\n{table(wrong)}"
+            f"{caller} needs every loss to be one finite float: the mean over the rows of the batch. "
+            f"Got:\n{table(wrong)}"
         )
     values = [at_least_32_bits(jnp.asarray(loss)) for loss in losses.values()]
     return sum(values[1:], start=values[0])
@@ -89,19 +90,19 @@ class Accumulate:
         if self.weight is not None:
             require_callable("Accumulate", "weight", self.weight)
 
-    def gradients(self, who: str, call: Call, state: Any, batch: PyTree) -> tuple[PyTree, Logs, Any]:
+    def gradients(self, caller: str, call: Call, state: Any, batch: PyTree) -> tuple[PyTree, Logs, Any]:
         """What `gradients` of the whole batch gives, computed in parts."""
-        params, rows = state.params, common_rows(who, batch)
+        params, rows = state.params, common_rows(caller, batch)
         if rows % self.microbatches:
             raise ValueError(
-                f"{who} needs a batch whose rows divide into {self.microbatches} microbatches. Got {rows} rows."
+                f"{caller} needs a batch whose rows divide into {self.microbatches} microbatches. Got {rows} rows."
             )
         weigh = _real_rows if self.weight is None else self.weight
 
         def part(carry: Any, given: Any) -> Any:
             state, sums = carry
             number, rows = given
-            grads, logs, new = gradients(who, _with_key_of(number, call), state.replace(params=params), rows)
+            grads, logs, new = gradients(caller, _with_key_of(number, call), state.replace(params=params), rows)
             weight = jnp.asarray(weigh(rows)).astype(jnp.float32)
             sums = jax.tree.map(lambda total, grad: total + _weighted(grad, weight), sums, grads)
             return (new.replace(params=None), sums), (logs, weight)

@@ -68,15 +68,15 @@ def create_haiku_state(
         target_key: See `create_flax_state`.
         **options: Anything else that `ManagedState.create` takes: precision, accumulate, clip_norm, ema and so on.
     """
-    who = "create_haiku_state"
-    network = HaikuNetwork(_haiku(who), who, transformed)
-    check_key(who, key)
+    caller = "create_haiku_state"
+    network = HaikuNetwork(_haiku(caller), caller, transformed)
+    check_key(caller, key)
     initial, run = jax.random.split(key)
-    with raised_in(f"{who}, which called the function with inputs={describe_leaf(inputs)}"):
+    with raised_in(f"{caller}, which called the function with inputs={describe_leaf(inputs)}"):
         params, kept = network.init(initial, inputs if type(inputs) is tuple else (inputs,))
     return new_framework_state(
         HaikuState,
-        who,
+        caller,
         tx,
         losses=losses,
         metrics=metrics,
@@ -96,14 +96,14 @@ class HaikuNetwork(Network):
 
     Args:
         haiku: The package.
-        who: The caller's name, for errors.
+        caller: The caller's name, for errors.
         transformed: The function.
     """
 
-    def __init__(self, haiku: Any, who: str, transformed: Any) -> None:
+    def __init__(self, haiku: Any, caller: str, transformed: Any) -> None:
         if not isinstance(transformed, haiku.Transformed | haiku.TransformedWithState):
             raise TypeError(
-                f"{who} needs what hk.transform or hk.transform_with_state returned. "
+                f"{caller} needs what hk.transform or hk.transform_with_state returned. "
                 f"Got {describe_value(transformed)}. There are create_flax_state, create_nnx_state and "
                 "create_equinox_state for others."
             )
@@ -126,7 +126,7 @@ class HaikuNetwork(Network):
         return Applied(*output) if self._has_state else Applied(output, model_state)
 
 
-def _haiku(who: str) -> Any:
-    with needs(who, "dm-haiku", "haiku"):
+def _haiku(caller: str) -> Any:
+    with needs(caller, "dm-haiku", "haiku"):
         import haiku
     return haiku

@@ -86,17 +86,17 @@ def create_flax_state(
         method: What of the module to call, if it is not `__call__`.
         **options: Anything else that `ManagedState.create` takes: precision, accumulate, clip_norm, ema and so on.
     """
-    who = "create_flax_state"
-    _require_module(who, module)
+    caller = "create_flax_state"
+    _require_module(caller, module)
     if key is not None:
-        check_key(who, key)
+        check_key(caller, key)
     initial, run = jax.random.split(jax.random.key(0) if key is None else key)
     network = LinenNetwork(module, method)
-    with raised_in(f"{who}, which called the module with inputs={describe_leaf(inputs)} and method={method!r}"):
+    with raised_in(f"{caller}, which called the module with inputs={describe_leaf(inputs)} and method={method!r}"):
         variables = dict(network.init(initial, inputs if type(inputs) is tuple else (inputs,)))
     return new_framework_state(
         FlaxState,
-        who,
+        caller,
         tx,
         losses=losses,
         metrics=metrics,
@@ -161,11 +161,11 @@ def _named(sown: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _require_module(who: str, module: Any) -> None:
-    with needs(who, "flax", "train"):
+def _require_module(caller: str, module: Any) -> None:
+    with needs(caller, "flax", "train"):
         import flax.linen
     if not isinstance(module, flax.linen.Module):
         raise TypeError(
-            f"{who} needs a module of flax.linen. Got {describe_value(module)}. "
+            f"{caller} needs a module of flax.linen. Got {describe_value(module)}. "
             "There are create_nnx_state, create_equinox_state and create_haiku_state for others."
         )

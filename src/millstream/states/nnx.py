@@ -70,19 +70,19 @@ def create_nnx_state(
         wrt: What is trained: a filter of nnx, by default `nnx.Param`.
         **options: Anything else that `ManagedState.create` takes: precision, accumulate, clip_norm, ema and so on.
     """
-    who = "create_nnx_state"
-    nnx = _nnx(who)
+    caller = "create_nnx_state"
+    nnx = _nnx(caller)
     if not isinstance(model, nnx.Module):
         raise TypeError(
-            f"{who} needs a module of flax.nnx. Got {describe_value(model)}. "
+            f"{caller} needs a module of flax.nnx. Got {describe_value(model)}. "
             "There are create_flax_state, create_equinox_state and create_haiku_state for others."
         )
-    with raised_in(f"{who}, which split the model by wrt={describe_value(wrt)}"):
+    with raised_in(f"{caller}, which split the model by wrt={describe_value(wrt)}"):
         network = NnxNetwork(nnx, model, nnx.Param if wrt is None else wrt)
         params, kept = network.arrays(model)
     return new_framework_state(
         NnxState,
-        who,
+        caller,
         tx,
         losses=losses,
         metrics=metrics,
@@ -136,7 +136,7 @@ class NnxNetwork(Network):
         return Applied(preds, self.arrays(model)[1])
 
 
-def _nnx(who: str) -> Any:
-    with needs(who, "flax", "train"):
+def _nnx(caller: str) -> Any:
+    with needs(caller, "flax", "train"):
         from flax import nnx
     return nnx

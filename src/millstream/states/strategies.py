@@ -128,7 +128,7 @@ def register_strategy(name: str, strategy: Strategy) -> None:
     _strategies[_plain(name)] = strategy
 
 
-def get_strategy(strategy: str | Strategy, who: str = "get_strategy") -> Strategy:
+def get_strategy(strategy: str | Strategy, caller: str = "get_strategy") -> Strategy:
     """The strategy of a name; a strategy as it is.
 
     Example:
@@ -137,14 +137,14 @@ def get_strategy(strategy: str | Strategy, who: str = "get_strategy") -> Strateg
 
     Args:
         strategy: A name or a strategy.
-        who: Who needs it, for errors.
+        caller: Who needs it, for errors.
     """
     if isinstance(strategy, Strategy):
         return strategy
     if isinstance(strategy, str) and _plain(strategy) in _strategies:
         return _strategies[_plain(strategy)]
     raise ValueError(
-        f"{who} knows no strategy {describe_value(strategy)}. There are: {', '.join(map(repr, _strategies))}; "
+        f"{caller} knows no strategy {describe_value(strategy)}. There are: {', '.join(map(repr, _strategies))}; "
         "register_strategy adds others."
     )
 

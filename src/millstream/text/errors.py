@@ -48,14 +48,14 @@ def function_name(fn: Any) -> str:
     return getattr(fn, "__name__", type(fn).__name__)
 
 
-def require_int(who: str, name: str, value: Any, *, least: int) -> None:
+def require_int(caller: str, name: str, value: Any, *, least: int) -> None:
     """Refuse anything but an int of Python's own: a setting is kept as it is given."""
     if not isinstance(value, int):
-        raise _not_whole(who, name, value, least, None)
-    whole_number(who, name, value, least=least)
+        raise _not_whole(caller, name, value, least, None)
+    whole_number(caller, name, value, least=least)
 
 
-def whole_number(who: str, name: str, value: Any, *, least: int, most: int | None = None) -> int:
+def whole_number(caller: str, name: str, value: Any, *, least: int, most: int | None = None) -> int:
     """A whole number of any kind, of Python, NumPy or JAX, as an int; anything else, bools included, is refused."""
     is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"
     try:
@@ -63,75 +63,75 @@ def whole_number(who: str, name: str, value: Any, *, least: int, most: int | Non
     except (TypeError, ValueError):
         found = None
     if found is None or found < least or (most is not None and found > most):
-        raise _not_whole(who, name, value if found is None else found, least, most)
+        raise _not_whole(caller, name, value if found is None else found, least, most)
     return found
 
 
-def _not_whole(who: str, name: str, value: Any, least: int, most: int | None) -> ValueError:
+def _not_whole(caller: str, name: str, value: Any, least: int, most: int | None) -> ValueError:
     bounds = f"of at least {least}" if most is None else f"from {least} to {most:,}"
-    return ValueError(f"{who} needs {name} to be an int {bounds}. Got {describe_value(value)}.")
+    return ValueError(f"{caller} needs {name} to be an int {bounds}. Got {describe_value(value)}.")
 
 
-def require_positive(who: str, name: str, value: Any, what: str = "a number", *, finite: bool = True) -> None:
+def require_positive(caller: str, name: str, value: Any, what: str = "a number", *, finite: bool = True) -> None:
     """Refuse anything but a number (no bool) above 0."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not value > 0 or (finite and value == float("inf")):
-        raise ValueError(f"{who} needs {name} to be {what} above 0. Got {describe_value(value)}.")
+        raise ValueError(f"{caller} needs {name} to be {what} above 0. Got {describe_value(value)}.")
 
 
-def require_number(who: str, name: str, value: Any) -> None:
+def require_number(caller: str, name: str, value: Any) -> None:
     """Refuse anything but a finite number (no bool)."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise TypeError(f"{who} needs {name} to be a finite number. Got {describe_value(value)}.")
+        raise TypeError(f"{caller} needs {name} to be a finite number. Got {describe_value(value)}.")
 
 
-def require_bool(who: str, name: str, value: Any) -> None:
+def require_bool(caller: str, name: str, value: Any) -> None:
     """Refuse anything but True and False: most other values would pass for one of them."""
     if not isinstance(value, bool):
-        raise TypeError(f"{who} needs {name} to be a bool. Got {describe_value(value)}.")
+        raise TypeError(f"{caller} needs {name} to be a bool. Got {describe_value(value)}.")
 
 
-def require_choice(who: str, name: str, value: object, choices: Iterable[str]) -> None:
+def require_choice(caller: str, name: str, value: object, choices: Iterable[str]) -> None:
     """Refuse anything but one of a few words, and say which there are."""
     words = list(choices)
     if not isinstance(value, str) or value not in words:
         listed = ", ".join(map(repr, words[:-1])) + f" or {words[-1]!r}"
-        raise ValueError(f"{who} needs {name} {listed}. Got {describe_value(value)}.")
+        raise ValueError(f"{caller} needs {name} {listed}. Got {describe_value(value)}.")
 
 
-def require_path(who: str, rule: str, value: Any) -> pathlib.Path:
+def require_path(caller: str, rule: str, value: Any) -> pathlib.Path:
     """A path that names something; refuse anything else. `rule` says what is needed: "cache_dir to be a path"."""
     if not isinstance(value, str | os.PathLike) or not isinstance(text := os.fspath(value), str):
-        raise TypeError(f"{who} needs {rule}. Got {describe_value(value)}.")
+        raise TypeError(f"{caller} needs {rule}. Got {describe_value(value)}.")
     if not text:
-        raise ValueError(f"{who} needs {rule}. Got an empty one; the current folder is '.'.")
+        raise ValueError(f"{caller} needs {rule}. Got an empty one; the current folder is '.'.")
     if "\0" in text:
-        raise ValueError(f"{who} needs {rule}. Got {describe_value(value)}, which has a zero byte in it.")
+        raise ValueError(f"{caller} needs {rule}. Got {describe_value(value)}, which has a zero byte in it.")
     return pathlib.Path(text)
 
 
-def require_text(who: str, name: str, value: Any) -> None:
+def require_text(caller: str, name: str, value: Any) -> None:
     """Refuse anything but a str."""
     if not isinstance(value, str):
-        raise TypeError(f"{who} needs {name} to be a str. Got {describe_value(value)}.")
+        raise TypeError(f"{caller} needs {name} to be a str. Got {describe_value(value)}.")
 
 
-def require_mapping(who: str, name: str, value: Any, what: str = "a dict") -> None:
+def require_mapping(caller: str, name: str, value: Any, what: str = "a dict") -> None:
     """Refuse anything but a dict or its like; `what` says of what."""
     if not isinstance(value, Mapping):
-        raise TypeError(f"{who} needs {name} to be {what}. Got {describe_value(value)}.")
+        raise TypeError(f"{caller} needs {name} to be {what}. Got {describe_value(value)}.")
 
 
-def require_items(who: str, what: str, value: Any) -> None:
+def require_items(caller: str, what: str, value: Any) -> None:
     """Refuse anything but what has a length, which is not 0, and `[index]`."""
     try:
         length = len(value) if hasattr(value, "__getitem__") else None
     except Exception:
         length = None
     if length is None:
-        raise TypeError(f"{who} needs {what} with a length and [index]. Got {describe_value(value)}.")
+        raise TypeError(f"{caller} needs {what} with a length and [index]. Got {describe_value(value)}.")
     if length == 0:
-        raise ValueError(f"{who} needs at least one item. Got {type(value).__name__} of length 0.")
+        raise ValueError(f"{caller} needs at least one item. Got {type(value).__name__} of length 0.")
 
 
 def listed(value: Any) -> list[Any] | None:
@@ -144,12 +144,12 @@ def listed(value: Any) -> list[Any] | None:
         return None
 
 
-def require_names(who: str, name: str, value: Any) -> list[str]:
+def require_names(caller: str, name: str, value: Any) -> list[str]:
     """A list of names; refuse anything else, a single name above all, which would pass for a list of letters."""
     names = listed(value)
     if names is None or not all(isinstance(item, str) for item in names):
         hint = f"; write [{value!r}]" if isinstance(value, str) else ""
-        raise TypeError(f"{who} needs {name} to be a list of names. Got {describe_value(value)}{hint}.")
+        raise TypeError(f"{caller} needs {name} to be a list of names. Got {describe_value(value)}{hint}.")
     return names
 
 
@@ -183,23 +183,23 @@ def raised_in(call: str) -> Iterator[None]:
         raise
 
 
-def require_callable(who: str, name: str, value: Any) -> None:
+def require_callable(caller: str, name: str, value: Any) -> None:
     """Refuse anything that cannot be called or cannot be hashed (compiled programs are looked up by function)."""
     if not callable(value):
-        raise TypeError(f"{who} needs {name} to be a function. Got {describe_value(value)}.")
+        raise TypeError(f"{caller} needs {name} to be a function. Got {describe_value(value)}.")
     try:
         hash(value)
     except TypeError:
         raise TypeError(
-            f"{who} needs {name} to be hashable, because compiled programs are looked up by it. "
+            f"{caller} needs {name} to be hashable, because compiled programs are looked up by it. "
             f"{type(value).__name__} is not; wrap it in a function: lambda *args: module(*args)."
         ) from None
 
 
 @contextlib.contextmanager
-def needs(who: str, package: str, extra: str) -> Iterator[None]:
+def needs(caller: str, package: str, extra: str) -> Iterator[None]:
     """Around the import of an optional package: say how to install it if it is not there."""
     try:
         yield
     except ImportError:
-        raise ImportError(f"{who} needs {package}. Run: pip install 'millstream[{extra}]'") from None
+        raise ImportError(f"{caller} needs {package}. Run: pip install 'millstream[{extra}]'") from None

@@ -121,13 +121,13 @@ class HostMapTransform:
 
     def __call__(self, source: Any) -> Stream:
         """Put this stage after a source."""
-        source, who = as_stream(source), type(self).__name__
+        source, caller = as_stream(source), type(self).__name__
         if not isinstance(source, Pipeline) or source.stages or source.source is None:
             raise TypeError(
-                f"{who} works on samples as they are read, so it comes after the source and before all "
+                f"{caller} works on samples as they are read, so it comes after the source and before all "
                 "compiled stages. Move it up, or use MapTransform or HostCallbackTransform."
             )
-        name = f"{who}({function_name(self.fn)})"
+        name = f"{caller}({function_name(self.fn)})"
         return as_stream(MappedSource(source.source, self.fn, self.readers, name, self.random))
 
 

@@ -33,14 +33,14 @@ class NormalizeImageTransform(Transform):
     offset: float = 0.0
 
     def __post_init__(self) -> None:
-        who = "NormalizeImageTransform"
-        require_text(who, "image_key", self.image_key)
-        if not jnp.issubdtype(require_dtype(who, "dtype", self.dtype), jnp.floating):
-            raise TypeError(f"{who} needs a floating-point dtype. Got {describe_value(self.dtype)}.")
+        caller = "NormalizeImageTransform"
+        require_text(caller, "image_key", self.image_key)
+        if not jnp.issubdtype(require_dtype(caller, "dtype", self.dtype), jnp.floating):
+            raise TypeError(f"{caller} needs a floating-point dtype. Got {describe_value(self.dtype)}.")
         for name in ("scale", "offset"):
-            require_number(who, name, getattr(self, name))
+            require_number(caller, name, getattr(self, name))
         if self.scale == 0:
-            raise ValueError(f"{who} needs a scale other than 0, which would erase the image.")
+            raise ValueError(f"{caller} needs a scale other than 0, which would erase the image.")
 
     def apply(self, value: PyTree, mask: jax.Array, key: jax.Array | None) -> tuple[PyTree, jax.Array]:
         require_keys("NormalizeImageTransform", value, [self.image_key])

@@ -48,11 +48,13 @@ class _FrozenDict(dict[str, str]):
         return hash(frozenset(self.items()))
 
 
-def require_keys(who: str, value: Any, keys: Iterable[str]) -> None:
+def require_keys(caller: str, value: Any, keys: Iterable[str]) -> None:
     """Refuse a value that is not a mapping or lacks one of the keys."""
     if not isinstance(value, Mapping):
         found = "a bare array" if hasattr(value, "dtype") else f"a {type(value).__name__}"
-        raise TypeError(f"{who} needs samples that are dicts. Got {found}.")
+        raise TypeError(f"{caller} needs samples that are dicts. Got {found}.")
     missing = [repr(key) for key in keys if key not in value]
     if missing:
-        raise KeyError(f"{who} finds no key {', '.join(missing)} in the sample. It has {', '.join(map(repr, value))}.")
+        raise KeyError(
+            f"{caller} finds no key {', '.join(missing)} in the sample. It has {', '.join(map(repr, value))}."
+        )

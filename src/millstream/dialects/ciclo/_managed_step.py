@@ -45,14 +45,14 @@ class ManagedStep(LoopElement):
         keeps: bool,
     ) -> None:
         _require_arguments(fn)
-        who, self._takes_elapsed = function_name(fn), len(positional(fn)) > 2
-        call = _standard(who, fn)
+        caller, self._takes_elapsed = function_name(fn), len(positional(fn)) > 2
+        call = _standard(caller, fn)
         self._strategy = get_strategy(strategy)
         self._keeps = keeps
-        self._ours = ours(_as_declared(who, call, self._takes_elapsed))
-        self._body = body(who, call)
+        self._ours = ours(_as_declared(caller, call, self._takes_elapsed))
+        self._body = body(caller, call)
         self._runs: dict[Strategy, Traced] = {}
-        self.traced = _as_declared(who, self._trace, self._takes_elapsed)
+        self.traced = _as_declared(caller, self._trace, self._takes_elapsed)
         functools.update_wrapper(self, fn)
 
     def __call__(self, state: Any, batch: PyTree = None, elapsed: Any = None) -> tuple[Logs, Any]:
@@ -119,11 +119,11 @@ def _require_arguments(fn: Any) -> None:
         ) from None
 
 
-def _train(who: str, call: Call) -> Call:
+def _train(caller: str, call: Call) -> Call:
     def train(state: Any, batch: PyTree, elapsed: Any) -> tuple[Logs, Any]:
         def loss(params: PyTree) -> tuple[jax.Array, tuple[Logs, Any]]:
             logs, new = call(state.replace(params=params), batch, elapsed)
-            return total_loss(who, logs), (logs, new)
+            return total_loss(caller, logs), (logs, new)
 
         grads, (logs, new) = jax.grad(loss, has_aux=True)(state.params)
         return logs, new.apply_gradients(grads=grads)
@@ -131,7 +131,7 @@ def _train(who: str, call: Call) -> Call:
     return train
 
 
-def _standard(who: str, fn: Callable[..., Any]) -> Call:
+def _standard(caller: str, fn: Callable[..., Any]) -> Call:
     """A user's function as one that takes all arguments and returns (logs, state)."""
     call = inject(fn)
 
@@ -143,7 +143,7 @@ def _standard(who: str, fn: Callable[..., Any]) -> Call:
         new = state if new is None else new
         if type(new) is not type(state):
             raise TypeError(
-                f"{who} may return nothing, ciclo.logs(), a state, or (logs, state). The state is a "
+                f"{caller} may return nothing, ciclo.logs(), a state, or (logs, state). The state is a "
                 f"{type(state).__name__}, and it returned {describe_value(new)}."
             )
         return _merged(Logs().merge(logs), new)
@@ -162,7 +162,7 @@ def _merged(logs: Logs, state: Any) -> tuple[Logs, Any]:
     return logs, state
 
 
-def _as_declared(who: str, call: Call, takes_elapsed: bool) -> Callable[..., tuple[Logs, Any]]:
+def _as_declared(caller: str, call: Call, takes_elapsed: bool) -> Callable[..., tuple[Logs, Any]]:
     """A function of (state, batch), and of the elapsed only if the user's is: handing that over takes time."""
 
     def with_elapsed(state: Any, batch: PyTree, elapsed: Any) -> tuple[Logs, Any]:
@@ -172,5 +172,5 @@ def _as_declared(who: str, call: Call, takes_elapsed: bool) -> Callable[..., tup
         return call(state, batch, None)
 
     declared = with_elapsed if takes_elapsed else without
-    declared.__name__ = declared.__qualname__ = who
+    declared.__name__ = declared.__qualname__ = caller
     return declared

@@ -236,15 +236,15 @@ class Descriptors(Sequence[D]):
         return (self._group[index] for index in self._indices)
 
 
-def require_layouts(who: str, arrays: Any, layouts: Layouts) -> None:
+def require_layouts(caller: str, arrays: Any, layouts: Layouts) -> None:
     """Refuse arrays that are not as the layouts say."""
     if not isinstance(arrays, Mapping) or set(arrays) != set(layouts):
         names = list(arrays) if isinstance(arrays, Mapping) else describe_value(arrays)
-        raise ValueError(f"{who} needs the arrays {list(layouts)}. Got {names}.")
+        raise ValueError(f"{caller} needs the arrays {list(layouts)}. Got {names}.")
     wrong = [
         (f"arrays[{name!r}]", f"shape {layout.shape}, {layout.jax_dtype} declared, {describe_leaf(arrays[name])} here")
         for name, layout in layouts.items()
         if getattr(arrays[name], "shape", None) != layout.shape or arrays[name].dtype != layout.jax_dtype
     ]
     if wrong:
-        raise ValueError(f"{who} needs arrays as they are declared in the DataGroup.\n{table(wrong)}")
+        raise ValueError(f"{caller} needs arrays as they are declared in the DataGroup.\n{table(wrong)}")

@@ -54,11 +54,11 @@ class Gettable(Protocol[T_co]):
 Items: TypeAlias = Indexable[T] | Gettable[T]
 
 
-def require_items(who: str, dataset: Any) -> None:
+def require_items(caller: str, dataset: Any) -> None:
     """Refuse what has no length, or neither `[index]` nor `get(index)`."""
     if not isinstance(dataset, Indexable | Gettable):
         raise TypeError(
-            f"{who} needs a dataset with a length and [index], or with a length and get(index). "
+            f"{caller} needs a dataset with a length and [index], or with a length and get(index). "
             f"Got {describe_value(dataset)}."
         )
 
@@ -89,16 +89,16 @@ def _noted_item_of(dataset: Items[T], index: int) -> T:
         raise noted(error, f"This came from {type(dataset).__name__}[{index}].")  # noqa: B904
 
 
-def key_words(who: str, key: Any) -> np.ndarray:
+def key_words(caller: str, key: Any) -> np.ndarray:
     """The raw words of a seed or of a key of JAX; seed 7 is `jax.random.key(7)`."""
     if isinstance(key, int):
-        require_int(who, "key", key, least=0)
+        require_int(caller, "key", key, least=0)
         if key >> 64:
-            raise ValueError(f"{who} needs a seed of at most 64 bits as its key. Got {key}.")
+            raise ValueError(f"{caller} needs a seed of at most 64 bits as its key. Got {key}.")
         return np.array([key >> 32, key & 0xFFFFFFFF], np.uint32)
     from millstream.pipeline import state
 
-    return np.asarray(state.key_words(who, key))
+    return np.asarray(state.key_words(caller, key))
 
 
 def shuffled(size: int, words: np.ndarray, count: int | None = None) -> np.ndarray:

@@ -15,7 +15,7 @@ from millstream.sharding.batch_sharding import nearest
 from millstream.sharding.mesh_config import checked_axes, given_or_context_mesh, over_axes
 from millstream.text.errors import require_int
 
-_WHO = "DataLoader.shard"
+_CALLER = "DataLoader.shard"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,12 +42,12 @@ class JaxShardingStrategy:
     shard_id: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mesh", given_or_context_mesh(_WHO, self.mesh))
+        object.__setattr__(self, "mesh", given_or_context_mesh(_CALLER, self.mesh))
         self._over(self.data_shard_axis)
         if self.num_shards is not None or self.shard_id is not None:
             shards = jax.process_count() if self.num_shards is None else self.num_shards
             shard = jax.process_index() if self.shard_id is None else self.shard_id
-            _require_shard(_WHO, shards, shard)
+            _require_shard(_CALLER, shards, shard)
             object.__setattr__(self, "num_shards", shards)
             object.__setattr__(self, "shard_id", shard)
 
@@ -102,7 +102,7 @@ class JaxShardingStrategy:
         held = _held(sharding)
         if batch_size % len(held):
             raise ValueError(
-                f"{_WHO} needs a batch_size that divides by {len(held)}, the parts of a batch that the devices of "
+                f"{_CALLER} needs a batch_size that divides by {len(held)}, the parts of a batch that the devices of "
                 f"this process hold (of {shard_count(sharding)} in all). Got {batch_size}. "
                 f"{nearest(batch_size, len(held))}"
             )
@@ -111,7 +111,7 @@ class JaxShardingStrategy:
     def _over(self, axes: Any) -> NamedSharding:
         if isinstance(axes, PartitionSpec):
             axes = next(iter(axes), None)
-        return over_axes(self.mesh, checked_axes(_WHO, "data" if axes is None else axes, self.mesh.axis_names))
+        return over_axes(self.mesh, checked_axes(_CALLER, "data" if axes is None else axes, self.mesh.axis_names))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,17 +164,17 @@ class Shard(Sequence[int]):
         return batch * self.parts * self.width + self.held[part] * width + inside
 
 
-def _require_shard(who: str, num_shards: int, shard_id: int) -> None:
-    require_int(who, "num_shards", num_shards, least=1)
-    require_int(who, "shard_id", shard_id, least=0)
+def _require_shard(caller: str, num_shards: int, shard_id: int) -> None:
+    require_int(caller, "num_shards", num_shards, least=1)
+    require_int(caller, "shard_id", shard_id, least=0)
     if shard_id >= num_shards:
-        raise ValueError(f"{who} needs shard_id below num_shards, {num_shards}. Got {shard_id}.")
+        raise ValueError(f"{caller} needs shard_id below num_shards, {num_shards}. Got {shard_id}.")
 
 
 def _checked(shard: Shard) -> Shard:
     if 0 < shard.size < shard.parts:
         raise ValueError(
-            f"{_WHO} divides a batch into {shard.parts} parts, with at least one item each. Got {shard.size} items."
+            f"{_CALLER} divides a batch into {shard.parts} parts, with at least one item each. Got {shard.size} items."
         )
     return shard
 
@@ -185,7 +185,7 @@ def _held(sharding: NamedSharding) -> tuple[int, ...]:
     counts = {process: len(rows) for process, rows in by_process.items()}
     if len(set(counts.values())) > 1 or len(counts) < jax.process_count():
         raise ValueError(
-            f"{_WHO} needs every process to hold as many parts of a batch as the others. Got, by process: {counts}. "
+            f"{_CALLER} needs every process to hold as many parts of a batch as the others. Got, by process: {counts}. "
             "Lay the devices out evenly, or give num_shards and shard_id."
         )
     return tuple(by_process[jax.process_index()])
