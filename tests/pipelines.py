@@ -122,6 +122,13 @@ PIPELINES: dict[str, Callable[[], Any]] = {
     "host dataset": lambda: [ms.DatasetSource([sample(i) for i in range(SAMPLES)], "sequential"), BATCH],
     "host map": lambda: [source(), ms.HostMapTransform(doubled), ms.BatchTransform(4, pad_last_batch=False)],
     "host, batch of batches": lambda: [ms.HostArraySource(data()), BATCH, ms.BatchTransform(2)],
+    "view": lambda: [source()[::-1], ms.RandomMapTransform(jitter), BATCH],
+    "view of parts": lambda: [ms.views.concat(*ms.views.split(source(), {"a": 0.7, "b": 0.3})), BATCH],
+    "host, view": lambda: [
+        ms.DiskSampleSource(SAMPLES, sample, prefetch_size=6)[::-1],
+        ms.RandomHostMapTransform(shaken),
+        BATCH,
+    ],
     "host callback": lambda: [source(), BATCH, ms.HostCallbackTransform(brighter)],
     "stream": lambda: [source(), lambda inner: Echo(inner), BATCH],
     "stream, dropped": lambda: [source(), lambda inner: Echo(inner), ms.BatchTransform(4, drop_last=True)],

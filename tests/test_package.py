@@ -21,7 +21,7 @@ LAYERS = [
     {"pipeline"},
     {"sources", "transforms", "sharding", "checkpoints"},
     {"loader", "loops"},
-    {"inspect", "callbacks", "datasets", "rl", "states", "integrations"},
+    {"inspect", "callbacks", "datasets", "rl", "states", "integrations", "views"},
     {"dialects", "report"},
     {"cli", "__main__", "__init__"},
 ]

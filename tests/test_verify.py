@@ -270,8 +270,8 @@ def test_a_collate_function_that_mixes_samples_breaks_the_hosts_alone():
 class TwicePlan(Plan):
     """A plan that is wrong: sample 3 comes in place of sample 7."""
 
-    def indices(self, xp, words, rows):
-        indices = super().indices(xp, words, rows)
+    def positions(self, xp, words, rows):
+        indices = super().positions(xp, words, rows)
         return xp.where(indices == indices.dtype.type(7), indices.dtype.type(3), indices)
 
 

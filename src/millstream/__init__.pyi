@@ -6,6 +6,7 @@ from millstream import inspect as inspect
 from millstream import reading as reading
 from millstream import rl as rl
 from millstream import sharding as sharding
+from millstream import views as views
 from millstream.callbacks.csv_logger import csv_logger as csv_logger
 from millstream.callbacks.early_stopping import early_stopping as early_stopping
 from millstream.callbacks.jsonl_logger import jsonl_logger as jsonl_logger

@@ -121,7 +121,7 @@ class TableSource(HostSource):
         self._require_rows()
         first = np.zeros(1, np.int64)
         if self._row_fn is not None:
-            self.first_sample, samples = first_sample(lambda index: self._samples(np.array([index])), len(self))
+            self.first_sample, samples = first_sample(lambda index: self._samples(np.array([index])), range(len(self)))
             self.sample_spec = spec_or_objects(self._caller, samples[0])
             return
         columns = self.take(first)

@@ -70,7 +70,7 @@ class ArrayRecordSource(HostSource):
         self._ends = np.cumsum([self._count(number) for number in range(len(self._paths))], dtype=np.int64)
         if len(self) == 0:
             raise ValueError(f"{self._caller} needs at least one record. There is none in {describe_value(listed)}.")
-        self.first_sample, samples = first_sample(lambda index: self._samples(np.array([index])), len(self))
+        self.first_sample, samples = first_sample(lambda index: self._samples(np.array([index])), range(len(self)))
         self.sample_spec = spec_or_objects(self._caller, samples[0])
 
     def __getstate__(self) -> dict[str, Any]:

@@ -187,7 +187,7 @@ class WebDatasetSource(SampleReader):
         self.ordering: Ordering = ordering
         self.prefetch_size = prefetch_size
         self.readers = readers
-        self.first_sample, sample = first_sample(self._sample, len(self))
+        self.first_sample, sample = first_sample(self._sample, range(len(self)))
         self.sample_spec = spec_or_objects(_CALLER, sample)
 
     def __len__(self) -> int:

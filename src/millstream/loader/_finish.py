@@ -54,8 +54,9 @@ class Finish:
             return
         described = ReadConfig(_Described(host.source.sample_spec), on_error=host.on_error)
         with program.own_mesh():
-            static, _ = split(dataclasses.replace(pipeline, source=None, host=described))
-            self._structure, self._passing = _trace(dataclasses.replace(pipeline, host=described, placement=None))
+            described = dataclasses.replace(pipeline.planned_on_host(), host=described)
+            static, _ = split(described)
+            self._structure, self._passing = _trace(dataclasses.replace(described, placement=None))
             self._large = {out: row for out, row in self._passing.items() if self._layout.places[row][1] >= _LARGE}
             self._finished = program.runner(finishing(static, tuple(self._large)))
             self._full_mask = self._on_device(np.ones(self._layout.axes, bool))

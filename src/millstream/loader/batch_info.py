@@ -51,7 +51,7 @@ class BatchInfo:
 
     @functools.cached_property
     def seeds(self) -> np.ndarray:
-        """A 64-bit seed per sample: a function of run key, epoch and sample index."""
+        """A 64-bit seed per sample: a function of run key, epoch, and the sample's index, or its position in a view."""
         words = self._keys().astype(np.uint64)
         return ((words[..., 1] << np.uint64(32)) | words[..., 0]).reshape(self.indices.shape)
 
@@ -72,7 +72,7 @@ def describe_batch(pipeline: Pipeline, request: Request, report: Report) -> Batc
     epoch, step_in_epoch = divmod(request.step, pipeline.steps_per_epoch)
     axes = pipeline.plan.axes if pipeline.host is None else pipeline.host.layout(pipeline.plan).axes
     words, source = np.frombuffer(request.run, np.uint32), pipeline.source
-    assert request.epochs is not None and source is not None
+    assert request.epochs is not None and request.positions is not None and source is not None
     return BatchInfo(
         request.step,
         epoch,
@@ -81,7 +81,7 @@ def describe_batch(pipeline: Pipeline, request: Request, report: Report) -> Batc
         _by_name(report.extras, len(request.real)),
         request.place,
         report.failed,
-        functools.partial(sample_keys, words, request.epochs, request.indices),
+        functools.partial(sample_keys, words, request.epochs, request.positions),
         functools.partial(item_of, source),
     )
 

@@ -47,8 +47,8 @@ def read_on_host(source: Any, executor: Any, prefetch: int, on_error: OnError, c
 def check_first_sample(source: Any) -> None:
     """Read the samples again that could not be read when the spec was found, unless such samples are skipped."""
     host = source.host if isinstance(source, Pipeline) else None
-    if host is None or host.tolerant or host.source.first_sample == 0:
-        return
+    if host is None or host.tolerant or host.source.first_sample == 0 or source.plan.selection is not None:
+        return  # a view may have been made to leave such samples out
     rows = host.layout(source.plan).rows if host.source.whole_batches else 1
     host.source.read_keyed(np.zeros(rows, np.int64), np.zeros((rows, 2), np.uint32) if host.source.keyed else None)
 

@@ -15,6 +15,7 @@ from millstream.loader.batch_info import describe_batch
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.placement import readable
 from millstream.pipeline.state import LoaderState, check_origin, check_position
+from millstream.pipeline.static_part import split
 from millstream.plan.planned import PlannedSteps, RunInUse
 from millstream.reading.contracts import PyTree
 from millstream.reading.reader import ReadAhead, reader_of
@@ -163,8 +164,8 @@ class GraphFeed(_Unread):
         self.made_ahead = 0 if program.effects else prefetch
         self.pipeline = pipeline
         self.masked = masked
-        self._gathered = program.runner(gathering(program.static))
-        self._arrays = program.arrays
+        static, self._arrays = split(pipeline.planned_on_host())
+        self._gathered = program.runner(gathering(static))
         self._device = device
         self._placement = pipeline.placement
         self._is_keyed = pipeline.is_keyed

@@ -24,9 +24,10 @@ from millstream.plan.keys import Array
 from millstream.plan.plan import Plan, Rows
 from millstream.plan.planned import Coordinates
 from millstream.reading.contracts import IndexedSource, PyTree, Stream
-from millstream.reading.host_source import as_host_source
+from millstream.reading.host_source import HostSource, as_host_source
 from millstream.reading.read_config import ReadConfig
 from millstream.reading.samples import ObjectSpec
+from millstream.reading.view import View
 from millstream.text.errors import describe_value
 
 if TYPE_CHECKING:
@@ -57,13 +58,22 @@ def as_stream(source: Any) -> Stream:
                 f"{type(source).__name__} has {len(source):,} samples; a compiled program can index at most "
                 f"{MAX_IN_GRAPH:,} rows. Split the data into several sources."
             )
-        host = ReadConfig(as_host_source(source)) if source.arrays is None else None
-        return Pipeline(source.arrays, Plan(len(source), source.ordering), (), source, host)
+        return _over(source, Plan(len(source), source.ordering))
     raise TypeError(
         f"A pipeline starts with a source, such as ArraySampleSource(data). Got {describe_value(source)}. "
         "A source has `spec`, `read`, `arrays`, `ordering` and a length, or is a stream with "
         "`init_state`, `next`, `element_spec` and `steps_per_epoch`."
     )
+
+
+def _over(source: IndexedSource, plan: Plan) -> "Pipeline":
+    """A pipeline without stages."""
+    if isinstance(source, View):
+        source, plan = source.source, dataclasses.replace(plan, selection=source.selection)
+    if source.arrays is None:
+        return Pipeline(None, plan, (), source, ReadConfig(as_host_source(source)))
+    tables = () if plan.selection is None else plan.selection.graph_tables()
+    return Pipeline(source.arrays, plan, (), source, tables=tables)
 
 
 def masking_stages(source: Any) -> tuple[str, ...]:
@@ -86,6 +96,15 @@ class Pipeline:
     source: IndexedSource | None = None
     host: ReadConfig | None = None  # how the samples are read, unless they are gathered from the arrays
     placement: BatchPlacement | None = None  # where batches lie, if they lie over a mesh
+    tables: tuple[Any, ...] = ()  # of the plan's selection, for compiled programs that gather
+
+    def read_through(self, source: HostSource) -> "Pipeline":
+        """The pipeline whose samples are those of a source over this one's source; there are no stages yet."""
+        return _over(source, self.plan)
+
+    def planned_on_host(self) -> "Pipeline":
+        """The pipeline as `planned` needs it: it is told indices, so views of equal length share their programs."""
+        return dataclasses.replace(self, plan=dataclasses.replace(self.plan, selection=None), source=None, tables=())
 
     def then(self, transform: "Transform") -> "Pipeline":
         """This pipeline with one more stage."""
@@ -98,7 +117,8 @@ class Pipeline:
         """This pipeline with its batches over a mesh."""
         placement = BatchPlacement(sharding, self.plan.batchings[-1].size)
         if self.host is None:
-            return dataclasses.replace(self, arrays=placement.replicate(self.arrays), placement=placement)
+            arrays, tables = placement.replicate((self.arrays, self.tables))
+            return dataclasses.replace(self, arrays=arrays, tables=tables, placement=placement)
         rows, cache = placement.local_rows(), self.host.cache
         if cache is not None and len(rows) < placement.size:
             cache = cache.of_rows(rows, placement.size)
@@ -110,7 +130,7 @@ class Pipeline:
         if host is None:
             assert self.source is not None
             host = ReadConfig(as_host_source(self.source))
-        return dataclasses.replace(self, arrays=None, host=dataclasses.replace(host, **how))
+        return dataclasses.replace(self, arrays=None, tables=(), host=dataclasses.replace(host, **how))
 
     @property
     def steps_per_epoch(self) -> int:
@@ -122,8 +142,10 @@ class Pipeline:
         leaves = jax.tree_util.tree_leaves_with_path(self.sample_spec())
         sample = ", ".join(f"{jax.tree_util.keystr(path)} {a.dtype}{list(a.shape)}" for path, a in leaves)
         batches = ", ".join(f"{b.size} ({b.ending})" for b in self.plan.batchings)
+        selection = self.plan.selection
         return (
             ("samples", f"{self.plan.samples:,}"),
+            *(() if selection is None else (("view", selection.words),)),
             ("ordering", self.plan.shuffle.words),
             ("batches of", batches or "none"),
             ("sample", sample or "Python objects"),
@@ -188,13 +210,13 @@ class Pipeline:
     @functools.cached_property
     def coordinates(self) -> Coordinates:
         """What `planned` wants to know of a step."""
-        last = level = len(self.plan.batchings)
+        level = len(self.plan.batchings)
         keyed = []
         for stage in self.stages:
             level -= stage.batches
             if stage.keyed and level not in keyed:
                 keyed.append(level)
-        return Coordinates(self.plan, self.host is None or last in keyed, tuple(keyed))
+        return Coordinates(self.plan, self.host is None, tuple(keyed))
 
     @property
     def is_keyed(self) -> bool:
@@ -211,12 +233,13 @@ class Pipeline:
         """
         apart = apart and self.placement is None  # those ways of making a batch are for one device
         levels = self.plan.rows_at(jnp, words, step)
-        # Those who read on the host know the order; tracing it again takes longer than all the rest.
-        indices = functools.cache(functools.partial(self.plan.indices, jnp, words, list(levels)))
+        # Reading on the host needs no order here; tracing it takes longer than all the rest.
+        positions = functools.cache(functools.partial(self.plan.positions, jnp, words, list(levels)))
         if self.host is None:
-            return self._through_stages(words, levels, indices, take(self.arrays, indices(), apart=apart), apart=apart)
+            indices = self.plan.indices(jnp, words, levels[-1].epoch, positions(), self.tables)
+            return self._through_stages(words, levels, positions, take(self.arrays, indices, apart=apart), apart=apart)
         rows, intact = read_in_graph(self.host, self.plan, words, step)
-        return self._through_stages(words, levels, indices, self._sample_tree(rows), intact, apart=apart)
+        return self._through_stages(words, levels, positions, self._sample_tree(rows), intact, apart=apart)
 
     def planned(
         self,
@@ -245,7 +268,8 @@ class Pipeline:
             value = take(self.arrays, indices, apart=apart)
         else:
             value = self._sample_tree(rows)
-        return self._through_stages(words, levels, lambda: indices, value, intact, apart=apart, masking=masking)
+        positions = levels[-1].element
+        return self._through_stages(words, levels, lambda: positions, value, intact, apart=apart, masking=masking)
 
     def _sample_tree(self, leaves: list[Any]) -> PyTree:
         return jax.tree.unflatten(jax.tree.structure(self.sample_spec()), leaves)
@@ -254,7 +278,7 @@ class Pipeline:
         self,
         words: Array,
         levels: list[Rows],
-        indices: Callable[[], Array],
+        positions: Callable[[], Array],
         value: PyTree,
         intact: Any = None,
         *,
@@ -277,7 +301,7 @@ class Pipeline:
             untouched = False
             key = None
             if stage.keyed:
-                key = element_key(words, name, level.epoch, indices() if of_samples else level.element)
+                key = element_key(words, name, level.epoch, positions() if of_samples else level.element)
             given = value, mask, key
             value, mask = apply_stage(name, stage, level.mask.ndim, *given)
             if masking is not None and not (mask is given[1] or keeps_mask(name, stage, level.mask.ndim, *given)):
@@ -289,8 +313,11 @@ class Pipeline:
 # data, so loaders of equal shape share their programs. A program that reads on the host does depend on the reader.
 jax.tree_util.register_pytree_node(
     Pipeline,
-    lambda pipeline: ((pipeline.arrays,), (pipeline.plan, pipeline.stages, pipeline.host, pipeline.placement)),
-    lambda static, children: Pipeline(children[0], *static[:2], None, *static[2:]),
+    lambda pipeline: (
+        (pipeline.arrays, pipeline.tables),
+        (pipeline.plan, pipeline.stages, pipeline.host, pipeline.placement),
+    ),
+    lambda static, children: Pipeline(children[0], *static[:2], None, *static[2:], tables=children[1]),
 )
 
 

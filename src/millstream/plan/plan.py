@@ -7,6 +7,7 @@ the samples of an epoch. `Rows` are the coordinates of one such level, with one 
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Literal
 
@@ -15,6 +16,7 @@ import numpy as np
 from millstream.plan import order
 from millstream.plan.keys import Array, Key
 from millstream.plan.ordering import Ordering, Shuffle, as_shuffle
+from millstream.plan.selection import Selection
 
 Ending = Literal["pad", "drop", "wrap"]
 
@@ -82,11 +84,14 @@ class Batching:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Samples, their ordering, and how they are batched (innermost first).
+    """Samples, their ordering, how they are batched (innermost first), and which of a source's samples they are.
+
+    The samples of an epoch are positions, which the ordering permutes; the selection says which sample of the source
+    stands at each. Without one, a position is the index of a sample.
 
     Example:
         >>> plan = Plan(10, "shuffle", (Batching(4, "pad", 10),))
-        >>> indices, rows = plan.at(np, np.array([0, 7], np.uint32), 2)  # the third batch of the run with this key
+        >>> positions, rows = plan.at(np, np.array([0, 7], np.uint32), 2)  # the third batch of the run with this key
         >>> int(rows[-1].mask.sum())
         2
     """
@@ -94,6 +99,7 @@ class Plan:
     samples: int
     ordering: Ordering
     batchings: tuple[Batching, ...] = ()
+    selection: Selection | None = None
 
     def __post_init__(self) -> None:
         crossing = [batching.size for batching in self.batchings if batching.ending == "wrap"]
@@ -164,7 +170,7 @@ class Plan:
     def at(
         self, xp: ModuleType, words: Array, step: Array, chosen: np.ndarray | None = None
     ) -> tuple[Array, list[Rows]]:
-        """The sample indices of a step, and the rows of every level from the step itself (first) to the samples.
+        """The positions of a step's samples, and the rows of every level from the step itself (first) to the samples.
 
         Args:
             xp: `numpy` or `jax.numpy`; both give the same numbers. NumPy also takes sizes past 2**32.
@@ -173,7 +179,7 @@ class Plan:
             chosen: The rows of the (outermost) batch that are wanted; None for all. Others cost nothing.
         """
         rows = self.rows_at(xp, words, step, chosen)
-        return self.indices(xp, words, rows), rows
+        return self.positions(xp, words, rows), rows
 
     @np.errstate(over="ignore")
     def rows_at(self, xp: ModuleType, words: Array, step: Array, chosen: np.ndarray | None = None) -> list[Rows]:
@@ -198,8 +204,8 @@ class Plan:
         return Rows(epoch, element, xp.ones(step.shape, bool))
 
     @np.errstate(over="ignore")
-    def indices(self, xp: ModuleType, words: Array, rows: list[Rows]) -> Array:
-        """The sample index at each row of the innermost level, from what `rows_at` gave."""
+    def positions(self, xp: ModuleType, words: Array, rows: list[Rows]) -> Array:
+        """The position of the sample at each row of the innermost level, from what `rows_at` gave."""
         samples = rows[-1]
         if self.shuffle.mode == "itemwise":
             # A batch lies in one epoch unless it wraps, and then its rows need a key each.
@@ -209,6 +215,35 @@ class Plan:
         if not self.shuffle.first_epoch:
             return samples.element
         return order.shuffled(xp, samples.element, self.samples, order.epoch_key(xp, words, np.uint32(0)))
+
+    def indices(
+        self,
+        xp: ModuleType,
+        words: Array,
+        epoch: Array,
+        positions: Array,
+        tables: Sequence[Array | None] | None = None,
+    ) -> Array:
+        """The index in the source of the sample at each position.
+
+        Args:
+            xp: `numpy` or `jax.numpy`.
+            words: The run's raw key data, uint32.
+            epoch: The epoch of every position.
+            positions: From `positions`.
+            tables: The tables of the selection, if they are arguments of a program.
+        """
+        if self.selection is None:
+            return positions
+        if xp is np:
+            positions = positions.astype(np.uint64)  # a view of few samples may reach far into a source of many
+        return self.selection.locate(xp, self.selection.tables if tables is None else tables, words, epoch, positions)
+
+    def first_indices(self, count: int) -> list[int]:
+        """The indices of the first samples of an epoch in sequence, at most `count`; each one once."""
+        positions = np.arange(min(count, self.samples), dtype=np.uint64)
+        words, epoch = np.zeros(2, np.uint32), np.zeros(len(positions), np.uint32)
+        return list(dict.fromkeys(self.indices(np, words, epoch, positions).tolist()))
 
     def _shuffled(self, xp: ModuleType, positions: Array, n: int, key: Key, epoch: Array) -> Array:
         """The positions in the order of `key`, but in sequence in an epoch 0 that is not to be shuffled."""

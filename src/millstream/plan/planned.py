@@ -24,6 +24,7 @@ class Request:
         real: False for rows that pad.
         keys: Two uint32 words per sample, if the source wants them.
         epochs: The epoch that each sample has its key from.
+        positions: What its key depends on besides: its position in the view, which is its index if there is no view.
         run: The key of the run, as bytes.
         place: The epoch that the batch has its samples and keys from, and its number in that epoch.
     """
@@ -33,6 +34,7 @@ class Request:
     real: np.ndarray
     keys: np.ndarray | None = None
     epochs: np.ndarray | None = None
+    positions: np.ndarray | None = None
     run: bytes = b""
     place: tuple[int, int] = (0, 0)
 
@@ -44,7 +46,8 @@ class Coordinates:
     Attributes:
         plan: The plan.
         indices: Whether the sample indices are wanted.
-        keyed: The levels whose epochs and elements are wanted; 0 is the step, the last one the samples.
+        keyed: The levels whose epochs and elements are wanted; 0 is the step, the last one the samples, whose elements
+            are their positions here.
     """
 
     plan: Plan
@@ -70,8 +73,11 @@ class Coordinates:
         """The numbers of some steps, a row each."""
         rows = self.plan.rows_at(np, words, steps)
         found = {(name, level): getattr(at, name) for level, at in enumerate(rows) for name in _FIELDS}
-        if self.indices:
-            found["indices", len(rows) - 1] = self.plan.indices(np, words, rows)
+        last = len(rows) - 1
+        if self.indices or last in self.keyed:
+            positions = found["element", last] = self.plan.positions(np, words, rows)
+            if self.indices:
+                found["indices", last] = self.plan.indices(np, words, rows[-1].epoch, positions)
         columns = [found[name, level].reshape(len(steps), -1).astype(np.uint32) for name, level, _ in self._parts]
         return np.concatenate(columns, axis=1)
 
@@ -131,9 +137,9 @@ class PlannedSteps:
         if block is None or not 0 <= step - block.first < len(block.places):
             self._block = block = self._plan_from(step)
         at = step - block.first
-        indices, epochs = block.indices[at], block.epochs[at]
-        keys = sample_keys(self._words, epochs, indices) if keyed else None
-        return Request(step, indices, block.real[at], keys, epochs, self._run, block.places[at])
+        epochs, positions = block.epochs[at], block.positions[at]
+        keys = sample_keys(self._words, epochs, positions) if keyed else None
+        return Request(step, block.indices[at], block.real[at], keys, epochs, positions, self._run, block.places[at])
 
     def numbers(self, step: int) -> np.ndarray | None:
         """The coordinates of a step, for compiled stages; None if they want none."""
@@ -148,10 +154,12 @@ class PlannedSteps:
         return first + np.arange(self._block_steps, dtype=np.uint64)
 
     def _plan_from(self, first: int) -> "_Block":
-        indices, rows = self._plan.at(np, self._words, self._steps(first), self._chosen)
+        positions, rows = self._plan.at(np, self._words, self._steps(first), self._chosen)
+        indices = self._plan.indices(np, self._words, rows[-1].epoch, positions)
         by_step = (self._block_steps, -1)
         return _Block(
             first,
+            positions.reshape(by_step),
             indices.reshape(by_step).astype(np.int64),
             rows[-1].mask.reshape(by_step),
             rows[-1].epoch.reshape(by_step),
@@ -178,13 +186,14 @@ class RunInUse:
 @dataclasses.dataclass
 class _Block:
     first: int
+    positions: np.ndarray
     indices: np.ndarray
     real: np.ndarray
     epochs: np.ndarray
     places: list[tuple[int, int]]
 
 
-def sample_keys(words: np.ndarray, epochs: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """The keys of samples read on the host: functions of run key, epoch and sample index alone."""
-    key = fold(np, fold(np, named_key(words, "millstream sample 1"), epochs), indices)
+def sample_keys(words: np.ndarray, epochs: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """The keys of samples read on the host: functions of run key, epoch and position alone."""
+    key = fold(np, fold(np, named_key(words, "millstream sample 1"), epochs), positions)
     return np.stack(np.broadcast_arrays(*key), axis=-1)

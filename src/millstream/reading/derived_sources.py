@@ -50,9 +50,18 @@ class MappedSource(SampleReader):
         readers: How many threads read.
         name: The caller, for errors; also the name its random numbers belong to.
         random: Whether the function takes random numbers.
+        first: The samples whose structure stands for all; None for the first ones of the source.
     """
 
-    def __init__(self, inner: IndexedSource, fn: Callable[..., PyTree], readers: int, name: str, random: bool) -> None:
+    def __init__(
+        self,
+        inner: IndexedSource,
+        fn: Callable[..., PyTree],
+        readers: int,
+        name: str,
+        random: bool,
+        first: Sequence[int] | None = None,
+    ) -> None:
         self._inner = as_host_source(inner)
         self._fn = fn
         self._name = name
@@ -62,7 +71,9 @@ class MappedSource(SampleReader):
         self.prefetch_size = self._inner.prefetch_size
         self.readers = readers
         key = np.zeros(2, np.uint32) if self.keyed else None
-        self.first_sample, (sample, _) = first_sample(lambda index: self._mapped(index, key), len(self))
+        self.first_sample, (sample, _) = first_sample(
+            lambda index: self._mapped(index, key), range(len(self)) if first is None else first
+        )
         self.sample_spec = spec_or_objects(name, sample)
 
     def __len__(self) -> int:
@@ -96,11 +107,18 @@ class CollatedSource(HostSource):
         inner: The source.
         collate: `collate(samples) -> batch`, where the arrays of the batch have a row per sample.
         size: Samples per batch.
+        first: As in `MappedSource`.
     """
 
     whole_batches = True
 
-    def __init__(self, inner: IndexedSource, collate: Callable[[list[Any]], PyTree], size: int) -> None:
+    def __init__(
+        self,
+        inner: IndexedSource,
+        collate: Callable[[list[Any]], PyTree],
+        size: int,
+        first: Sequence[int] | None = None,
+    ) -> None:
         self._inner = as_host_source(inner)
         self._collate = collate
         self._name = f"collate function {function_name(collate)} of BatchTransform"
@@ -110,7 +128,7 @@ class CollatedSource(HostSource):
         self.readers = self._inner.readers
         keys = np.zeros((size, 2), np.uint32) if self.keyed else None
         same = lambda index: self._collated(np.full(size, index, np.int64), keys)  # noqa: E731
-        self.first_sample, batch = first_sample(same, len(self))
+        self.first_sample, batch = first_sample(same, range(len(self)) if first is None else first)
         self.sample_spec = self._spec_of_rows(batch, size)
 
     def __len__(self) -> int:

@@ -9,6 +9,7 @@ from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import IndexedSource, PyTree
 from millstream.reading.dtypes import narrowed
 from millstream.reading.samples import ObjectSpec, SampleSpec, spec_of
+from millstream.reading.view import View, subscript
 
 
 class HostSource:
@@ -81,6 +82,10 @@ class HostSource:
             out = spec.unflatten(spec.empty(len(indices)))
         self.read_rows(indices, spec.flatten("out", out), keys)
         return out
+
+    def __getitem__(self, index: Any) -> Any:
+        """A sample; or, for a slice, a list of indices or a mask, a view of those."""
+        return subscript(self, index)
 
     def read_samples(self, indices: np.ndarray, keys: np.ndarray | None) -> list[PyTree]:
         """Samples one by one, as functions on the host get them."""
@@ -199,6 +204,26 @@ class _Gathered(RowSource):
         self._name = name
 
 
+class _Selected(HostSource):
+    """The samples of a view, read through its source."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._inner = inner = as_host_source(view.source)
+        self._name = type(view.source).__name__
+        self.ordering = view.ordering
+        self.prefetch_size, self.readers = inner.prefetch_size, inner.readers
+        self.sample_spec, self.keyed = inner.sample_spec, inner.keyed
+        self.reads_together, self.calls_users = inner.reads_together, inner.calls_users or inner.reads_samples
+        view.locate(np.zeros(0, np.int64))  # refuses a view that needs a key
+
+    def __len__(self) -> int:
+        return len(self._view)
+
+    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
+        self._inner.read_rows(self._view.locate(indices), out, keys)
+
+
 class _Adapted(HostSource):
     """A user's own indexed source, read through its `read`."""
 
@@ -222,6 +247,8 @@ def as_host_source(source: IndexedSource) -> HostSource:
     """Any indexed source as one that is read on the host."""
     if isinstance(source, HostSource):
         return source
+    if isinstance(source, View):
+        return _Selected(source)
     if source.arrays is None:
         return _Adapted(source)
     import jax

@@ -15,7 +15,7 @@ from millstream.reading.contracts import PyTree
 from millstream.reading.dtypes import can_become, check_array, dtype_of_array, holds_numbers, kept_dtype, narrowed
 from millstream.text.errors import describe_leaf, describe_value
 
-_TRIED = 8  # samples that are tried before it is said that none can be read
+TRIED = 8  # samples that are tried before it is said that none can be read
 _PLAIN = (np.ndarray, np.generic, bool, int, float, complex)  # what is an array of numbers, or a number, already
 _SAME = "Return the same shape and dtype every time."
 
@@ -252,15 +252,15 @@ class NotAnArray(TypeError):
         return self.args[0]
 
 
-def first_sample(read: Callable[[int], Any], count: int) -> tuple[int, Any]:
-    """The first sample that can be read, of the first few, and its number; if none can be, what the first one raised.
+def first_sample(read: Callable[[int], Any], indices: Sequence[int]) -> tuple[int, Any]:
+    """The first sample that can be read, of the first few, and its index; if none can be, what the first one raised.
 
     One broken file need not keep all others from being used, with `on_error="skip item"`.
     """
     try:
-        return 0, read(0)
+        return indices[0], read(indices[0])
     except Exception:
-        for index in range(1, min(count, _TRIED)):
+        for index in indices[1:TRIED]:
             with contextlib.suppress(Exception):
                 return index, read(index)
         raise

@@ -9,6 +9,7 @@ import numpy as np
 from millstream.plan.ordering import Ordering, as_shuffle
 from millstream.reading.contracts import PyTree
 from millstream.reading.dtypes import check_array, holds_numbers, kept
+from millstream.reading.view import subscript
 from millstream.text.errors import describe_leaf, describe_value, require_int, table
 
 if TYPE_CHECKING:
@@ -58,6 +59,10 @@ class ArraySampleSource:
             return np.take(np.asarray(leaf), indices, axis=0, out=out, mode="raise" if out is None else "clip")
 
         return _tree().map(take, self.data) if out is None else _tree().map(take, self.data, out)
+
+    def __getitem__(self, index: Any) -> Any:
+        """A sample; or, for a slice, a list of indices or a mask, a view of those."""
+        return subscript(self, index)
 
     @functools.cached_property
     def arrays(self) -> PyTree:

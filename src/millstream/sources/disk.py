@@ -54,7 +54,7 @@ class DiskSampleSource(SampleReader):
         if self.sample_spec is not None:
             object.__setattr__(self, "sample_spec", _given_spec(caller, self.sample_spec))
             return
-        first, sample = first_sample(self._sample, self.length)
+        first, sample = first_sample(self._sample, range(self.length))
         object.__setattr__(self, "sample_spec", spec_or_objects(caller, sample))
         object.__setattr__(self, "first_sample", first)
 
@@ -120,7 +120,7 @@ class DatasetSource(SampleReader):
 
     @functools.cached_property
     def _found(self) -> tuple[int, SampleSpec | ObjectSpec]:
-        number, item = first_sample(self._item, len(self))
+        number, item = first_sample(self._item, range(len(self)))
         return number, spec_or_objects(self._name, item)
 
     @property

@@ -9,6 +9,7 @@ from millstream.pipeline.transform import Transform
 from millstream.plan.plan import Batching, Ending
 from millstream.reading.contracts import Stream
 from millstream.reading.derived_sources import CollatedSource
+from millstream.reading.samples import TRIED
 from millstream.text.errors import function_name, require_bool, require_callable, require_int
 
 _MOST_ROWS = (1 << 31) - 1  # that an array of a compiled program can have
@@ -63,7 +64,8 @@ class BatchTransform(Transform):
                 "BatchTransform with a collate function works on samples as they are read, so it comes after the "
                 "source or a HostMapTransform and before all compiled stages. Move those after it."
             )
-        return super().__call__(CollatedSource(inner.source, self.collate, self.batch_size))
+        collated = CollatedSource(inner.source, self.collate, self.batch_size, inner.plan.first_indices(TRIED))
+        return super().__call__(inner.read_through(collated))
 
     @property
     def ending(self) -> Ending:

@@ -14,7 +14,7 @@ from millstream.pipeline.pipeline import Pipeline, as_stream
 from millstream.pipeline.transform import Transform
 from millstream.reading.contracts import PyTree, Stream
 from millstream.reading.derived_sources import MappedSource
-from millstream.reading.samples import SampleSpec, spec_of
+from millstream.reading.samples import TRIED, SampleSpec, spec_of
 from millstream.text.errors import function_name, require_callable, require_int
 
 
@@ -128,7 +128,8 @@ class HostMapTransform:
                 "compiled stages. Move it up, or use MapTransform or HostCallbackTransform."
             )
         name = f"{caller}({function_name(self.fn)})"
-        return as_stream(MappedSource(source.source, self.fn, self.readers, name, self.random))
+        first = source.plan.first_indices(TRIED)
+        return source.read_through(MappedSource(source.source, self.fn, self.readers, name, self.random, first))
 
 
 class RandomHostMapTransform(HostMapTransform):

@@ -1,0 +1,116 @@
+"""Views: some samples of a source, in some order, as a source. A view reads nothing itself: it is part of the plan."""
+
+from typing import Any
+
+import numpy as np
+
+from millstream.plan.ordering import Ordering
+from millstream.plan.selection import IndexFunction, Selection, Strided, listed
+from millstream.reading.contracts import IndexedSource, PyTree
+from millstream.text.errors import describe_leaf, describe_value
+
+
+class View:
+    """The samples of a source that a selection names. Made by `ms.views`, or by a slice such as `source[:1000]`.
+
+    Example:
+        >>> source = ms.ArraySampleSource({"x": np.arange(10)}, ordering="sequential")
+        >>> view = source[2:8][::-1]
+        >>> len(view), view.read(np.array([0, 5]))["x"].tolist()
+        (6, [7, 2])
+
+    Args:
+        source: Where the samples come from; never a view.
+        selection: Which of them there are.
+        ordering: "shuffle", "sequential" or a `Shuffle`.
+    """
+
+    ordering: Ordering
+    arrays = None
+
+    def __init__(self, source: IndexedSource, selection: Selection, ordering: Ordering) -> None:
+        self.source = source
+        self.selection = selection
+        self.ordering = ordering
+
+    def __len__(self) -> int:
+        return self.selection.functions[0].length
+
+    def __repr__(self) -> str:
+        return f"View({len(self):,} samples: {self.selection.words} of {type(self.source).__name__})"
+
+    def spec(self) -> PyTree:
+        """The shape and dtype of one sample."""
+        return self.source.spec()
+
+    def read(self, indices: np.ndarray, out: PyTree | None = None) -> PyTree:
+        """The samples at these positions of the view, stacked, as NumPy arrays; into `out` if it is given."""
+        return self.source.read(self.locate(np.asarray(indices)), out)
+
+    def locate(self, positions: np.ndarray) -> np.ndarray:
+        """The indices in `source` of the samples at these positions."""
+        if self.selection.is_keyed:
+            raise TypeError(
+                f"{self!r}: which samples these are depends on the key of a run and on the epoch, so that only a "
+                "loader can read them. Slice, split, concatenate and zip the source first, and weight the result."
+            )
+        words, epoch = np.zeros(2, np.uint32), np.zeros(positions.shape, np.uint32)
+        located = self.selection.locate(np, self.selection.tables, words, epoch, positions.astype(np.uint64))
+        return located.astype(np.int64)
+
+    def __getitem__(self, index: Any) -> Any:
+        return subscript(self, index)
+
+
+def view_of(
+    source: IndexedSource, function: IndexFunction, table: np.ndarray | None = None, ordering: Ordering | None = None
+) -> View:
+    """What a function selects from a source or a view."""
+    base, selection = (source.source, source.selection) if isinstance(source, View) else (source, Selection())
+    return View(base, selection.after(function, table), source.ordering if ordering is None else ordering)
+
+
+def subscript(source: IndexedSource, index: Any) -> Any:
+    """`source[index]`: a sample for a number; a view for a slice, a list of indices or a mask."""
+    name, length = type(source).__name__, len(source)
+    if isinstance(index, slice):
+        start, stop, step = index.indices(length)
+        chosen = range(start, stop, step)
+        if not chosen:
+            raise ValueError(f"{name}[{_shown(index)}] is empty: there are {length:,} samples.")
+        return view_of(source, Strided(start, step, len(chosen)))
+    if isinstance(index, int | np.integer) and not isinstance(index, bool):
+        if not -length <= int(index) < length:
+            raise IndexError(f"{name}[{index}]: there are {length:,} samples.")
+        return _one(source, int(index) % length)
+    return view_of(source, *listed(as_positions(name, index, length), length))
+
+
+def as_positions(caller: str, chosen: Any, length: int) -> np.ndarray:
+    """Indices or a mask as positions below `length`; refuses what is out of range, empty, or neither."""
+    array = np.asarray(chosen)
+    if array.ndim != 1 or array.dtype.kind not in "biu":
+        found = describe_leaf(array) if isinstance(chosen, np.ndarray) else describe_value(chosen)
+        raise TypeError(f"{caller} takes a slice, an index, a list of indices or a mask of bools. Got {found}.")
+    if array.dtype.kind == "b":
+        if len(array) != length:
+            raise ValueError(f"{caller} has {length:,} samples, and the mask {len(array):,} bools. It needs one each.")
+        array = np.flatnonzero(array)
+    if not len(array):
+        raise ValueError(f"{caller}: nothing is selected. A view needs at least one sample.")
+    low, high = int(array.min()), int(array.max())
+    if low < -length or high >= length:
+        raise IndexError(f"{caller} has {length:,} samples, and no sample {low if low < -length else high:,}.")
+    return np.where(array < 0, array + length, array) if low < 0 else array
+
+
+def _one(source: IndexedSource, index: int) -> PyTree:
+    import jax
+
+    samples = source.read(np.array([index]))
+    return samples[0] if isinstance(samples, list) else jax.tree.map(lambda leaf: leaf[0], samples)
+
+
+def _shown(index: slice) -> str:
+    parts = [index.start, index.stop] if index.step is None else [index.start, index.stop, index.step]
+    return ":".join("" if part is None else str(part) for part in parts)

@@ -1,0 +1,14 @@
+"""Which samples of a source there are."""
+
+from millstream.reading.view import View as View
+from millstream.views.draws import balanced as balanced
+from millstream.views.draws import weighted as weighted
+from millstream.views.joins import concat as concat
+from millstream.views.joins import zip as zip
+from millstream.views.order import permutation as permutation
+from millstream.views.parts import folds as folds
+from millstream.views.parts import split as split
+from millstream.views.subsets import repeat as repeat
+from millstream.views.subsets import select as select
+
+__all__: list[str]

@@ -1,0 +1,98 @@
+"""Samples as often as their weights say."""
+
+from typing import Any
+
+import numpy as np
+
+from millstream.plan.selection import drawn
+from millstream.reading.contracts import IndexedSource
+from millstream.reading.executor import Executor
+from millstream.reading.view import View, view_of
+from millstream.text.errors import describe_leaf, require_bool, whole_number
+from millstream.views._measure import require_source, values_of
+
+_MOST = (1 << 31) - 1
+
+
+def weighted(source: IndexedSource, weights: Any, *, samples: int | None = None, replacement: bool = True) -> View:
+    """Samples drawn in proportion to their weights, anew every epoch.
+
+    The draw is systematic: a sample whose share of an epoch is 2.3 comes twice or three times, never more or less.
+
+    Example:
+        >>> source = ms.ArraySampleSource({"x": np.arange(4)})
+        >>> len(ms.views.weighted(source, [1, 1, 2, 0], samples=8))
+        8
+
+    Args:
+        source: A source or a view.
+        weights: A number per sample: finite, not negative, not all zero.
+        samples: How many samples an epoch has; by default as many as the source.
+        replacement: False for samples that come at most once in an epoch. Shares are then limited to 1.
+    """
+    require_source("weighted", source)
+    found = _checked(np.asarray(weights), len(source))
+    require_bool("weighted", "replacement", replacement)
+    count = len(source) if samples is None else whole_number("weighted", "samples", samples, least=1, most=_MOST)
+    return _drawn(source, found if replacement else _limited(found, count), count)
+
+
+def balanced(
+    source: IndexedSource, labels: Any, *, samples: int | None = None, executor: Executor | None = None
+) -> View:
+    """Samples of all classes equally often, drawn anew every epoch.
+
+    Example:
+        >>> source = ms.ArraySampleSource({"x": np.arange(6), "label": np.array([0, 0, 0, 0, 0, 1])})
+        >>> loader = ms.DataLoader([ms.views.balanced(source, "label"), ms.BatchTransform(6)])
+        >>> batch, mask = next(loader.iterate(loader.init_state(jax.random.key(0))))
+        >>> sorted(batch["label"].tolist())
+        [0, 0, 0, 1, 1, 1]
+
+    Args:
+        source: A source or a view.
+        labels: The name of a field, a function of a sample, or an array with a label per sample.
+        samples: How many samples an epoch has; by default as many as the source.
+        executor: Where samples are looked at, if they have to be.
+    """
+    require_source("balanced", source)
+    classes = values_of("balanced", "labels", source, labels, executor)
+    _, which, counts = np.unique(classes, return_inverse=True, return_counts=True)
+    count = len(source) if samples is None else whole_number("balanced", "samples", samples, least=1, most=_MOST)
+    return _drawn(source, 1.0 / counts[which], count)
+
+
+def _drawn(source: IndexedSource, weights: np.ndarray, count: int) -> View:
+    return view_of(source, *drawn(weights, count))
+
+
+def _checked(weights: np.ndarray, length: int) -> np.ndarray:
+    if weights.shape != (length,) or weights.dtype.kind not in "biuf":
+        raise ValueError(f"weighted needs a number for each of the {length:,} samples. Got {describe_leaf(weights)}.")
+    found = weights.astype(np.float64)
+    wrong = ~np.isfinite(found) | (found < 0)
+    if wrong.any():
+        first = int(np.argmax(wrong))
+        raise ValueError(
+            f"weighted needs weights that are finite and not negative. Sample {first:,} has {found[first]}."
+        )
+    if not found.any():
+        raise ValueError("weighted needs at least one weight above zero. All are zero.")
+    return found
+
+
+def _limited(weights: np.ndarray, count: int) -> np.ndarray:
+    """Shares of `count` draws in proportion to the weights, but at most 1 each."""
+    positive = np.count_nonzero(weights)
+    if count > positive:
+        raise ValueError(
+            f"weighted without replacement cannot draw {count:,} samples: {positive:,} have a weight above zero. "
+            f"Pass samples={positive} or less, or replacement=True."
+        )
+    shares = weights * (count / weights.sum())
+    while (over := shares > 1.0).any():
+        # Those above 1 come once; the others share what is left of the draws.
+        full = over | (shares == 1.0)
+        rest = weights * ~full
+        shares = np.where(full, 1.0, rest * ((count - np.count_nonzero(full)) / max(rest.sum(), np.finfo(float).tiny)))
+    return shares

@@ -1,0 +1,49 @@
+"""The order as a function of its own."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from millstream.pipeline.state import key_words
+from millstream.plan import order
+from millstream.text.errors import whole_number
+
+if TYPE_CHECKING:
+    import jax
+
+_NAME = "millstream permutation 1"
+
+
+def permutation(key: "jax.Array", n: int, positions: Any) -> Any:
+    """The numbers at some positions of a random permutation of 0 .. n - 1, without making the others.
+
+    NumPy positions give NumPy numbers, JAX positions (also traced ones) JAX numbers: the same.
+
+    Example:
+        >>> ms.views.permutation(jax.random.key(0), 10**9, np.arange(3)).shape
+        (3,)
+
+    Args:
+        key: Which permutation.
+        n: How many numbers; more than 2**32 only for NumPy positions.
+        positions: Integers from 0 to n - 1, of any shape.
+    """
+    whole_number("permutation", "n", n, least=1, most=order.MAX_SAMPLES)
+    words = key_words("permutation", key)
+    traced = not isinstance(positions, np.ndarray | np.generic | int | list | range)
+    if traced:
+        import jax.numpy as xp
+
+        whole_number("permutation of JAX positions", "n", n, least=1, most=(1 << 32) - 1)
+    else:
+        xp, words = np, np.asarray(words)
+    given = xp.asarray(positions)
+    if given.dtype.kind not in "iu":
+        raise TypeError(f"permutation needs positions that are integers. Got dtype {given.dtype}.")
+    if not traced and given.size and not (0 <= int(given.min()) and int(given.max()) < n):
+        raise ValueError(
+            f"permutation needs positions from 0 to {n - 1:,}. Got {int(given.min())} to {int(given.max())}."
+        )
+    wide = np.uint64 if n > 1 << 32 else np.uint32
+    found = order.shuffled(xp, given.astype(wide), n, order.named_key(words, _NAME))
+    return found.astype(np.int64) if not traced else found

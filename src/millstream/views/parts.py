@@ -1,0 +1,192 @@
+"""Parts of a source that share no sample, whatever happens to the source before or to the parts afterwards.
+
+Which part a sample belongs to is decided by a hash of what it is: its index in the source that all views start from, or
+the group it belongs to. So a sample that comes twice is in one part, and stays there when samples are appended.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from millstream.plan.selection import listed
+from millstream.reading.contracts import IndexedSource
+from millstream.reading.executor import Executor
+from millstream.reading.view import View, view_of
+from millstream.text.errors import describe_value, require_int, require_mapping, whole_number
+from millstream.views._measure import require_source, values_of
+from millstream.views.joins import identities
+
+
+def split(
+    source: IndexedSource,
+    parts: Mapping[str, float],
+    *,
+    by: Any = None,
+    stratify: Any = None,
+    seed: int = 0,
+    executor: Executor | None = None,
+) -> tuple[View, ...]:
+    """Views that divide the samples of a source, one for each name, in the order of the names.
+
+    Fractions are thresholds of a hash, so that a sample stays in its part when others are appended, and parts are about
+    as large as they say. Counts and `stratify` divide exactly, the samples that there are.
+
+    Example:
+        >>> source = ms.ArraySampleSource({"x": np.arange(1000)})
+        >>> train, test = ms.views.split(source, {"train": 0.9, "test": 0.1})
+        >>> len(train) + len(test)
+        1000
+
+    Args:
+        source: A source or a view.
+        parts: Fractions that add up to 1, or counts that add up to the number of samples, by name.
+        by: Keep samples together that have this in common: the name of a field, a function of a sample, or an array
+            with a value per sample.
+        stratify: Give every part its fraction of each class: labels, in one of these three forms.
+        seed: A different number is a different division.
+        executor: Where samples are looked at, if they have to be.
+    """
+    require_source("split", source)
+    require_mapping("split", "parts", parts, "a dict such as {'train': 0.9, 'test': 0.1}")
+    shares = _shares(parts, len(source))
+    hashes, groups = _hashes("split", source, by, stratify, seed, executor)
+    if groups is not None:
+        member = _by_quota(hashes, groups, shares / shares.sum())
+    elif shares.dtype.kind == "f":
+        bounds = (np.cumsum(shares)[:-1] * 2.0**64).clip(0, np.nextafter(2.0**64, 0)).astype(np.uint64)
+        member = np.searchsorted(bounds, hashes, side="right")
+    else:
+        _require_unique("split by counts", hashes, by)
+        member = np.empty(len(hashes), np.int64)
+        member[np.argsort(hashes, kind="stable")] = np.repeat(np.arange(len(shares)), shares)
+    chosen = [np.flatnonzero(member == number) for number in range(len(parts))]
+    for name, positions in zip(parts, chosen, strict=True):
+        if not len(positions):
+            found = f"{len(source):,} samples" if by is None else f"{len(np.unique(hashes)):,} groups"
+            raise ValueError(
+                f"split leaves nothing for {name!r}: there are {found}. Choose a different seed, fractions, or counts."
+            )
+    return tuple(view_of(source, *listed(positions, len(source))) for positions in chosen)
+
+
+def folds(
+    source: IndexedSource,
+    count: int,
+    *,
+    by: Any = None,
+    stratify: Any = None,
+    seed: int = 0,
+    executor: Executor | None = None,
+) -> list[tuple[View, View]]:
+    """Cross-validation: `count` pairs of a view to train on and one to test on; every sample is in one test view.
+
+    Example:
+        >>> source = ms.ArraySampleSource({"x": np.arange(10)})
+        >>> [(len(train), len(test)) for train, test in ms.views.folds(source, 5)]
+        [(8, 2), (8, 2), (8, 2), (8, 2), (8, 2)]
+
+    Args:
+        source: A source or a view.
+        count: How many folds, at least 2.
+        by: As in `split`. Folds are then about equally large.
+        stratify: As in `split`.
+        seed: A different number is a different division.
+        executor: Where samples are looked at, if they have to be.
+    """
+    require_source("folds", source)
+    require_int("folds", "count", count, least=2)
+    hashes, groups = _hashes("folds", source, by, stratify, seed, executor)
+    if groups is not None:
+        member = _by_quota(hashes, groups, np.full(count, 1.0 / count))
+    else:
+        member = _by_size(hashes, count)
+    tests = [np.flatnonzero(member == number) for number in range(count)]
+    if not all(map(len, tests)):
+        what = "groups" if by is not None else "samples"
+        raise ValueError(f"folds cannot make {count} folds: there are only {len(np.unique(hashes)):,} {what}.")
+    rest = [np.flatnonzero(member != number) for number in range(count)]
+    both = [[view_of(source, *listed(positions, len(source))) for positions in kind] for kind in (rest, tests)]
+    return list(zip(*both, strict=True))
+
+
+def _shares(parts: Mapping[str, float], length: int) -> np.ndarray:
+    """Fractions as floats, or counts as integers."""
+    if len(parts) < 2:
+        raise ValueError(f"split needs at least two parts. Got {describe_value(dict(parts))}.")
+    given = list(parts.values())
+    numbers = [value for value in given if isinstance(value, int | float | np.number) and not isinstance(value, bool)]
+    if len(numbers) < len(given) or not all(np.isfinite(number) and number > 0 for number in numbers):
+        raise ValueError(f"split needs fractions or counts above zero. Got {describe_value(dict(parts))}.")
+    if all(isinstance(number, int | np.integer) for number in numbers):
+        counts = np.array(numbers, np.int64)
+        if counts.sum() != length:
+            raise ValueError(f"split needs counts that add up to {length:,} samples. Got {counts.sum():,}.")
+        return counts
+    shares = np.array(numbers, np.float64)
+    if abs(shares.sum() - 1.0) > 1e-9:
+        raise ValueError(
+            f"split needs fractions that add up to 1. Got {' + '.join(f'{share:g}' for share in shares)} = "
+            f"{shares.sum():g}. Name the rest too; a part that is not used costs nothing."
+        )
+    return shares
+
+
+def _hashes(
+    caller: str, source: IndexedSource, by: Any, stratify: Any, seed: Any, executor: Executor | None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """A hash per sample, equal for samples that belong together, and the classes of a stratified division."""
+    whole_number(caller, "seed", seed, least=0, most=(1 << 63) - 1)
+    if by is not None and stratify is not None:
+        raise ValueError(f"{caller} takes by= or stratify=, not both: whole groups cannot be divided by class exactly.")
+    together = identities(caller, source) if by is None else values_of(caller, "by", source, by, executor)
+    hashes = mixed(together, seed)
+    if stratify is None:
+        return hashes, None
+    _require_unique(f"{caller} with stratify=", hashes, None)
+    return hashes, np.unique(values_of(caller, "stratify", source, stratify, executor), return_inverse=True)[1]
+
+
+def _require_unique(caller: str, hashes: np.ndarray, by: Any) -> None:
+    if by is not None:
+        raise ValueError(f"{caller} cannot keep groups together. Give fractions.")
+    if len(np.unique(hashes)) < len(hashes):
+        raise ValueError(f"{caller} needs samples that come once. Divide the source before it is repeated.")
+
+
+def _by_quota(hashes: np.ndarray, classes: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """The part of every sample, with each class divided exactly, up to one sample."""
+    member, upto = np.empty(len(hashes), np.int64), np.cumsum(shares)
+    by_class = np.lexsort((hashes, classes))
+    starts = np.flatnonzero(np.diff(classes[by_class], prepend=-1))
+    for start, stop in zip(starts, [*starts[1:], len(hashes)], strict=True):
+        # Rounded over all classes so far: many small classes must not all round the same way.
+        ends = np.rint(upto * stop) - np.rint(upto * start)
+        ends[-1] = stop - start
+        ends = np.maximum.accumulate(ends.clip(0, stop - start)).astype(np.int64)
+        member[by_class[start:stop]] = np.repeat(np.arange(len(shares)), np.diff(ends, prepend=0))
+    return member
+
+
+def _by_size(hashes: np.ndarray, count: int) -> np.ndarray:
+    """The fold of every sample: groups of equal hash together, the largest first, each into the smallest fold."""
+    groups, which, sizes = np.unique(hashes, return_inverse=True, return_counts=True)
+    if len(groups) == len(hashes):  # the usual case, without a loop
+        return which % count
+    fold_of, filled = np.empty(len(groups), np.int64), np.zeros(count, np.int64)
+    for group in np.argsort(-sizes, kind="stable").tolist():
+        fold_of[group] = smallest = int(np.argmin(filled))
+        filled[smallest] += sizes[group]
+    return fold_of[which]
+
+
+@np.errstate(over="ignore")
+def mixed(numbers: np.ndarray, seed: int) -> np.ndarray:
+    """A 64-bit hash of 64-bit numbers: SplitMix64's finaliser (Steele, Lea and Flood, 2014), twice, with the seed."""
+    found = numbers.astype(np.uint64) + np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15)
+    for _ in range(2):
+        found = found + np.uint64(0x9E3779B97F4A7C15)
+        found = (found ^ (found >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        found = (found ^ (found >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        found = found ^ (found >> np.uint64(31))
+    return found
