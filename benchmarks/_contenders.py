@@ -31,7 +31,7 @@ def millstream_fill(todo: Work, workers: int, steps: int) -> Iterator[Any]:
     import millstream as ms
 
     spec = {"image": ((28, 28), np.uint8)}
-    source = ms.FillSource(range(steps * todo.batch), fill_small, spec, seeded=False)
+    source = ms.sources.FillSource(range(steps * todo.batch), fill_small, spec, seeded=False)
     return _millstream(source, todo, ms.Processes(workers))
 
 

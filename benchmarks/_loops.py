@@ -62,7 +62,7 @@ def bare(step: Any, steps: int, leaves: int = 0) -> Run:
 
 def ours(step: Any, steps: int, others: Iterable[tuple[Any, Any]] = (), leaves: int = 0, bar: bool = False) -> Run:
     def run() -> None:
-        tasks = [(ms.every(1), step), *others, *([(ms.every(1), ms.keras_bar())] if bar else [])]
+        tasks = [(ms.every(1), step), *others, *([(ms.every(1), ms.callbacks.keras_bar())] if bar else [])]
         with contextlib.redirect_stdout(Terminal()):
             state, history, _ = ms.loop(start(leaves), itertools.repeat(BATCH), tasks, stop=steps)
         jax.block_until_ready(state)

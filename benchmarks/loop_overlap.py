@@ -68,7 +68,7 @@ def bare(step: Any, batches: Callable[[], Iterable[Any]], wait: bool = False) ->
 def ours(step: Any, steps: int) -> Run:
     def run() -> None:
         with contextlib.redirect_stdout(Terminal()):
-            tasks = {ms.every(1): [step, ms.keras_bar(total=steps)]}
+            tasks = {ms.every(1): [step, ms.callbacks.keras_bar(total=steps)]}
             jax.block_until_ready(ms.loop(slow_start(), prepared(steps), tasks).state)
 
     return run

@@ -26,7 +26,7 @@ def nothing(state: Any) -> None:
     """A callback that costs its call."""
 
 
-def log_every_100(state: Any, batch: Any, elapsed: ms.Elapsed) -> Any:
+def log_every_100(state: Any, batch: Any, elapsed: ms.loops.Elapsed) -> Any:
     logs, state = step(state, batch)
     return (logs if elapsed.steps % 100 == 0 else None), state
 

@@ -21,17 +21,17 @@ SAVES = 16
 
 
 def saving(rows: int, folder: pathlib.Path) -> Run:
-    history, steps = ms.history(), itertools.count(1)
+    history, steps = ms.loops.history(), itertools.count(1)
     checkpoint = ms.checkpoint(folder)
 
-    def log(count: int) -> ms.Elapsed:
-        elapsed = ms.Elapsed()
+    def log(count: int) -> ms.loops.Elapsed:
+        elapsed = ms.loops.Elapsed()
         for step in itertools.islice(steps, count):
-            elapsed = ms.Elapsed(step, 8 * step, 0, float(step), samples_before=8 * step - 8)
+            elapsed = ms.loops.Elapsed(step, 8 * step, 0, float(step), samples_before=8 * step - 8)
             history.commit(elapsed, {"loss": 1 / step, "accuracy": 0.5, "norm": 2.0})
         return elapsed
 
-    def save(elapsed: ms.Elapsed) -> None:
+    def save(elapsed: ms.loops.Elapsed) -> None:
         checkpoint(elapsed, np.int32(elapsed.steps), history=history)
         checkpoint.wait()
 

@@ -64,13 +64,13 @@ def test_step(state, batch):
 
 def main(epochs, folder):
     params = make_params(jax.random.key(0))
-    stopping = ms.early_stopping("loss_test", patience=ms.at(epochs=5), restore_best_weights=True)
+    stopping = ms.callbacks.early_stopping("loss_test", patience=ms.at(epochs=5), restore_best_weights=True)
     output = ms.train_loop(
         (params, OPTIMIZER.init(params)),
         make_loader("train", "shuffle"),
         {ms.on_train_step: train_step, ms.on_test_step: test_step},
         test_dataset=make_loader("test", "sequential"),
-        callbacks=[ms.keras_bar(), stopping, ms.csv_logger(folder / "log.csv", overwrite=True)],
+        callbacks=[ms.callbacks.keras_bar(), stopping, ms.callbacks.csv_logger(folder / "log.csv", overwrite=True)],
         stop=ms.at(epochs=epochs),
         key=jax.random.key(1),
     )

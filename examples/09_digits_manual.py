@@ -47,8 +47,8 @@ def test_step(weights, batch):
 
 
 def test(weights, loader):
-    results = ms.history()
-    for elapsed, batch in ms.elapse(loader, key=KEY):
+    results = ms.loops.history()
+    for elapsed, batch in ms.loops.elapse(loader, key=KEY):
         results.commit(elapsed, test_step(weights, batch))
     return results.mean("accuracy")  # over samples: the last batch, which is not full, counts for less
 
@@ -57,15 +57,15 @@ def train(folder, train_data, test_data, epochs):
     try:
         saved = ms.restore(folder, jnp.zeros((64, 10)), train_data, key=KEY)
     except FileNotFoundError:
-        weights, history, start = jnp.zeros((64, 10)), ms.history(), ms.Elapsed(epochs=0)
+        weights, history, start = jnp.zeros((64, 10)), ms.loops.history(), ms.loops.Elapsed(epochs=0)
         print("nothing is saved, so the run begins")
     else:
         weights, history, start = saved.state, saved.history, saved.elapsed
         print(f"continuing after step {start.steps} (epoch {start.epochs}), with {len(history)} rows of history")
 
     save, report = ms.every(20), ms.every(epochs=1)
-    checkpoint, bar = ms.checkpoint(folder), ms.keras_bar(total=ms.at(epochs=epochs))
-    for elapsed, batch in ms.elapse(train_data, initial=start, stop=ms.at(epochs=epochs), key=KEY):
+    checkpoint, bar = ms.checkpoint(folder), ms.callbacks.keras_bar(total=ms.at(epochs=epochs))
+    for elapsed, batch in ms.loops.elapse(train_data, initial=start, stop=ms.at(epochs=epochs), key=KEY):
         logs = ms.logs()
         logs.updates, weights = train_step(weights, batch)
         if report(elapsed):

@@ -52,7 +52,7 @@ def main(epochs):
     state, history, _ = ms.train_loop(
         state,
         train,
-        callbacks=[ms.keras_bar()],
+        callbacks=[ms.callbacks.keras_bar()],
         test_dataset=test,
         stop=ms.at(epochs=epochs),
         key=jax.random.key(1),

@@ -66,8 +66,8 @@ def main(epochs):
     state, history, _ = ms.train_loop(
         state,
         train,
-        {ms.every(epochs=1): ms.log_learning_rate(schedule)},
-        callbacks=[ms.keras_bar()],
+        {ms.every(epochs=1): ms.callbacks.log_learning_rate(schedule)},
+        callbacks=[ms.callbacks.keras_bar()],
         test_dataset=make_loader("test", ordering="sequential"),
         stop=ms.at(epochs=epochs),
         key=jax.random.key(1),

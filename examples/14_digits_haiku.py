@@ -45,7 +45,7 @@ def main(epochs):
         precision="bf16",
     )
     print("the first epoch by hand:")
-    for elapsed, batch in ms.elapse(train, key=jax.random.key(1)):
+    for elapsed, batch in ms.loops.elapse(train, key=jax.random.key(1)):
         logs, state = state.train_step(batch)
         if elapsed.steps % 8 == 1:
             print(f"  step {elapsed.steps:>3}  loss {logs.losses.loss:.4f}")
@@ -54,7 +54,7 @@ def main(epochs):
     state, history, _ = ms.train_loop(
         state,
         train,
-        callbacks=[ms.keras_bar()],
+        callbacks=[ms.callbacks.keras_bar()],
         test_dataset=test,
         elapsed=elapsed,
         stop=ms.at(epochs=epochs),

@@ -44,7 +44,9 @@ def train(folder, epochs, kill_at):
     first, second = jax.random.split(jax.random.key(0))
     params = {"hidden": jax.random.normal(first, (64, HIDDEN)) / 8, "out": jax.random.normal(second, (HIDDEN, 10)) / 8}
     tasks = {
-        ms.on_train_begin: lambda state, batch, elapsed: print(f"  begins after step {elapsed.steps}", flush=True),
+        ms.loops.on_train_begin: lambda state, batch, elapsed: print(
+            f"  begins after step {elapsed.steps}", flush=True
+        ),
         ms.on_train_step: train_step,
         ms.every(SAVE_EVERY): ms.checkpoint(folder),
     }

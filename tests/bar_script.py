@@ -11,7 +11,7 @@ import numpy as np
 
 import millstream as ms
 
-BARS = {"keras": ms.keras_bar, "tqdm": ms.tqdm_bar, "rich": ms.rich_bar}
+BARS = {"keras": ms.callbacks.keras_bar, "tqdm": ms.callbacks.tqdm_bar, "rich": ms.callbacks.rich_bar}
 
 
 @jax.jit

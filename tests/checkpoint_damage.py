@@ -24,8 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import millstream as ms
-from millstream.checkpoints import CheckpointStore, DamagedCheckpoint
+from millstream.checkpoints import CheckpointStore
 from millstream.checkpoints.manifest import NAME, read_manifest, take_stock
+from millstream.errors import DamagedCheckpoint
 
 PATIENCE = 60.0
 NAMES = ("0000000001", "0000000002")
@@ -38,10 +39,10 @@ def state_at(step):
 def write_run(folder):
     """Two checkpoints of a run, with all that a checkpoint can have."""
     checkpoint = ms.checkpoint(folder)
-    history = ms.history()
+    history = ms.loops.history()
     loader = ms.DataLoader([ms.ArraySampleSource(np.arange(8)), ms.BatchTransform(2)])
     for step in (1, 2):
-        elapsed = ms.Elapsed(steps=step)
+        elapsed = ms.loops.Elapsed(steps=step)
         history.commit(elapsed, {"loss": 1 / step, "word": "a"})
         checkpoint(elapsed, state_at(step), data_state=loader.init_state(jax.random.key(3), step=step), history=history)
     checkpoint.close()

@@ -21,7 +21,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from millstream.checkpoints import CheckpointStore, DamagedCheckpoint, Retention, StorageFailed
+from millstream.checkpoints import CheckpointStore, Retention
+from millstream.errors import DamagedCheckpoint, StorageFailed
 
 
 def tell(**facts):

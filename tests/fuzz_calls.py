@@ -37,7 +37,7 @@ import pipelines
 import millstream as ms
 from millstream.checkpoints import CheckpointStore
 from millstream.files import remote_options
-from millstream.states import strategies
+from millstream.states import _strategy_names as strategies
 
 SECONDS = 30.0  # that a call may take
 RAISED = "as the user's function raised it"
@@ -180,7 +180,7 @@ def run(case: Case) -> str:
             try:
                 _use(function(*positional, **named))
             finally:
-                if isinstance(owner := getattr(function, "__self__", None), ms.BatchIterator | CheckpointStore):
+                if isinstance(owner := getattr(function, "__self__", None), ms.loader.BatchIterator | CheckpointStore):
                     owner.close()
     except Hung as error:
         return f"it takes longer than {SECONDS:g} s\n{_place(error)}"
@@ -193,7 +193,7 @@ def _judged(case: Case, wrong: dict[str, Any], error: Exception) -> str:
     """What is wrong with an error; empty if nothing is."""
     said = error.args[0] if isinstance(error, KeyError) and error.args else error  # which shows itself as a repr
     text = "\n".join([str(said), *getattr(error, "__notes__", [])])
-    if isinstance(error, ms.datasets.DownloadError):
+    if isinstance(error, ms.errors.DownloadError):
         right = {name for name, value in case.wrong.items() if value in ("None", "True", "3", "2**40")}
         return "" if set(wrong) <= right | {"cache_dir", "data_dir"} else f"it looks at {wrong} after a download"
     if RAISED in text or re.search(
@@ -294,8 +294,8 @@ def _bounded() -> Iterator[None]:
 
 def _use(thing: Any) -> None:
     """Use what was made as far as it takes to find what is wrong with it."""
-    if isinstance(thing, ms.Schedule):
-        thing(ms.Elapsed(steps=3, samples=12, epochs=1, samples_before=8, epochs_before=0))
+    if isinstance(thing, ms.loops.Schedule):
+        thing(ms.loops.Elapsed(steps=3, samples=12, epochs=1, samples_before=8, epochs_before=0))
     elif isinstance(thing, ms.Callback | ms.Observer):
         tasks = {ms.on_train_step: fuzz_table.step}
         ms.train_loop(0, [np.ones(2)] * 2, {**tasks, ms.every(1): thing}, epoch_duration=2, stop=2)

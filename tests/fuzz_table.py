@@ -1,6 +1,6 @@
 """All that users call, each with arguments that are right: what `fuzz_calls.py` puts wrong ones into.
 
-A call is named as its user writes it. Arguments with a default are left to it, so a new callable needs a line only for
+A call is named as its errors name it. Arguments with a default are left to it, so a new callable needs a line only for
 those without one.
 """
 
@@ -24,17 +24,17 @@ from formats import tar_bytes, write_idx
 import millstream as ms
 import millstream.integrations
 
-ROOMS = ["", "checkpoints", "datasets", "inspect", "managed", "rl", "sharding"]
+TOP = ["callbacks", "loader", "loops", "reading", "sources", "transforms", ""]  # errors name these without the room
+ROOMS = [*TOP, "checkpoints", "datasets", "inspect", "managed", "rl", "sharding"]
 ROOMS += [f"integrations.{room.name}" for room in pkgutil.iter_modules(millstream.integrations.__path__)]
 
 # What only the library makes: results, errors, and classes to inherit from.
 RESULTS = """
-BatchInfo BatchIterator Callback Checkpoint DamagedCheckpoint DataPartitionType Difference
-DownloadError Entries ExplainedStage Explanation FileChanged GymnaxSourceState HostSource
-IndexedSource LoaderState LoaderStats LoopOutput LoopState ManagedState ManagedStep Observer
-Overview OverviewRow Preempted SavedRun Schedule SharedMemoryFull Strategy Stream StreamItem
-StreamIterator TimedStage Transform TriedOptions Tuning Verification VerificationFailed
-VerificationRow WorkerCrashed WorkerStalled
+Backend BatchInfo BatchIterator Callback Checkpoint DataPartitionType Difference
+Entries Executor ExplainedStage Explanation GymnaxSourceState HostSource
+IndexedSource Layout LoaderState LoaderStats LoopOutput LoopState ManagedState ManagedStep Observer
+Overview OverviewRow ReadBatch Reading Report Request SavedRun Schedule Strategy Stream StreamItem
+StreamIterator TimedStage Transform TriedOptions Tuning Verification VerificationRow
 """.split()
 # Methods that only the library calls, and functions whose caller is named.
 PROTOCOL = """
@@ -70,12 +70,12 @@ class Call:
 
 
 def public() -> Iterator[tuple[str, Any]]:
-    """Every public callable by its name: functions, classes, and methods of classes."""
+    """Every public callable by its name: functions, classes, and methods of classes. Some are in two rooms."""
     for room in ROOMS:
         if "._" in room:
             continue
-        module = ms.managed if room == "managed" else importlib.import_module(f"millstream.{room}".rstrip("."))
-        short = room.rpartition(".")[2]
+        module = importlib.import_module(f"millstream.{room}".rstrip("."))
+        short = "" if room in TOP else room.rpartition(".")[2]
         for name in getattr(module, "__all__", None) or _exported(module):
             value = getattr(module, name)
             home = getattr(value, "__module__", None) or ""
@@ -165,7 +165,7 @@ def mixed() -> Any:
 @functools.cache
 def stream() -> Any:
     """Training and validation."""
-    return ms.TrainStream(loader(), validation=loader())
+    return ms.loader.TrainStream(loader(), validation=loader())
 
 
 @functools.cache
@@ -392,14 +392,14 @@ COLORS = ["srgb_to_linear", "linear_to_srgb", "srgb_to_oklab", "oklab_to_srgb", 
 
 # Well-made things whose methods are called.
 INSTANCES: dict[str, Callable[[], Any]] = {
-    "ArrayCache": lambda: ms.ArrayCache("kept", of={"model": "1"}),
+    "ArrayCache": lambda: ms.reading.ArrayCache("kept", of={"model": "1"}),
     "BatchIterator": lambda: loader().iterate(_state(loader()), steps=1),
     "DataLoader": loader,
-    "Elapsed": lambda: ms.Elapsed(steps=3, samples=12, epochs=1),
+    "Elapsed": lambda: ms.loops.Elapsed(steps=3, samples=12, epochs=1),
     "History": lambda: ms.loop(0, [np.ones(2)] * 3, {ms.every(1): step}).history,
     "Logs": lambda: ms.logs().add_metric("loss", 1.0),
-    "LoopState": lambda: ms.LoopState(0, ms.history(), ms.Elapsed(steps=3)),
-    "Metrics": lambda: ms.Metrics(loss=_own),
+    "LoopState": lambda: ms.loops.LoopState(0, ms.loops.history(), ms.loops.Elapsed(steps=3)),
+    "Metrics": lambda: ms.loops.Metrics(loss=_own),
     "MixedLoader": mixed,
     "Period": lambda: ms.at(3),
     "TrainStream": stream,
@@ -418,7 +418,7 @@ SHARED: dict[str, Callable[[], Any]] = {
     "batch_size": lambda: 4,
     "data": pipelines.data,
     "directory": lambda: "run",
-    "elapsed": lambda: ms.Elapsed(steps=3, samples=12, epochs=1, samples_before=8, epochs_before=0),
+    "elapsed": lambda: ms.loops.Elapsed(steps=3, samples=12, epochs=1, samples_before=8, epochs_before=0),
     "fn": lambda: read,
     "key": _key,
     "log_dir": lambda: "out",
@@ -469,7 +469,7 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "Logs.add_entry": lambda f: {"collection": "metrics"},
     "MapTransform": lambda f: {"fn": lambda value, mask: value},
     "Metrics": lambda f: {"loss": _own},
-    "Metrics.merge": lambda f: {"other": ms.Metrics(loss=_own)},
+    "Metrics.merge": lambda f: {"other": ms.loops.Metrics(loss=_own)},
     "Metrics.update": lambda f: {"value": 1.0},
     "MixedLoader": lambda f: {"loaders": {"a": loader(), "b": loader()}},
     "MixedLoader.iterate": lambda f: {"state": _state(mixed())},

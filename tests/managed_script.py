@@ -12,9 +12,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import millstream as ms
-from millstream.loops.logs import logs
+from millstream import managed
+from millstream.loops.log_entries import logs
 from millstream.sharding import as_batch_sharding, make_ddp_mesh_config, rows_by_process
-from millstream.states import managed
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -171,7 +171,7 @@ def tell_counts():
     for name, loader in loaders.items():
         for fuse in (None, 2) if name == "masked" else (None,):
             start = jax.device_put(np.int32(0), NamedSharding(mesh_of(8), P()))
-            output = ms.loop(start, loader, {ms.always(): step}, key=jax.random.key(SEED), stop=4, fuse=fuse)
+            output = ms.loop(start, loader, {ms.loops.always(): step}, key=jax.random.key(SEED), stop=4, fuse=fuse)
             tell(counted=name, samples=output.elapsed.samples, summed=int(output.state))
 
 

@@ -115,7 +115,7 @@ PIPELINES: dict[str, Callable[[], Any]] = {
         BATCH,
     ],
     "host fill": lambda: [
-        ms.FillSource(list(range(SAMPLES)), fill, {"image": ((2, 3, 1), np.uint8), "label": ((), np.int32)}),
+        ms.sources.FillSource(list(range(SAMPLES)), fill, {"image": ((2, 3, 1), np.uint8), "label": ((), np.int32)}),
         ms.BatchTransform(4, pad_last_batch=False),
     ],
     "host random map": lambda: [ms.HostArraySource(data()), ms.RandomHostMapTransform(shaken), BATCH],
@@ -129,7 +129,7 @@ PIPELINES: dict[str, Callable[[], Any]] = {
         ms.RandomHostMapTransform(shaken),
         BATCH,
     ],
-    "host callback": lambda: [source(), BATCH, ms.HostCallbackTransform(brighter)],
+    "host callback": lambda: [source(), BATCH, ms.transforms.HostCallbackTransform(brighter)],
     "stream": lambda: [source(), lambda inner: Echo(inner), BATCH],
     "stream, dropped": lambda: [source(), lambda inner: Echo(inner), ms.BatchTransform(4, drop_last=True)],
     "stream, wrapped": lambda: [source(), lambda inner: Echo(inner), ms.BatchTransform(4, pad_last_batch=False)],

@@ -229,9 +229,9 @@ def run(
     """Run it, or continue with it; what the loop returned, and what can be compared of it."""
     folder = pathlib.Path(folder)
     batches = loader(EXECUTORS[executor](), on_disk=on_disk) if batches is None else batches
-    stopper = ms.early_stopping("loss_test", patience=1000, restore_best_weights=True)
+    stopper = ms.callbacks.early_stopping("loss_test", patience=1000, restore_best_weights=True)
     watched = Watched() if watched else None
-    callbacks = [watched, stopper, ms.csv_logger(folder / "log.csv", overwrite=True), Halt()]
+    callbacks = [watched, stopper, ms.callbacks.csv_logger(folder / "log.csv", overwrite=True), Halt()]
     output = ms.train_loop(
         start(),
         batches,
@@ -347,7 +347,7 @@ def run_together(folder, terminated):
     time.sleep(0.5 * jax.process_index())  # the first process makes the directory before the others look for it
     try:
         output = ms.loop(state, batches, tasks, stop=40, key=jax.random.key(KEY_SEED), resume=True)
-    except ms.Preempted as preempted:
+    except ms.errors.Preempted as preempted:
         print(json.dumps({"steps": preempted.loop_output.elapsed.steps}), flush=True)
         raise
     found = {"steps": output.elapsed.steps, "state": bits(output.state), "history": table(output.history)}

@@ -60,7 +60,7 @@ class Child:
             script.faults.watch_files()
         try:
             script.run(self._folder, **options)
-        except ms.Preempted as leaving:
+        except ms.errors.Preempted as leaving:
             return int(str(leaving.code))
         except BaseException as error:
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

@@ -119,7 +119,7 @@ def source_of(part: Part, folder: pathlib.Path) -> list[Any]:
     if part.source == "fill":
         items = range(part.first, part.first + part.samples)
         spec = {"index": ((), np.int32), "x": ((soak_trouble.WIDTH,), np.float32)}
-        return [ms.FillSource(items, soak_trouble.fill, spec, ordering=order)]
+        return [ms.sources.FillSource(items, soak_trouble.fill, spec, ordering=order)]
     if part.source == "items":
         return [ms.DatasetSource(soak_trouble.Items(part.first, part.samples), ordering=order)]
     return _source_of_file(part.source, str(written(part, folder)), order)

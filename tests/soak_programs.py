@@ -142,7 +142,7 @@ def _live(case: Case, folder: pathlib.Path, files: pathlib.Path, disk: Disk, asi
             else:
                 use_up(run)
         return 0 if run.position >= run.steps or case.way in ("train", "fused") else CODE_OF_ERROR
-    except ms.Preempted as leaving:
+    except ms.errors.Preempted as leaving:
         return int(str(leaving.code))
     except KeyboardInterrupt:
         return 130

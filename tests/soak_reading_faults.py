@@ -36,7 +36,7 @@ class StoppedWorker(KilledWorker):
     rebuilds = True
 
     def expects(self, error: BaseException) -> bool:
-        return isinstance(error, ms.WorkerStalled) and "worker 0 (pid " in str(error)
+        return isinstance(error, ms.errors.WorkerStalled) and "worker 0 (pid " in str(error)
 
     def told(self, error: BaseException) -> None:
         """Be more patient: on a machine with much else to do, workers take that long to start."""
@@ -51,22 +51,22 @@ class HangingSample(Fault):
 
     def __enter__(self) -> "Fault":
         self.at = ((self.target, "hang once"),)
-        self._stall_seconds = ms.settings.stall_seconds
-        ms.settings.stall_seconds = self.timeout
+        self._stall_seconds = ms.reading.settings.stall_seconds
+        ms.reading.settings.stall_seconds = self.timeout
         return self
 
     def fix(self) -> None:
-        ms.settings.stall_seconds = self._stall_seconds
+        ms.reading.settings.stall_seconds = self._stall_seconds
         self.struck = int((self.folder / f"hang-{self.target}").exists())
         (self.folder / "released").touch()
 
     def told(self, error: BaseException) -> None:
         """Readers that hang are let go only at the end; new ones, with more patience, read in their place."""
         self.timeout *= 2
-        ms.settings.stall_seconds = self.timeout
+        ms.reading.settings.stall_seconds = self.timeout
 
     def expects(self, error: BaseException) -> bool:
-        return isinstance(error, ms.WorkerStalled)
+        return isinstance(error, ms.errors.WorkerStalled)
 
 
 class RaisingSample(Fault):
@@ -97,7 +97,7 @@ class DeadlySample(Fault):
 
     def expects(self, error: BaseException) -> bool:
         named = f"reading sample {self.index}. " in str(error)
-        return isinstance(error, ms.WorkerCrashed) and self.case.on_error == "raise" and named
+        return isinstance(error, ms.errors.WorkerCrashed) and self.case.on_error == "raise" and named
 
 
 class ClosedLoader(Fault):

@@ -57,7 +57,9 @@ class FullDisk(Fault):
 
     def expects(self, error: BaseException) -> bool:
         if self.name == "full disk, cache":
-            return self.disk.folder is None and isinstance(error, ms.SharedMemoryFull)  # a limit is for all files
+            return self.disk.folder is None and isinstance(
+                error, ms.errors.SharedMemoryFull
+            )  # a limit is for all files
         text = all_of(error)
         full = any(os.strerror(number) in text for number in FULL) or getattr(error, "errno", None) in FULL
         return full and isinstance(error, Exception)
@@ -70,7 +72,7 @@ class FullMemory(Fault):
 
     def __enter__(self) -> "Fault":
         if self.disk.folder is not None:
-            ms.settings.shared_memory_folder = str(self.disk.folder)
+            ms.reading.settings.shared_memory_folder = str(self.disk.folder)
         self.strike()
         return self
 
@@ -83,10 +85,10 @@ class FullMemory(Fault):
 
     def __exit__(self, *_: object) -> None:
         self.fix()
-        ms.settings.shared_memory_folder = None
+        ms.reading.settings.shared_memory_folder = None
 
     def expects(self, error: BaseException) -> bool:
-        return isinstance(error, ms.SharedMemoryFull) and "shared memory" in str(error)
+        return isinstance(error, ms.errors.SharedMemoryFull) and "shared memory" in str(error)
 
 
 class ChangedFile(Fault):
@@ -114,7 +116,7 @@ class ChangedFile(Fault):
     def expects(self, error: BaseException) -> bool:
         if self.struck and self._mode == "images":  # each is opened by itself, and needs to be good and no more
             return isinstance(error, OSError | ValueError) and str(self._path) in all_of(error)
-        return isinstance(error, ms.FileChanged) and str(self._path) in str(error)
+        return isinstance(error, ms.errors.FileChanged) and str(self._path) in str(error)
 
 
 class FewDescriptors(Fault):

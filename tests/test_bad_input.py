@@ -342,7 +342,7 @@ def test_a_traced_step_that_is_not_an_integer(key):
 
 def test_steps_of_streams(key):
     train, stream = (
-        ms.TrainStream(ms.DataLoader([source(), BATCH])),
+        ms.loader.TrainStream(ms.DataLoader([source(), BATCH])),
         ms.DataLoader([source(), lambda inner: Echo(inner)]),
     )
     with refuses(ValueError, "iterate needs step to be an int from 0 to 4,294,967,295. Got -1"):
@@ -483,7 +483,7 @@ def test_a_path_that_is_none(wrong, kind, words):
 
 def test_what_restore_cannot_use(tmp_path):
     callback = ms.checkpoint(tmp_path / "run")
-    callback(ms.Elapsed(steps=1), 0)
+    callback(ms.loops.Elapsed(steps=1), 0)
     callback.close()
     with refuses(TypeError, "restore needs loader to be a DataLoader or the like. Got 's3://' (str)."):
         ms.restore(tmp_path / "run", 0, "s3://")  # pyright: ignore[reportArgumentType]
@@ -516,7 +516,7 @@ def test_flags_of_tune_and_verify_and_labels_and_policies():
             call(progress=3)  # pyright: ignore[reportArgumentType]
     assert loader.verify(steps=1, executors=[], hosts=np.zeros(0, int), progress=False)  # pyright: ignore[reportArgumentType]
     with refuses(TypeError, "rich_bar needs desc to be a str. Got 3 (int)."):
-        ms.rich_bar(desc=3)  # pyright: ignore[reportArgumentType]
+        ms.callbacks.rich_bar(desc=3)  # pyright: ignore[reportArgumentType]
     with refuses(TypeError, "RandomMapTransform needs label to be a str. Got 3 (int)."):
         ms.RandomMapTransform(lambda value, mask, key: value, label=3)  # pyright: ignore[reportArgumentType]
     with refuses(TypeError, "loop needs policy to be a function of the state", "array("):

@@ -119,13 +119,13 @@ def run(bar, sizes, **options):
 def at_step(step, seconds=1.0, start=0.0, **more):
     """The elapsed of a step, if each takes so long."""
     time = start + step * seconds
-    return ms.Elapsed(step, time=time, time_before=time - seconds, samples=step, samples_before=step - 1, **more)
+    return ms.loops.Elapsed(step, time=time, time_before=time - seconds, samples=step, samples_before=step - 1, **more)
 
 
 def test_a_running_bar_shows_what_the_readme_says(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr(sys, "stdout", out := Terminal())
-    bar = ms.keras_bar(total=100)
+    bar = ms.callbacks.keras_bar(total=100)
     for step in range(1, 81):
         bar(at_step(step, 2.1), {"accuracy": 0.61479, "loss": 1.53712})
     last = out.getvalue().split("\r")[-1].removesuffix("\x1b[K")
@@ -133,9 +133,9 @@ def test_a_running_bar_shows_what_the_readme_says(monkeypatch):
 
 
 def test_by_hand_it_ends_at_its_total_and_begins_again_with_a_new_run(capsys):
-    bar = ms.keras_bar(total=4)
+    bar = ms.callbacks.keras_bar(total=4)
     for runs in range(2):
-        for elapsed, batch in ms.elapse(batches_of(3, 1, 1, 1, 1, 1), stop=6):
+        for elapsed, batch in ms.loops.elapse(batches_of(3, 1, 1, 1, 1, 1), stop=6):
             logs = ms.logs()
             logs.updates, _ = train_step(jnp.float32(elapsed.steps), batch)  # pyright: ignore
             assert not bar(elapsed, logs)
@@ -144,7 +144,7 @@ def test_by_hand_it_ends_at_its_total_and_begins_again_with_a_new_run(capsys):
 
 
 def test_a_run_by_hand_that_stops_early_is_finished_by_hand(capsys):
-    bar = ms.keras_bar(total=4)
+    bar = ms.callbacks.keras_bar(total=4)
     for step in (1, 2, 3):
         bar(at_step(step), {"loss": step})
     assert capsys.readouterr().out == ""
@@ -156,39 +156,39 @@ def test_a_run_by_hand_that_stops_early_is_finished_by_hand(capsys):
 
 def test_the_mean_is_exact_and_every_step_has_its_weight(capsys):
     sizes = [5, 1, 1, 3]
-    _, history, _ = run(ms.keras_bar(total=4), sizes)
+    _, history, _ = run(ms.callbacks.keras_bar(total=4), sizes)
     mean = np.average([0.0, 1.0, 2.0, 3.0], weights=sizes)
     assert mean == history.mean("loss")
     assert f"- loss: {mean:.4f}\n" in capsys.readouterr().out
 
 
 def test_the_mean_is_that_of_the_current_epoch(capsys):
-    run(ms.keras_bar(total=6), [1, 1, 1, 1, 2, 1], epoch_duration=3)
+    run(ms.callbacks.keras_bar(total=6), [1, 1, 1, 1, 2, 1], epoch_duration=3)
     assert "loss: 4.0000" in capsys.readouterr().out
-    run(ms.keras_bar(total=5), [1, 1, 1, 1, 3], epoch_duration=3)
+    run(ms.callbacks.keras_bar(total=5), [1, 1, 1, 1, 3], epoch_duration=3)
     assert "loss: 3.7500" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("epoch", [None, 4])
 def test_many_drawings_come_to_the_same_mean_as_one(epoch, monkeypatch, capsys):
     sizes = [1 + number % 4 for number in range(30)]
-    run(ms.keras_bar(total=30), sizes, epoch_duration=epoch)
+    run(ms.callbacks.keras_bar(total=30), sizes, epoch_duration=epoch)
     once = capsys.readouterr().out.split(" - ")[-1]
     monkeypatch.setattr(sys, "stdout", out := Terminal())
-    run(ms.keras_bar(total=30, interval=0.0), sizes, epoch_duration=epoch)
+    run(ms.callbacks.keras_bar(total=30, interval=0.0), sizes, epoch_duration=epoch)
     assert out.getvalue().count("\r") > 30
     assert out.getvalue().split(" - ")[-1].replace("\x1b[K", "") == once
 
 
 def test_a_step_without_samples_does_not_count(capsys):
-    bar = ms.keras_bar(total=2)
-    bar(ms.Elapsed(1, samples=0, samples_before=0), {"loss": float("nan")})
-    bar(ms.Elapsed(2, samples=3, samples_before=0), {"loss": 2.0})
+    bar = ms.callbacks.keras_bar(total=2)
+    bar(ms.loops.Elapsed(1, samples=0, samples_before=0), {"loss": float("nan")})
+    bar(ms.loops.Elapsed(2, samples=3, samples_before=0), {"loss": 2.0})
     assert "loss: 2.0000" in capsys.readouterr().out
 
 
 def test_it_shows_metrics_and_those_losses_that_are_not_metrics(capsys):
-    bar = ms.keras_bar(total=2, stateful_metrics=["rate"])
+    bar = ms.callbacks.keras_bar(total=2, stateful_metrics=["rate"])
     for step in (1, 2):
         logs = ms.logs().add_loss("loss", 10 * step).add_loss("other", 10.0 * step).add_metric("loss", float(step))
         logs.add_stateful_metric("count", step).add_metric("rate", 1e-5 * step).add_metric("loss_test", float(step))
@@ -205,7 +205,10 @@ def test_a_value_that_is_logged_twice_at_a_step_counts_once_and_the_newer_one(mo
 
     monkeypatch.setattr(sys, "stdout", out := Terminal())
     again = lambda: ms.logs().add_metric("loss", 8.0)  # noqa: E731
-    tasks = {ms.every(1): [train_step, ReadsAll(), ms.keras_bar(total=3, interval=0.0)], ms.last(): again}
+    tasks = {
+        ms.every(1): [train_step, ReadsAll(), ms.callbacks.keras_bar(total=3, interval=0.0)],
+        ms.loops.last(): again,
+    }
     ms.loop(jnp.float32(0), batches_of(1, 1, 1), tasks)
     before, last = out.getvalue().split("\r")[-2:]
     assert "loss: 1.0000" in before and "loss: 3.0000" in last
@@ -223,24 +226,27 @@ def test_a_value_that_is_logged_twice_at_a_step_counts_once_and_the_newer_one(mo
     ids=str,
 )
 def test_a_total_can_be_in_any_unit(total, text, capsys):
-    run(ms.keras_bar(total), [2] * 6, epoch_duration=3)
+    run(ms.callbacks.keras_bar(total), [2] * 6, epoch_duration=3)
     *epochs, line = capsys.readouterr().out.splitlines()
     assert re.match(text, line) and len(epochs) == 2
 
 
 def test_a_bad_total_is_refused():
     with pytest.raises(ValueError, match=r"keras_bar needs total in one unit.*at\(steps=5, epochs=1\)"):
-        ms.keras_bar(ms.at(5, epochs=1))
+        ms.callbacks.keras_bar(ms.at(5, epochs=1))
     with pytest.raises(TypeError, match="tqdm_bar needs total as steps"):
-        ms.tqdm_bar("many")
+        ms.callbacks.tqdm_bar("many")
     with pytest.raises(TypeError, match="rich_bar needs stateful_metrics to be a list of names"):
-        ms.rich_bar(5, stateful_metrics="loss")
+        ms.callbacks.rich_bar(5, stateful_metrics="loss")
     with pytest.raises(ValueError, match=r"keras_bar is to count epochs.*epoch_duration"):
-        run(ms.keras_bar(ms.at(epochs=1)), [1, 1])
+        run(ms.callbacks.keras_bar(ms.at(epochs=1)), [1, 1])
 
 
 def test_a_missing_package_is_named(monkeypatch):
-    for module, make, package in (("tqdm.auto", ms.tqdm_bar, "tqdm"), ("rich.progress", ms.rich_bar, "rich")):
+    for module, make, package in (
+        ("tqdm.auto", ms.callbacks.tqdm_bar, "tqdm"),
+        ("rich.progress", ms.callbacks.rich_bar, "rich"),
+    ):
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(ImportError, match=rf"_bar needs {package}. Run: pip install 'millstream\[progress\]'"):
             make(5)
@@ -249,7 +255,7 @@ def test_a_missing_package_is_named(monkeypatch):
 def test_a_resumed_run_goes_on_where_it_was_with_its_own_speed(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr(sys, "stdout", out := Terminal())
-    bar = ms.keras_bar(total=100)
+    bar = ms.callbacks.keras_bar(total=100)
     for step in range(51, 62):
         bar(at_step(step, 1.0, start=1000.0))
     lines = [line.removesuffix("\x1b[K") for line in out.getvalue().split("\r")[1:]]
@@ -259,7 +265,7 @@ def test_a_resumed_run_goes_on_where_it_was_with_its_own_speed(monkeypatch):
 
 def test_epochs_that_are_to_come_take_as_long_as_those_before(monkeypatch):
     monkeypatch.setattr(sys, "stdout", out := Terminal())
-    bar = ms.keras_bar(ms.at(epochs=4), width=4)
+    bar = ms.callbacks.keras_bar(ms.at(epochs=4), width=4)
     for step in range(1, 26):
         bar(at_step(step, epochs=step // 10, epochs_before=(step - 1) // 10))
     lines = [line.removesuffix("\x1b[K") for line in out.getvalue().split("\r")]
@@ -268,11 +274,11 @@ def test_epochs_that_are_to_come_take_as_long_as_those_before(monkeypatch):
 
 
 def test_a_resumed_loop_continues_the_mean_of_its_epoch(capsys):
-    output = run(ms.keras_bar(total=6, verbose=0), [1, 1, 1], epoch_duration=4)
+    output = run(ms.callbacks.keras_bar(total=6, verbose=0), [1, 1, 1], epoch_duration=4)
     ms.loop(
         output.state,
         batches_of(1, 1, 1),
-        {ms.every(1): [train_step, ms.keras_bar(total=6)]},
+        {ms.every(1): [train_step, ms.callbacks.keras_bar(total=6)]},
         history=output.history,
         elapsed=output.elapsed,
         epoch_duration=6,
@@ -283,7 +289,7 @@ def test_a_resumed_loop_continues_the_mean_of_its_epoch(capsys):
 
 
 def test_in_a_file_a_line_comes_every_ten_seconds_and_later_more_rarely(capsys):
-    bar = ms.keras_bar(total=4000)
+    bar = ms.callbacks.keras_bar(total=4000)
     for step in range(1, 4001):
         bar(at_step(step))
     steps = [int(line.split("/")[0]) for line in capsys.readouterr().out.splitlines()]
@@ -297,8 +303,8 @@ def in_a_file(kind, stream, **options):
     from rich.console import Console
 
     if kind == "rich":
-        return ms.rich_bar(console=Console(file=stream, width=40), **options)
-    return ms.tqdm_bar(file=stream, **options) if kind == "tqdm" else ms.keras_bar(**options)
+        return ms.callbacks.rich_bar(console=Console(file=stream, width=40), **options)
+    return ms.callbacks.tqdm_bar(file=stream, **options) if kind == "tqdm" else ms.callbacks.keras_bar(**options)
 
 
 def without_times(line):
@@ -324,7 +330,7 @@ def test_in_a_file_every_epoch_has_a_line_with_what_it_has_logged_and_its_test(k
     )
     *epochs, last = out.getvalue().splitlines()
     means = [np.average(np.arange(4) + 4 * epoch, weights=[1, 2, 3, 4]) for epoch in range(3)]
-    of = "/3" if isinstance(stop, ms.Period) else ""
+    of = "/3" if isinstance(stop, ms.loops.Period) else ""
     assert [without_times(line) for line in epochs if line.startswith("epoch")] == [
         f"epoch {epoch + 1}{of}  4 steps  loss {means[epoch]:.4f}  loss_test {40.0 * (epoch + 1):.4f}"
         for epoch in range(3)
@@ -334,7 +340,7 @@ def test_in_a_file_every_epoch_has_a_line_with_what_it_has_logged_and_its_test(k
 
 def test_a_line_of_an_epoch_has_only_what_that_epoch_has_logged(capsys):
     tested = lambda: ms.logs().add_metric("loss_test", 7.0)  # noqa: E731
-    tasks = {ms.every(1): [train_step], ms.every(epochs=2): tested, ms.always(): ms.keras_bar()}
+    tasks = {ms.every(1): [train_step], ms.every(epochs=2): tested, ms.loops.always(): ms.callbacks.keras_bar()}
     ms.loop(jnp.float32(0), batches_of(*[1] * 9), tasks, epoch_duration=3)
     lines = [without_times(line) for line in capsys.readouterr().out.splitlines()]
     assert lines[:3] == [
@@ -348,7 +354,7 @@ def test_rows_that_are_rare_belong_to_the_epoch_of_their_step(capsys):
     def rare(state, batch, elapsed):
         return ms.logs().add_metric("loss", float(elapsed.steps)) if elapsed.steps % 2 == 0 else None
 
-    ms.loop(0, batches_of(*[1] * 9), {ms.every(1): [rare, ms.keras_bar()]}, epoch_duration=3)
+    ms.loop(0, batches_of(*[1] * 9), {ms.every(1): [rare, ms.callbacks.keras_bar()]}, epoch_duration=3)
     lines = [without_times(line) for line in capsys.readouterr().out.splitlines()]
     assert lines[:3] == [
         "epoch 1  3 steps  loss 2.0000",
@@ -361,11 +367,11 @@ def in_epochs(step, length, pause):
     """The elapsed of a step of one second, if each epoch ends with a test of some seconds."""
     ended = (step - 1) // length
     time = step + pause * ended
-    return ms.Elapsed(step, step, step // length, time, 0.0, step - 1, ended, time - 1)
+    return ms.loops.Elapsed(step, step, step // length, time, 0.0, step - 1, ended, time - 1)
 
 
 def test_in_a_file_a_long_epoch_has_lines_in_between_and_none_beside_its_own(capsys):
-    bar = ms.keras_bar(ms.at(epochs=3))
+    bar = ms.callbacks.keras_bar(ms.at(epochs=3))
     for step in range(1, 91):
         logs = {"loss": float(step)} | ({"loss_test": step / 10} if step % 30 == 0 else {})
         bar(in_epochs(step, 30, pause=5.0), logs)
@@ -388,16 +394,16 @@ def test_epochs_that_were_one_program_have_no_time_of_a_step(capsys):
     loader = ms.DataLoader([ms.ArraySampleSource({"x": np.arange(4.0)}), ms.BatchTransform(2)])
     step = jax.jit(lambda state, batch: (ms.logs().add_metric("loss", state), state + 1))
     tasks = {ms.on_train_step: step}
-    options = {"stop": 8, "key": jax.random.key(0), "fuse": 8, "callbacks": [ms.keras_bar()]}
+    options = {"stop": 8, "key": jax.random.key(0), "fuse": 8, "callbacks": [ms.callbacks.keras_bar()]}
     ms.train_loop(jnp.float32(0), loader, tasks, **options)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
     assert len(lines) == 4 and not any("  0.0us/step" in line for line in lines)
 
 
 def test_very_many_epochs_get_fewer_lines(capsys):
-    bar = ms.keras_bar(20_000, interval=1e9)
+    bar = ms.callbacks.keras_bar(20_000, interval=1e9)
     for step in range(1, 20_001):
-        bar(ms.Elapsed(step, epochs=step, epochs_before=step - 1))
+        bar(ms.loops.Elapsed(step, epochs=step, epochs_before=step - 1))
     numbers = [int(line.split()[1]) for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
     assert numbers[:1000] == list(range(1, 1001)) and 3000 < len(numbers) < 5000
 
@@ -405,7 +411,7 @@ def test_very_many_epochs_get_fewer_lines(capsys):
 def test_a_test_loop_has_no_line_of_an_epoch(capsys):
     loader = ms.DataLoader([ms.ArraySampleSource({"x": np.arange(8.0)}), ms.BatchTransform(4)])
     step = lambda state: ms.logs().add_metric("loss", 1.0)  # noqa: E731
-    ms.test_loop(0, loader, {"on_test_step": step}, callbacks=[ms.keras_bar()], key=jax.random.key(0))
+    ms.test_loop(0, loader, {"on_test_step": step}, callbacks=[ms.callbacks.keras_bar()], key=jax.random.key(0))
     (line,) = capsys.readouterr().out.splitlines()
     assert line.endswith("loss: 1.0000")
 
@@ -413,7 +419,7 @@ def test_a_test_loop_has_no_line_of_an_epoch(capsys):
 def test_on_a_terminal_the_first_step_of_an_epoch_shows_the_one_before(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr(sys, "stdout", out := Terminal())
-    bar = ms.keras_bar(ms.at(epochs=3), interval=50)
+    bar = ms.callbacks.keras_bar(ms.at(epochs=3), interval=50)
     for step in range(1, 10):  # the test at the end of an epoch takes so long that only its first step is drawn
         logs = {"loss": jnp.float32(step)} | ({"loss_test": float(step)} if step % 3 == 0 else {})
         bar(in_epochs(step, 3, pause=100.0), logs)
@@ -423,12 +429,12 @@ def test_on_a_terminal_the_first_step_of_an_epoch_shows_the_one_before(monkeypat
 
 
 def test_a_stateful_metric_that_was_never_logged_is_named(capsys):
-    bar = ms.keras_bar(3, stateful_metrics=["los", "loss"])
+    bar = ms.callbacks.keras_bar(3, stateful_metrics=["los", "loss"])
     with pytest.warns(
         UserWarning, match=r"keras_bar: 'los' of stateful_metrics was never logged\. Did you mean 'loss'\?"
     ):
         run(bar, [1] * 3)
-    shared = ms.keras_bar(3, stateful_metrics=["metrics.loss"])
+    shared = ms.callbacks.keras_bar(3, stateful_metrics=["metrics.loss"])
     run(shared, [1] * 3)
     ms.test_loop(0, batches_of(1), {"on_test_step": lambda: ms.logs().add_metric("other", 1.0)}, callbacks=[shared])
 
@@ -437,7 +443,7 @@ def test_a_stateful_metric_that_was_never_logged_is_named(capsys):
 def test_no_line_is_wider_than_the_terminal(columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr(sys, "stdout", out := Terminal())
-    bar = ms.keras_bar(total=20)
+    bar = ms.callbacks.keras_bar(total=20)
     for step in range(1, 21):
         bar(at_step(step), {"損失": 0.5} | {f"metric_{number}": 0.25 for number in range(10)})
     text = out.getvalue()
@@ -463,7 +469,7 @@ def test_in_a_notebook_lines_are_written_over_without_escape_codes(monkeypatch):
     # What a kernel calls its standard output: no terminal, but what reads it knows a carriage return.
     stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
     monkeypatch.setattr(sys, "stdout", stream)
-    run(ms.keras_bar(total=5, interval=0.0), [1] * 5)
+    run(ms.callbacks.keras_bar(total=5, interval=0.0), [1] * 5)
     assert stream.getvalue().count("\r") == 6 and "\x1b" not in stream.getvalue()
     assert re.fullmatch(r"5/5 .* - loss: 2.0000", the_line(stream))
 
@@ -475,21 +481,25 @@ def test_what_cannot_be_written_does_not_end_a_run(monkeypatch):
 
     for stream in (Gone(), None):
         monkeypatch.setattr(sys, "stdout", stream)
-        assert run(ms.keras_bar(total=3, interval=0.0), [1] * 3).elapsed.steps == 3
+        assert run(ms.callbacks.keras_bar(total=3, interval=0.0), [1] * 3).elapsed.steps == 3
 
 
 def test_names_that_cannot_be_shown_are_spelled_out(monkeypatch):
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, "ascii"))
-    ms.keras_bar(total=1)(at_step(1), {"größe": 1.0, "two\nlines": 2.0})
+    ms.callbacks.keras_bar(total=1)(at_step(1), {"größe": 1.0, "two\nlines": 2.0})
     assert raw.getvalue().endswith(b" - gr??e: 1.0000 - two\\nlines: 2.0000\n")
 
 
 def test_a_silent_bar_shows_nothing(capsys):
-    for bar in (ms.keras_bar(5, verbose=0), ms.tqdm_bar(5, disable=True), ms.rich_bar(5, disable=True)):
+    for bar in (
+        ms.callbacks.keras_bar(5, verbose=0),
+        ms.callbacks.tqdm_bar(5, disable=True),
+        ms.callbacks.rich_bar(5, disable=True),
+    ):
         run(bar, [1] * 5)
         bar(at_step(5), {"loss": 1.0})
-    run(ms.keras_bar(5), [1] * 5, stop=0)
+    run(ms.callbacks.keras_bar(5), [1] * 5, stop=0)
     assert capsys.readouterr() == ("", "")
 
 
@@ -497,7 +507,7 @@ def test_nothing_is_read_from_the_device_between_drawings(monkeypatch, capsys):
     reads, during = [], []
     read = Column.read
     monkeypatch.setattr(Column, "read", lambda self, keep=0: (reads.append(keep), read(self, keep))[1])
-    bar = ms.keras_bar(total=20, interval=3600)
+    bar = ms.callbacks.keras_bar(total=20, interval=3600)
     ms.loop(jnp.float32(0), batches_of(*[1] * 20), {ms.every(1): [train_step, lambda: during.append(len(reads)), bar]})
     assert during == [0] * 20 and reads == [0]
     assert "loss: 9.5000" in capsys.readouterr().out
@@ -510,15 +520,17 @@ def test_a_drawing_reads_no_step_that_may_be_under_way(monkeypatch):
     def look(state, batch, elapsed, loop_state):
         waiting.extend(len(column._waiting) for column in loop_state.history.columns().values())
 
-    ms.loop(jnp.float32(0), batches_of(*[1] * 6), {ms.every(1): [train_step, look, ms.keras_bar(6, interval=0.0)]})
+    ms.loop(
+        jnp.float32(0), batches_of(*[1] * 6), {ms.every(1): [train_step, look, ms.callbacks.keras_bar(6, interval=0.0)]}
+    )
     assert waiting == [1, 2, 2, 2, 2]
 
 
 def test_a_test_result_is_shown_as_soon_as_its_step_is_over(monkeypatch):
     monkeypatch.setattr(sys, "stdout", out := Terminal())
     tested = lambda: ms.logs().add_metric("loss_test", jnp.float32(7))  # noqa: E731
-    bar = ms.keras_bar(6, interval=0.0)
-    ms.loop(jnp.float32(0), batches_of(*[1] * 6), {ms.every(1): train_step, ms.at(2): tested, ms.always(): bar})
+    bar = ms.callbacks.keras_bar(6, interval=0.0)
+    ms.loop(jnp.float32(0), batches_of(*[1] * 6), {ms.every(1): train_step, ms.at(2): tested, ms.loops.always(): bar})
     assert ["loss_test: 7.0000" in line for line in out.getvalue().split("\r")[1:]] == [False] * 3 + [True] * 4
 
 
@@ -529,7 +541,7 @@ def test_a_failing_loop_leaves_the_line_and_does_not_count_the_failed_step(monke
 
     for every in (1, 2):
         monkeypatch.setattr(sys, "stdout", out := Terminal())
-        tasks = [(ms.every(1), [train_step, fail]), (ms.every(every), ms.keras_bar(4, interval=0.0))]
+        tasks = [(ms.every(1), [train_step, fail]), (ms.every(every), ms.callbacks.keras_bar(4, interval=0.0))]
         with pytest.raises(RuntimeError):
             ms.loop(jnp.float32(0), batches_of(1, 1, 1, 1), tasks)
         assert re.fullmatch(r"[23]/4 \[.*loss: 1.0000", the_line(out))
@@ -537,17 +549,17 @@ def test_a_failing_loop_leaves_the_line_and_does_not_count_the_failed_step(monke
 
 
 def test_a_bar_that_looks_now_and_then_still_shows_the_last_step(capsys):
-    ms.loop(jnp.float32(0), batches_of(*[1] * 7), {ms.every(1): train_step, ms.every(3): ms.keras_bar(7)})
+    ms.loop(jnp.float32(0), batches_of(*[1] * 7), {ms.every(1): train_step, ms.every(3): ms.callbacks.keras_bar(7)})
     assert re.match(r"7/7 \[=+\].*loss: 3.0000", capsys.readouterr().out)
 
 
 def test_bars_register_themselves_and_are_silent_inside_of_training(capsys):
-    bar = ms.keras_bar(total=6)
+    bar = ms.callbacks.keras_bar(total=6)
     tasks = {ms.on_train_step: train_step, ms.on_test_step: lambda state: ms.logs().add_metric("loss", state * 10)}
     ms.train_loop(
         jnp.float32(0),
         batches_of(*[1] * 6),
-        {**tasks, ms.on_test_batch_end: [ms.keras_bar(total=2)]},
+        {**tasks, ms.loops.on_test_batch_end: [ms.callbacks.keras_bar(total=2)]},
         callbacks=[bar],
         test_dataset=batches_of(1, 1),
         epoch_duration=2,
@@ -558,7 +570,7 @@ def test_bars_register_themselves_and_are_silent_inside_of_training(capsys):
 
 
 def test_a_bar_shared_with_an_inner_loop_shows_the_outer_one(capsys):
-    bar = ms.keras_bar(total=3)
+    bar = ms.callbacks.keras_bar(total=3)
     inner = {ms.every(1): [train_step, bar]}
 
     def run_inner(state):
@@ -572,7 +584,7 @@ def test_a_fused_loop_shows_the_same(capsys):
     loader = ms.DataLoader([ms.ArraySampleSource({"x": np.arange(10.0)}), ms.BatchTransform(4)])
     lines = []
     for fuse in (None, 4):
-        bar = ms.keras_bar(total=6, interval=600)  # however slow the machine is
+        bar = ms.callbacks.keras_bar(total=6, interval=600)  # however slow the machine is
         ms.loop(jnp.float32(0), loader, {ms.every(1): [train_step, bar]}, stop=6, key=jax.random.key(0), fuse=fuse)
         lines.append(re.sub(r" (- )?[0-9.]+s (- )?.*?/step", "", capsys.readouterr().out).splitlines())
     epochs = ["epoch 1  3 steps   loss 0.8000", "epoch 2  3 steps   loss 3.8000"]
@@ -588,32 +600,32 @@ def test_times_are_written_as_people_write_them():
 def test_a_tqdm_bar_counts_in_any_unit_and_is_closed():
     for total, text in ((6, "6/6 "), (ms.at(samples=12), "12/12 "), (ms.at(epochs=2), "2/2 "), (None, "6step ")):
         out = io.StringIO()
-        run(ms.tqdm_bar(total, desc="digits", file=out, mininterval=0.0), [2] * 6, epoch_duration=3)
+        run(ms.callbacks.tqdm_bar(total, desc="digits", file=out, mininterval=0.0), [2] * 6, epoch_duration=3)
         lines = out.getvalue().splitlines()
         assert all(line.startswith("digits: ") for line in lines) and "\r" not in out.getvalue()
         assert text in lines[-1] and re.search(r"loss=4.0000\]$", lines[-1])
         assert "2step" in out.getvalue() or total is not None
     out = io.StringIO()
-    run(ms.tqdm_bar(ms.at(time=100), file=out), [2] * 6)
+    run(ms.callbacks.tqdm_bar(ms.at(time=100), file=out), [2] * 6)
     assert re.search(r"\d/100s \[00:0\d<", out.getvalue())
 
 
 def test_a_tqdm_bar_takes_all_that_tqdm_takes():
-    run(ms.tqdm_bar(5, file=(out := Terminal()), miniters=2, initial=1, mininterval=0.0), [1] * 5)
+    run(ms.callbacks.tqdm_bar(5, file=(out := Terminal()), miniters=2, initial=1, mininterval=0.0), [1] * 5)
     assert "1/5 [" in out.getvalue().split("\r")[1] and "5/5 [" in out.getvalue().split("\r")[-1]
     for stream, is_silent in ((io.StringIO(), True), (Terminal(), False)):
-        run(ms.tqdm_bar(5, file=stream, disable=None), [1] * 5)
+        run(ms.callbacks.tqdm_bar(5, file=stream, disable=None), [1] * 5)
         assert (stream.getvalue() == "") == is_silent
     with pytest.raises(TypeError, match="tqdm_bar takes the options of tqdm, which has no colours"):
-        ms.tqdm_bar(5, colours="red")
+        ms.callbacks.tqdm_bar(5, colours="red")
     with pytest.raises(TypeError, match="colours") as caught:
-        run(ms.rich_bar(5, colours="red"), [1] * 5)
+        run(ms.callbacks.rich_bar(5, colours="red"), [1] * 5)
     assert not any("Ending the loop failed" in note for note in caught.value.__notes__)
 
 
 def test_a_tqdm_bar_of_a_resumed_run_begins_where_it_was():
     out = Terminal()
-    run(ms.tqdm_bar(6, file=out), [2] * 3, elapsed=ms.Elapsed(steps=3, samples=6))
+    run(ms.callbacks.tqdm_bar(6, file=out), [2] * 3, elapsed=ms.loops.Elapsed(steps=3, samples=6))
     assert "3/6 [" in out.getvalue().split("\r")[1] and "6/6 [" in out.getvalue().split("\r")[-1]
 
 
@@ -622,7 +634,7 @@ def test_a_rich_bar_counts_in_any_unit():
 
     for total, text in ((6, "6/6 steps"), (ms.at(samples=12), "12/12 samples"), (ms.at(epochs=2), "2/2 epochs")):
         console = Console(file=(out := io.StringIO()), width=90)
-        run(ms.rich_bar(total, desc="digits [1]", console=console), [2] * 6, epoch_duration=3)
+        run(ms.callbacks.rich_bar(total, desc="digits [1]", console=console), [2] * 6, epoch_duration=3)
         first, *_, line = out.getvalue().splitlines()
         assert line.startswith("digits [1] ━━━") and text in line and line.rstrip().endswith("loss: 4.0000")
         assert first.startswith("digits [1] epoch 1")

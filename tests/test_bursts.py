@@ -71,7 +71,7 @@ SCHEDULES = {
     "every epoch": lambda: ms.every(epochs=1),
     "at 5": lambda: ms.at(5),
     "at epoch 2": lambda: ms.at(epochs=2),
-    "last": lambda: ms.last(),
+    "last": lambda: ms.loops.last(),
     "never": lambda: ms.never(),
     "samples": lambda: ms.every(samples=6),
     "after": lambda: ms.after(9).every(2),
@@ -89,7 +89,10 @@ SCHEDULES = {
 )
 def test_a_run_is_the_same_as_one_by_one(chosen, compiled, stop, epoch, stops_at):
     if epoch is None:
-        chosen, stop = [name for name in chosen if "epoch" not in name], None if isinstance(stop, ms.Period) else stop
+        chosen, stop = (
+            [name for name in chosen if "epoch" not in name],
+            None if isinstance(stop, ms.loops.Period) else stop,
+        )
 
     def run(step):
         seen = []
@@ -115,7 +118,7 @@ def numbers(elapsed):
 
 
 def test_most_steps_are_done_several_at_a_time(bursts):
-    ms.loop(jnp.float32(0), batches(200), {ms.every(1): step, ms.every(100): ms.noop}, stop=180)
+    ms.loop(jnp.float32(0), batches(200), {ms.every(1): step, ms.every(100): ms.loops.noop}, stop=180)
     assert sum(bursts) == 180 - 3  # all but the first, the hundredth and the last
     assert max(bursts) == 64
 
@@ -125,7 +128,7 @@ def test_most_steps_are_done_several_at_a_time(bursts):
     [
         {ms.every(1): one_by_one(step)},
         {ms.every(1): [step, lambda state: None]},
-        {ms.every(1): step, ms.every(time=60): ms.noop},
+        {ms.every(1): step, ms.every(time=60): ms.loops.noop},
         {ms.every(1): jax.jit(lambda state, batch: ({"all": jnp.zeros(3)}, state))},
     ],
 )

@@ -36,9 +36,10 @@ from jax.sharding import PartitionSpec as P
 from test_bad_input import refuses
 
 import millstream as ms
-from millstream.checkpoints import CheckpointStore, DamagedCheckpoint, NoCheckpoint, Retention, StorageFailed
+from millstream.checkpoints import CheckpointStore, Retention
 from millstream.checkpoints._document import decode, encode
 from millstream.checkpoints.manifest import Manifest, damage, read_manifest
+from millstream.errors import DamagedCheckpoint, NoCheckpoint, StorageFailed
 
 SCRIPT = pathlib.Path(script.__file__)
 PATIENCE = 300.0
@@ -688,7 +689,7 @@ def few_descriptors(count):
 def test_without_descriptors_it_is_said_by_name_and_nothing_leaks(memory, what, capfd):
     tree = {"w": jnp.arange(50.0), "more": [np.full(3, number) for number in range(5)], "key": jax.random.key(1)}
     callback = ms.checkpoint(memory / "run")
-    callback(ms.Elapsed(steps=1), tree)
+    callback(ms.loops.Elapsed(steps=1), tree)
     callback.close()
     store = CheckpointStore(memory / "run", read_only=what != "save")
     attempts = {
@@ -748,7 +749,8 @@ FULL_DISK = """
 import os, subprocess, sys
 import numpy as np
 import millstream as ms
-from millstream.checkpoints import CheckpointStore, StorageFailed
+from millstream.errors import StorageFailed
+from millstream.checkpoints import CheckpointStore
 
 folder = sys.argv[1]
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", folder], check=True)

@@ -126,7 +126,7 @@ def test_other_formats_over_http(server, caching):
     images = np.arange(60, dtype=np.uint8).reshape(10, 6)
     idx = {"i": server.put("/i", idx_bytes(images)), "w": server.put("/w", idx_bytes(numbers))}
     idx["l"] = server.put("/l.gz", gzip.compress(idx_bytes(images[:, 0])))
-    rows = ms.IdxSource(idx).read(pick)
+    rows = ms.sources.IdxSource(idx).read(pick)
     np.testing.assert_array_equal(rows["i"], images[pick])
     np.testing.assert_array_equal(rows["w"], numbers[pick])
     np.testing.assert_array_equal(rows["l"], images[pick, 0])
@@ -446,7 +446,7 @@ def test_a_file_replaced_by_one_of_the_same_size_and_time_has_changed(folder, ki
     files = {"safetensors": format_pipelines.safetensors_file, "tar": format_pipelines.tar_file}
     path.write_bytes(written[kind] if kind in written else pathlib.Path(files[kind]()).read_bytes())
     makers = {"npy": ms.NpySource, "csv": ms.CsvSource, "safetensors": SafetensorsSource, "tar": WebDatasetSource}
-    source = ms.IdxSource({"x": path}) if kind == "idx" else makers[kind](path)
+    source = ms.sources.IdxSource({"x": path}) if kind == "idx" else makers[kind](path)
     packed = pickle.dumps(source)
     source.read(np.array([0]))
     shutil.copy2(path, folder / "new")

@@ -23,15 +23,8 @@ from test_bad_input import refuses
 
 import millstream as ms
 from millstream.datasets import _download
-from millstream.datasets._download import (
-    DownloadError,
-    DownloadSettings,
-    RefusedURL,
-    RemoteFile,
-    fetch,
-    require_redirect,
-    require_url,
-)
+from millstream.datasets._download import DownloadSettings, RefusedURL, RemoteFile, fetch, require_redirect, require_url
+from millstream.errors import DownloadError
 from millstream.files.lock import locked
 from millstream.files.urls import shown
 

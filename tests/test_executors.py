@@ -399,7 +399,7 @@ def test_kept_batches_are_named_by_the_variable_that_holds_them(keep, words, key
     batch_holders._handed_out.clear()
     loader = ms.DataLoader([source(), BATCH], executor=ms.Threads(1))
     holder = keep([batch for batch, _ in loader.iterate(loader.init_state(key), steps=2)])
-    ms.debug_batch_references()
+    ms.reading.debug_batch_references()
     printed = capsys.readouterr().out
     first, *lines = printed.splitlines()
     assert first == "2 batches are held:" and [line[:11] for line in lines] == ["  batch 0: ", "  batch 1: "]
@@ -407,7 +407,7 @@ def test_kept_batches_are_named_by_the_variable_that_holds_them(keep, words, key
     assert "millstream" not in printed.replace(__file__, "")  # no function of the library is named
     del holder
     gc.collect()
-    ms.debug_batch_references()
+    ms.reading.debug_batch_references()
     assert capsys.readouterr().out == "No batch is held.\n"  # looking has kept nothing alive
 
 
@@ -417,11 +417,11 @@ def test_a_batch_that_is_kept_twice_is_named_twice(key, capsys):
     kept = []
     for batch, _ in loader.iterate(loader.init_state(key), steps=1):
         kept.append(batch)
-    ms.debug_batch_references()
+    ms.reading.debug_batch_references()
     printed = capsys.readouterr().out
     assert "`batch`, a local variable of" in printed and "item 0 of the list `kept`, a local" in printed
     held = locals()  # a copy that someone holds is left alone
-    ms.debug_batch_references()
+    ms.reading.debug_batch_references()
     assert held["kept"] is kept
 
 

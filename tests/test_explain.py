@@ -144,7 +144,7 @@ def test_the_plan_says_what_the_order_is(ordering, text):
 
 
 def test_the_plan_says_who_reads_and_what_errors_and_caches_do(tmp_path):
-    source = ms.FillSource([1, 2, 3], lambda item, arrays, rng: None, {"x": ((), np.int32)})
+    source = ms.sources.FillSource([1, 2, 3], lambda item, arrays, rng: None, {"x": ((), np.int32)})
     options = {"executor": ms.Processes(2, ordered=False), "prefetch": 4, "on_error": "skip item"}
     loader = ms.DataLoader([source, ms.BatchTransform(2)], cache=ms.BatchCache(tmp_path / "batches"), **options)
     plan = loader.explain().plan
@@ -200,7 +200,7 @@ def test_several_loaders_are_one_table():
     small = ms.DataLoader([ms.ArraySampleSource({"x": np.arange(4.0)}), ms.BatchTransform(2)])
     large = ms.DataLoader([ms.ArraySampleSource({"x": np.arange(8.0)}), ms.BatchTransform(2)])
     mixed = ms.MixedLoader({"small": small, "large": large})
-    explanation = ms.TrainStream(large, validation=mixed, every=("epoch", 2)).explain()
+    explanation = ms.loader.TrainStream(large, validation=mixed, every=("epoch", 2)).explain()
     assert [row.stage for row in explanation.rows[::2]] == [
         "train: ArraySampleSource",
         "validation: small: ArraySampleSource",
@@ -208,7 +208,7 @@ def test_several_loaders_are_one_table():
     ]
     assert explanation.plan["validation"] == "6 batches after every 8 of training"
     assert explanation.plan["validation: mix"] == "1 of 'small', 2 of 'large'"
-    assert ms.TrainStream(large).explain().plan["validation"] == "none"
+    assert ms.loader.TrainStream(large).explain().plan["validation"] == "none"
 
 
 def test_a_loader_inside_of_a_program_can_be_explained():

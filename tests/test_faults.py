@@ -70,7 +70,7 @@ def test_a_program_that_stalled_leaves_no_shared_memory(key, monkeypatch):
         [ms.DiskSampleSource(4, hang, sample_spec=jax.ShapeDtypeStruct((), np.float32)), ms.BatchTransform(2)],
         executor=ms.Processes(1, timeout=0.5),
     )
-    with pytest.raises(ms.WorkerStalled):
+    with pytest.raises(ms.errors.WorkerStalled):
         loader.scan_epoch(loader.init_state(key), (), lambda carry, batch, mask: (carry, batch))
     del loader
     jax.clear_caches()  # compiled programs hold on to what they read from
@@ -137,7 +137,7 @@ def test_next_batch_goes_on_after_its_workers_have_ended(tmp_path, key):
     loader = ms.DataLoader([ms.DiskSampleSource(8, quick, sample_spec=SPEC), ms.BatchTransform(4)], executor=executor)
     state = loader.init_state(key)
     with (
-        pytest.raises(ms.WorkerCrashed, match="ended 3 times in a row before it could read a batch"),
+        pytest.raises(ms.errors.WorkerCrashed, match="ended 3 times in a row before it could read a batch"),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
@@ -157,7 +157,7 @@ def test_a_worker_that_can_never_start_ends_the_stream_with_a_name(how, times, t
     source = ms.DiskSampleSource(8, lambda index: {"x": np.float32(index)}, sample_spec=SPEC)
     loader = ms.DataLoader([source, ms.BatchTransform(4)], executor=ms.Processes(1, startup=startup))
     text = f"{how} while it started. It has now ended {times} times in a row before it could read a batch."
-    with pytest.raises(ms.WorkerCrashed, match=text), pytest.warns(UserWarning, match="read again"):
+    with pytest.raises(ms.errors.WorkerCrashed, match=text), pytest.warns(UserWarning, match="read again"):
         next(loader.iterate(loader.init_state(key)))
     assert len(list(tmp_path.iterdir())) == times
 
@@ -174,7 +174,7 @@ def test_a_sample_that_ends_every_worker_is_named(number, times, tmp_path, key):
     loader = ms.DataLoader([source, ms.BatchTransform(4)], executor=ms.Processes(1))
     text = f"reading sample 5. This sample has now ended {times} workers."
     batches = loader.iterate(loader.init_state(key))
-    with pytest.raises(ms.WorkerCrashed, match=text), pytest.warns(UserWarning, match="read again"):
+    with pytest.raises(ms.errors.WorkerCrashed, match=text), pytest.warns(UserWarning, match="read again"):
         for _ in range(2):
             next(batches)
     assert len(list(tmp_path.iterdir())) == times

@@ -25,7 +25,7 @@ from pipelines import BATCH, SAMPLES, data
 from test_bad_input import refuses
 
 import millstream as ms
-from millstream.files.changed import FileChanged
+from millstream.errors import FileChanged
 from millstream.integrations.array_record import ArrayRecordSource
 from millstream.integrations.arrow import ArrowSource
 from millstream.integrations.grain import GrainSource, RandomAccess, to_grain

@@ -16,14 +16,13 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from millstream.callbacks.jsonl_logger import jsonl_logger
+from millstream.callbacks import jsonl_logger
 from millstream.files import plain
+from millstream.loops import History, history, loop
 from millstream.loops._clock import StepSpan
 from millstream.loops.column import IN_FLIGHT, Column
 from millstream.loops.elapsed import Elapsed
-from millstream.loops.history import History, history
-from millstream.loops.logs import Logs, logs
-from millstream.loops.loop import loop
+from millstream.loops.log_entries import Logs, logs
 from millstream.loops.schedules import always
 
 step_fn = jax.jit(lambda x: {"metrics": {"loss": x / 2, "accuracy": 1 - x / 2}})

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream as ms
-from millstream.checkpoints import CheckpointStore, DamagedCheckpoint
+from millstream.checkpoints import CheckpointStore
 from millstream.checkpoints.folders import step_name
+from millstream.errors import DamagedCheckpoint
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ class Run:
 
     def __init__(self, folder, history=None, steps=0, **options):
         self.folder, self.steps = folder, steps
-        self.history = ms.history() if history is None else history
+        self.history = ms.loops.history() if history is None else history
         self.checkpoint = ms.checkpoint(folder, **options)
 
     def log(self, rows, word="a"):
@@ -38,11 +39,11 @@ class Run:
             self.steps += 1
             row = {"loss": 1 / self.steps, "batch": self.steps % 7}
             row |= {"word": f"{word} {self.steps}"} if self.steps % 3 == 0 else {}
-            self.history.commit(ms.Elapsed(self.steps, 4 * self.steps, time=float(self.steps)), row)
+            self.history.commit(ms.loops.Elapsed(self.steps, 4 * self.steps, time=float(self.steps)), row)
         return self
 
     def save(self, loss=0.0):
-        elapsed, state = ms.Elapsed(self.steps, 4 * self.steps), {"step": np.int64(self.steps)}
+        elapsed, state = ms.loops.Elapsed(self.steps, 4 * self.steps), {"step": np.int64(self.steps)}
         metrics = {} if self.checkpoint._keep.monitor is None else {"loss": loss}
         self.checkpoint(elapsed, state, history=self.history, metrics=metrics)
         self.checkpoint.wait()
@@ -86,7 +87,7 @@ def test_every_checkpoint_has_the_rows_up_to_its_own(rows, keep):
         for count in rows:
             run.log(count).save()
             expected[run.steps] = run.rows()
-            run.history.commit(ms.Elapsed(run.steps, 4 * run.steps), {"late": count})  # the newest row may change
+            run.history.commit(ms.loops.Elapsed(run.steps, 4 * run.steps), {"late": count})  # the newest row may change
         run.checkpoint.close()
         with CheckpointStore(run.folder, read_only=True) as store:
             steps = store.steps()
@@ -157,7 +158,7 @@ def test_a_history_that_went_on_elsewhere_shares_nothing_with_a_branch_of_it(fol
     first.checkpoint.close()
     branch = Run(folder, restored(folder, 100).history, 100, keep=None).log(100, "branch").save()
     branch.checkpoint.close()
-    first.checkpoint(ms.Elapsed(201), {"step": np.int64(201)}, history=first.log(1, "first").history)
+    first.checkpoint(ms.loops.Elapsed(201), {"step": np.int64(201)}, history=first.log(1, "first").history)
     first.checkpoint.close()
     assert table(restored(folder).history) == first.rows()
 
@@ -228,7 +229,7 @@ def test_two_directories_have_one_history_each_whole(folder):
     for number in range(6):
         run.log(40).save()
         if number % 2:
-            other(ms.Elapsed(run.steps), {"step": np.int64(run.steps)}, history=run.history)
+            other(ms.loops.Elapsed(run.steps), {"step": np.int64(run.steps)}, history=run.history)
     other.close()
     assert table(restored(folder).history) == table(restored(folder.parent / "other").history) == run.rows()
 
@@ -259,7 +260,7 @@ def test_values_that_are_arrays_are_left_out_and_the_others_stay(folder):
     run = Run(folder)
     for value in (1.0, 2.0, jnp.ones(3), 4.0, jnp.ones((2, 2))):
         run.log(1)
-        run.history.commit(ms.Elapsed(run.steps, 4 * run.steps), {"x": value, "outputs": {"y": np.ones(2)}})
+        run.history.commit(ms.loops.Elapsed(run.steps, 4 * run.steps), {"x": value, "outputs": {"y": np.ones(2)}})
         run.save()
     found = restored(folder).history
     assert found.collect("steps", "x") == ([1, 2, 4], [1.0, 2.0, 4.0]) and "outputs.y" not in found.names()

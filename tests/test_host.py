@@ -402,7 +402,7 @@ def test_a_callback_sees_every_batch_in_order_and_may_replace_it(key):
         seen.append(labels(batch, mask))
 
     plain = ms.DataLoader([source(), BATCH])
-    loader = ms.DataLoader([source(), BATCH, ms.HostCallbackTransform(look)])
+    loader = ms.DataLoader([source(), BATCH, ms.transforms.HostCallbackTransform(look)])
     expected = [labels(*pair) for pair in plain.iterate(plain.init_state(key))]
     for number, _ in enumerate(loader.iterate(loader.init_state(key)), 1):
         assert seen == expected[:number]  # not a batch ahead
@@ -417,7 +417,7 @@ def test_a_callback_may_change_shapes_if_it_says_so(key):
     def add(batch, mask):
         return {"sum": batch["label"][mask].sum()}
 
-    loader = ms.DataLoader([source(), BATCH, ms.HostCallbackTransform(add, element_spec_override=spec)])
+    loader = ms.DataLoader([source(), BATCH, ms.transforms.HostCallbackTransform(add, element_spec_override=spec)])
     total = sum(int(batch["sum"]) for batch, _ in loader.iterate(loader.init_state(key)))
     assert total == SAMPLES * (SAMPLES - 1) // 2
 
@@ -433,7 +433,7 @@ def test_what_a_callback_raises_or_returns_wrongly(key):
         (fail, LookupError, ("as it was",)),
         (shrink, ValueError, ("HostCallbackTransform(shrink)", "the result does not match", "shape (2,), int32")),
     ):
-        loader = ms.DataLoader([source(), BATCH, ms.HostCallbackTransform(function)])
+        loader = ms.DataLoader([source(), BATCH, ms.transforms.HostCallbackTransform(function)])
         state = loader.init_state(key)
         with refuses(kind, *words):
             next(loader.iterate(state))
@@ -452,7 +452,7 @@ def test_a_callback_before_the_batch_sees_each_sample_once_and_in_order(key):
     def double(sample, mask):
         return {**sample, "label": sample["label"] * 2}
 
-    pipeline = [source(), ms.HostCallbackTransform(look), ms.HostCallbackTransform(double), BATCH]
+    pipeline = [source(), ms.transforms.HostCallbackTransform(look), ms.transforms.HostCallbackTransform(double), BATCH]
     loader, plain = ms.DataLoader(pipeline), ms.DataLoader([source(), BATCH])
     state = loader.init_state(key)
     batches = [(batch["label"], mask) for batch, mask in loader.iterate(state)]
@@ -474,10 +474,10 @@ def test_a_callback_on_samples_may_change_their_shapes_and_raise(key):
         raise LookupError("as it was")
 
     spec = {"half": jax.ShapeDtypeStruct((), np.float32)}
-    loader = ms.DataLoader([source(), ms.HostCallbackTransform(halves, element_spec_override=spec), BATCH])
+    loader = ms.DataLoader([source(), ms.transforms.HostCallbackTransform(halves, element_spec_override=spec), BATCH])
     total = sum(float(batch["half"].sum()) for batch, _ in loader.iterate(loader.init_state(key)))
     assert total == SAMPLES * (SAMPLES - 1) / 4
-    loader = ms.DataLoader([source(), ms.HostCallbackTransform(fail), BATCH])
+    loader = ms.DataLoader([source(), ms.transforms.HostCallbackTransform(fail), BATCH])
     with refuses(LookupError, "as it was"):
         next(loader.iterate(loader.init_state(key)))
 
@@ -510,7 +510,7 @@ def test_threads_end_with_the_iterator(key):
 
 
 def test_a_reader_that_never_answers_is_an_error(key, monkeypatch):
-    monkeypatch.setattr(ms.settings, "stall_seconds", 0.3)
+    monkeypatch.setattr(ms.reading.settings, "stall_seconds", 0.3)
     answer = threading.Event()
 
     def stuck(index):
@@ -520,21 +520,21 @@ def test_a_reader_that_never_answers_is_an_error(key, monkeypatch):
     spec = {"x": jax.ShapeDtypeStruct((), np.int32)}
     loader = ms.DataLoader([ms.DiskSampleSource(SAMPLES, stuck, sample_spec=spec), BATCH])
     try:
-        with refuses(ms.WorkerStalled, "DiskSampleSource has been reading for 0 s", "sample", "answer.wait(10)"):
+        with refuses(ms.errors.WorkerStalled, "DiskSampleSource has been reading for 0 s", "sample", "answer.wait(10)"):
             next(loader.iterate(loader.init_state(key)))
     finally:
         answer.set()
 
 
 def test_a_stream_in_any_order_is_stalled_as_soon_as_one_in_order(monkeypatch):
-    monkeypatch.setattr(ms.settings, "warn_seconds", 0.05)
+    monkeypatch.setattr(ms.reading.settings, "warn_seconds", 0.05)
     answer = threading.Event()
     source = ms.DiskSampleSource(8, lambda index: np.int32(answer.wait(10)), sample_spec=np.int32(0))
     readers = ThreadBackend(source, Layout((4,), ((),), (np.dtype(np.int32),)), 1, 1, timeout=0.2)
     jobs = [readers.start(Request(step, np.arange(4), np.ones(4, bool))) for step in range(2)]
     with (
         pytest.warns(UserWarning, match="DiskSampleSource has been at a batch for 0 s. It is at sample 0"),
-        refuses(ms.WorkerStalled, "DiskSampleSource has been reading for 0 s", "sample 0", "answer.wait(10)"),
+        refuses(ms.errors.WorkerStalled, "DiskSampleSource has been reading for 0 s", "sample 0", "answer.wait(10)"),
     ):
         readers.first_of(jobs)
     readers.close()
@@ -723,7 +723,7 @@ def test_closing_ends_the_waiting_of_another_thread_for_processes(ordered, key, 
 
 
 def test_a_slow_batch_is_warned_about_once(monkeypatch):
-    monkeypatch.setattr(ms.settings, "warn_seconds", 0.05)
+    monkeypatch.setattr(ms.reading.settings, "warn_seconds", 0.05)
     source = ms.DiskSampleSource(8, lambda index: time.sleep(0.1) or np.int32(index), sample_spec=np.int32(0))
     readers = ThreadBackend(source, Layout((8,), ((),), (np.dtype(np.int32),)), 2, 0)
     job = readers.start(Request(0, np.arange(8), np.ones(8, bool)))
@@ -745,7 +745,7 @@ def test_a_batch_whose_stage_raised_is_drawn_again(executor, key):
 
     source = ms.ArraySampleSource({"x": np.arange(12, dtype=np.int32)}, ordering="sequential")
     loader = ms.DataLoader(
-        [source, ms.BatchTransform(4), ms.HostCallbackTransform(once_wrong)], executor=executor, prefetch=0
+        [source, ms.BatchTransform(4), ms.transforms.HostCallbackTransform(once_wrong)], executor=executor, prefetch=0
     )
     batches = loader.iterate(loader.init_state(key))
     assert next(batches)[0]["x"].tolist() == [0, 1, 2, 3]

@@ -825,7 +825,7 @@ def test_pictures_fill_the_rows_of_a_batch(tmp_path):
     for number, profile in enumerate([None, ADOBE, SRGB]):
         paths.append(str(tmp_path / f"{number}.jpg"))
         Image.fromarray(SMOOTH).save(paths[-1], icc_profile=profile)
-    source = ms.FillSource(paths, fill, {"image": ((48, 64, 3), np.float32)}, ordering="sequential", debug=True)
+    source = ms.sources.FillSource(paths, fill, {"image": ((48, 64, 3), np.float32)}, ordering="sequential", debug=True)
     loader = ms.DataLoader([source, ms.BatchTransform(3)], executor=ms.Threads(2))
     batch, _ = next(loader.iterate(loader.init_state(jax.random.key(0))))
     for row, path in zip(batch["image"], paths, strict=True):

@@ -39,13 +39,13 @@ def rows(*values, weights=None, collection="metrics"):
     """A loop that logs given values of an entry, at steps with that many samples."""
 
     def run(state):
-        history, samples = ms.history(), 0
+        history, samples = ms.loops.history(), 0
         for number, value in enumerate(values):
             weight = 1 if weights is None else weights[number]
-            elapsed = ms.Elapsed(number + 1, samples + weight, samples_before=samples)
+            elapsed = ms.loops.Elapsed(number + 1, samples + weight, samples_before=samples)
             history.commit(elapsed, {collection: {"value": value}})
             samples += weight
-        return state, history, ms.Elapsed(len(values), samples)
+        return state, history, ms.loops.Elapsed(len(values), samples)
 
     return run
 
@@ -145,9 +145,9 @@ def test_an_entry_that_is_only_logged_at_first_is_no_mistake():
     values = iter([{"seldom": 1.0, "loss": 1.0}, {"loss": 2.0}])
 
     def run(state):
-        history = ms.history()
-        history.commit(ms.Elapsed(1), next(values))
-        return state, history, ms.Elapsed(1)
+        history = ms.loops.history()
+        history.commit(ms.loops.Elapsed(1), next(values))
+        return state, history, ms.loops.Elapsed(1)
 
     inner = ms.inner_loop(run, aggregation={"seldom": "last"})
     assert inner(None)[0].metrics == {"seldom": 1.0, "loss": 1.0}
@@ -190,7 +190,7 @@ def test_a_state_that_is_a_tuple_or_nothing_is_kept(evaluate):
 
 
 def test_only_rows_that_this_call_added_count():
-    history, numbers = ms.history(), iter(range(1, 5))
+    history, numbers = ms.loops.history(), iter(range(1, 5))
 
     def run(state):
         elapsed = history.elapsed() if len(history) else None
@@ -204,7 +204,7 @@ def test_only_rows_that_this_call_added_count():
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_new_run_does_not_write_into_the_rows_of_an_earlier_one(steps):
-    history, numbers = ms.history(), iter(range(9))
+    history, numbers = ms.loops.history(), iter(range(9))
 
     def run(state):
         tasks = {ms.every(1): lambda: ms.logs().add_metric("number", next(numbers))}

@@ -84,7 +84,7 @@ def test_a_record_and_a_log_are_written_to_plain_files(tmp_path, kind):
     train = {
         ms.every(1): [
             lambda state: (ms.logs().add_metric("x", 1.0), state),
-            ms.csv_logger(tmp_path / "log.csv", overwrite=True),
+            ms.callbacks.csv_logger(tmp_path / "log.csv", overwrite=True),
         ]
     }
     if kind == "pipe":

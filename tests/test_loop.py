@@ -279,8 +279,8 @@ def test_last_is_due_at_the_end_whether_it_was_foreseen_or_not():
     for stop in (None, 5, ms.at(samples=5), lambda elapsed: elapsed.steps == 5):
         done = []
         tasks = {
-            ms.every(2) | ms.last(): lambda state, batch, elapsed, done=done: done.append(elapsed.steps),
-            ms.every(5) | ms.last(): lambda state, batch, elapsed, done=done: done.append(-elapsed.steps),
+            ms.every(2) | ms.loops.last(): lambda state, batch, elapsed, done=done: done.append(elapsed.steps),
+            ms.every(5) | ms.loops.last(): lambda state, batch, elapsed, done=done: done.append(-elapsed.steps),
         }
         ms.loop(0, range(5 if stop is None else 50), tasks, stop=stop)
         assert sorted(done) == [-5, 2, 4, 5]
@@ -289,7 +289,7 @@ def test_last_is_due_at_the_end_whether_it_was_foreseen_or_not():
 def test_what_the_last_task_logs_is_in_the_row_of_the_last_step():
     tasks = {
         ms.every(1): lambda: ms.logs().add_metric("loss", 1.0),
-        ms.last(): lambda: ms.logs().add_metric("final", 2.0),
+        ms.loops.last(): lambda: ms.logs().add_metric("final", 2.0),
     }
     _, history, _ = ms.loop(0, range(3), tasks)
     assert len(history) == 3 and history.collect("steps", "final") == ([3], [2.0])
@@ -332,7 +332,7 @@ def test_an_observer_that_fails_at_the_end_is_named():
             raise KeyError("boom")
 
     with pytest.raises(KeyError) as caught:
-        ms.loop(0, range(2), {ms.every(1): plus_one, ms.last(): Broken()})
+        ms.loop(0, range(2), {ms.every(1): plus_one, ms.loops.last(): Broken()})
     assert any("in Broken at step 2" in note for note in caught.value.__notes__)
 
 
@@ -590,7 +590,10 @@ def test_a_function_that_gives_no_number_of_samples_is_named(size):
     def count(batch):
         return size
 
-    for run in (lambda: ms.loop(0, [1], {}, batch_size_fn=count), lambda: next(ms.elapse([1], batch_size_fn=count))):
+    for run in (
+        lambda: ms.loop(0, [1], {}, batch_size_fn=count),
+        lambda: next(ms.loops.elapse([1], batch_size_fn=count)),
+    ):
         with pytest.raises(TypeError, match=r"batch_size_fn must return how many samples .* count returned"):
             run()
 
@@ -601,11 +604,11 @@ def test_a_dataset_may_be_a_function_that_makes_one():
 
 def test_what_a_function_makes_may_be_a_loader(loader, key):
     assert ms.loop(0, lambda: loader, {ms.every(1): plus_one}, stop=ms.at(epochs=2), key=key).state == 6
-    assert len(list(ms.elapse(lambda: loader, key=key))) == 3
+    assert len(list(ms.loops.elapse(lambda: loader, key=key))) == 3
     with pytest.raises(ValueError, match="runs forever, unless told when to stop"):
         ms.loop(0, lambda: loader, {ms.every(1): plus_one}, key=key)
     with pytest.raises(TypeError, match=r"elapse needs a dataset.* Got 3 \(int\) from the function"):
-        ms.elapse(lambda: 3)
+        ms.loops.elapse(lambda: 3)
 
 
 def test_samples_are_counted_of_a_dict_that_is_used_again():
@@ -663,14 +666,14 @@ def test_foreign_objects_are_accepted_through_an_adapter():
 
         return callback
 
-    ms.register_adapter(Bell, ring)
+    ms.loops.register_adapter(Bell, ring)
     bell = LoudBell()
     ms.loop(0, range(4), {ms.every(2): bell})
     assert bell.rings == 2
     with pytest.raises(ValueError, match="an adapter for Bell already"):
-        ms.register_adapter(Bell, ring)
+        ms.loops.register_adapter(Bell, ring)
     with pytest.raises(TypeError, match="a class and a function"):
-        ms.register_adapter(3, ring)  # type: ignore[arg-type]
+        ms.loops.register_adapter(3, ring)  # type: ignore[arg-type]
 
 
 def test_observers_see_whole_rows_wherever_they_stand():
@@ -697,28 +700,28 @@ def test_observers_see_whole_rows_wherever_they_stand():
     assert first.rows == [{"a": 1, "b": 1}, {"a": 1, "b": 2}, {"a": 1, "b": 3}] and rare.rows == [{"a": 1, "b": 2}]
     assert first.calls == ["start", "finish"]
     by_hand = Watch()
-    for elapsed, _ in ms.elapse(range(2)):
+    for elapsed, _ in ms.loops.elapse(range(2)):
         by_hand(elapsed, ms.logs().add_metric("a", elapsed.steps))
     assert by_hand.rows == [{"a": 1}, {"a": 2}]
 
 
 def test_elapse_is_the_loop_by_hand(loader, key):
-    seen = [(elapsed.steps, elapsed.samples, elapsed.epochs) for elapsed, _ in ms.elapse(loader, key=key)]
+    seen = [(elapsed.steps, elapsed.samples, elapsed.epochs) for elapsed, _ in ms.loops.elapse(loader, key=key)]
     assert seen == [(1, 4, 0), (2, 8, 0), (3, 10, 1)]
-    assert [elapsed.steps for elapsed, _ in ms.elapse(range(9), stop=3)] == [1, 2, 3]
-    assert [elapsed.final for elapsed, _ in ms.elapse(range(9), stop=3)] == [False, False, True]
-    assert list(ms.elapse(range(9), stop=0)) == []
+    assert [elapsed.steps for elapsed, _ in ms.loops.elapse(range(9), stop=3)] == [1, 2, 3]
+    assert [elapsed.final for elapsed, _ in ms.loops.elapse(range(9), stop=3)] == [False, False, True]
+    assert list(ms.loops.elapse(range(9), stop=0)) == []
     with pytest.raises(TypeError, match=r"elapse needs initial as an earlier run's elapsed\. Got 4"):
-        ms.elapse(range(9), initial=4)  # type: ignore[arg-type]
-    initial = ms.Elapsed(steps=4, samples=4)
-    assert [elapsed.steps for elapsed, _ in ms.elapse(range(9), initial=initial, stop=6)] == [5, 6]
-    assert [elapsed.samples for elapsed, _ in ms.elapse(["ab", "c"], batch_size_fn=len)] == [2, 3]
+        ms.loops.elapse(range(9), initial=4)  # type: ignore[arg-type]
+    initial = ms.loops.Elapsed(steps=4, samples=4)
+    assert [elapsed.steps for elapsed, _ in ms.loops.elapse(range(9), initial=initial, stop=6)] == [5, 6]
+    assert [elapsed.samples for elapsed, _ in ms.loops.elapse(["ab", "c"], batch_size_fn=len)] == [2, 3]
 
 
 def test_manual_iteration_reads_as_documented():
-    state, history, saved = jnp.int32(0), ms.history(), []
+    state, history, saved = jnp.int32(0), ms.loops.history(), []
     due = ms.every(steps=2)
-    for elapsed, batch in ms.elapse(BATCHES, stop=5):
+    for elapsed, batch in ms.loops.elapse(BATCHES, stop=5):
         logs = ms.logs()
         logs.updates, state = count_step(state, batch)
         if due(elapsed):
@@ -770,7 +773,7 @@ def test_fused_steps_give_the_same_state_logs_and_calls(loader, key, fuse, count
             (ms.every(5), note),
             (ms.every(samples=8), note),
             (ms.every(epochs=2), [note, log]),
-            (ms.last(), note),
+            (ms.loops.last(), note),
             (ms.at(1) | ms.at(2), note),
         ]
         output = ms.loop(jnp.float32(0), loader, tasks, stop=17, key=key, **options)
@@ -795,7 +798,7 @@ def timed_step(state, batch, elapsed):
     return logs.add_metric("starts", elapsed.starts_epoch), state
 
 
-@pytest.mark.parametrize("schedule", [ms.last(), ms.every(4) | ms.last(), ms.at(6)], ids=repr)
+@pytest.mark.parametrize("schedule", [ms.loops.last(), ms.every(4) | ms.loops.last(), ms.at(6)], ids=repr)
 @pytest.mark.parametrize("stop", [7, ms.at(samples=24)], ids=repr)
 def test_what_comes_before_a_fused_step_comes_at_the_same_steps(loader, key, schedule, stop):
     def run(**options):
@@ -833,7 +836,7 @@ def test_a_callback_before_a_fused_step_can_stop_the_loop(loader, key):
 
 def test_fused_steps_can_count_more_samples_than_32_bits_hold(loader, key):
     for samples in (2**31 - 6, 2**31, 2**40):
-        start = ms.Elapsed(steps=6, samples=samples)
+        start = ms.loops.Elapsed(steps=6, samples=samples)
         output = ms.loop(jnp.float32(0), loader, {ms.every(1): timed_step}, stop=9, key=key, elapsed=start, fuse=3)
         assert output.elapsed.samples == samples + 10 and output.history.collect("step") == [7, 8, 9]
 
@@ -844,7 +847,7 @@ def sampled_step(state, batch, elapsed):
 
 
 def test_fused_steps_see_the_samples_of_a_long_run(loader, key):
-    start = ms.Elapsed(steps=6, samples=2**31 - 6)
+    start = ms.loops.Elapsed(steps=6, samples=2**31 - 6)
     output = ms.loop(jnp.float32(0), loader, {ms.every(1): sampled_step}, stop=9, key=key, elapsed=start, fuse=3)
     np.testing.assert_allclose(output.history.collect("samples_seen"), output.history.collect("samples"), rtol=1e-6)
 

@@ -17,16 +17,10 @@ from conftest import assert_trees_equal
 from flax import nnx
 
 import millstream as ms
-from millstream.callbacks.early_stopping import early_stopping
-from millstream.callbacks.learning_rate import log_learning_rate
-from millstream.callbacks.profile import profile
-from millstream.callbacks.terminate_on_nan import terminate_on_nan
-from millstream.callbacks.throughput import throughput
+from millstream.callbacks import early_stopping, log_learning_rate, profile, terminate_on_nan, throughput
+from millstream.loops import inner_loop, loop, train_loop
 from millstream.loops.elapsed import Elapsed
-from millstream.loops.inner_loop import inner_loop
-from millstream.loops.loop import loop
 from millstream.loops.schedules import at, every, last
-from millstream.loops.train_loop import train_loop
 
 
 def logged(values, name="loss"):
@@ -155,7 +149,7 @@ def test_a_loop_that_ends_by_itself_returns_its_own_state():
 
 
 def test_a_stop_that_another_callback_asked_for_stays():
-    state = ms.LoopState(0, ms.history(), Elapsed(steps=1), logs=ms.logs().add_metric("loss", 1.0))
+    state = ms.loops.LoopState(0, ms.loops.history(), Elapsed(steps=1), logs=ms.logs().add_metric("loss", 1.0))
     state.stop("enough")
     early_stopping("loss", 5).__loop_callback__(state)
     assert state.stop_iteration and state.reason == "enough"
@@ -393,7 +387,7 @@ def test_arrays_and_whole_numbers_are_looked_at():
 
 
 def test_what_an_earlier_loop_logged_is_not_looked_at():
-    bad = run([math.nan] * 3, ms.noop)
+    bad = run([math.nan] * 3, ms.loops.noop)
     options = {"history": bad.history, "elapsed": bad.elapsed}
     loop(0, range(3), {every(1): [logged([1.0] * 3), terminate_on_nan()]}, **options)
     with pytest.raises(FloatingPointError, match="at step 5"):
@@ -669,7 +663,9 @@ def test_one_of_several_rates_is_chosen_by_its_path():
 
 def test_a_state_without_a_rate_is_refused_with_both_ways_out():
     state = optax.sgd(0.1).init(jnp.ones(2))
-    with pytest.raises(ValueError, match=r"finds no learning rate.*inject_hyperparams.*ms\.log_learning_rate\(sched"):
+    with pytest.raises(
+        ValueError, match=r"finds no learning rate.*inject_hyperparams.*ms\.callbacks\.log_learning_rate\(sched"
+    ):
         log_learning_rate()(Elapsed(steps=1), state)
 
 

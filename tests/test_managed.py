@@ -16,12 +16,12 @@ import pytest
 from conftest import assert_trees_equal, finish, free_address, start_script
 
 import millstream as ms
+from millstream import managed
+from millstream.loops import history
 from millstream.loops.callback import bind
 from millstream.loops.elapsed import Elapsed
-from millstream.loops.history import history
-from millstream.loops.logs import Logs, logs
+from millstream.loops.log_entries import Logs, logs
 from millstream.loops.loop_state import LoopState
-from millstream.states import managed
 
 SCRIPT = pathlib.Path(__file__).parent / "managed_script.py"
 TX, SGD = optax.sgd(0.1, momentum=0.9), optax.sgd(1.0)  # programs are compiled for their optimizer

@@ -103,7 +103,7 @@ def test_a_loop_counts_the_rows_that_the_mask_counts(stages, way):
         step, fuse = WAYS[way]
         expected = real_rows(flags, key, steps)
         counts = [len(rows) for rows in expected]
-        output = ms.loop(0, loader_of(flags, stages), {ms.always(): step}, key=key, stop=steps, fuse=fuse)
+        output = ms.loop(0, loader_of(flags, stages), {ms.loops.always(): step}, key=key, stop=steps, fuse=fuse)
         assert output.elapsed.samples == int(output.state) == sum(counts)
         assert output.history.collect("samples") == np.cumsum(counts).tolist()
         np.testing.assert_allclose(output.history.mean("mean"), mean_of(expected), rtol=1e-6)
@@ -124,7 +124,7 @@ def test_schedules_stops_and_epochs_in_samples_follow_the_mask(fuse):
             loader_of(flags, BEFORE),
             [
                 (ms.every(samples=period), lambda _, batch, elapsed, begun=begun: begun.append(elapsed)),
-                (ms.always(), without_rows),
+                (ms.loops.always(), without_rows),
                 (ms.every(samples=period), lambda _, batch, elapsed, due=due: due.append(elapsed)),
             ],
             key=key,
@@ -173,9 +173,9 @@ def test_a_run_that_continues_counts_on_exactly(fuse):
         middle = int(rng.integers(1, 9))
         loader = loader_of(flags, BEFORE)
         how = {"key": key, "fuse": fuse}
-        first = ms.loop(0, loader, {ms.always(): with_rows}, stop=middle, **how)
-        rest = ms.loop(first.state, loader, {ms.always(): with_rows}, elapsed=first.elapsed, stop=9, **how)
-        whole = ms.loop(0, loader, {ms.always(): with_rows}, stop=9, **how)
+        first = ms.loop(0, loader, {ms.loops.always(): with_rows}, stop=middle, **how)
+        rest = ms.loop(first.state, loader, {ms.loops.always(): with_rows}, elapsed=first.elapsed, stop=9, **how)
+        whole = ms.loop(0, loader, {ms.loops.always(): with_rows}, stop=9, **how)
         assert int(rest.state) == rest.elapsed.samples == whole.elapsed.samples
         assert first.history.collect("samples") + rest.history.collect("samples") == whole.history.collect("samples")
         both = np.concatenate([first.outputs["rows"], rest.outputs["rows"]])
@@ -190,7 +190,7 @@ def test_a_checkpoint_in_the_middle_keeps_the_count(tmp_path, key, fuse):
         return ms.loop(
             jnp.int32(0),
             loader_of(flags, AFTER),
-            [(ms.always(), without_rows), (ms.every(samples=3), ms.checkpoint(folder))],
+            [(ms.loops.always(), without_rows), (ms.every(samples=3), ms.checkpoint(folder))],
             key=key,
             stop=stop,
             fuse=fuse,
@@ -216,7 +216,7 @@ def test_samples_that_are_skipped_in_the_middle_of_a_batch_do_not_count(key, exe
 
     source = ms.DiskSampleSource(SAMPLES, read, ordering="sequential")
     loader = ms.DataLoader([source, *stages], executor=executor, on_error="skip item")
-    output = ms.loop(0, loader, {ms.always(): with_rows}, key=key, stop=6, fuse=fuse)
+    output = ms.loop(0, loader, {ms.loops.always(): with_rows}, key=key, stop=6, fuse=fuse)
     masked = stages is AFTER
     expected = [float(index) for index in range(SAMPLES) if index % 3 != 1 and (not masked or index % 7 > 1)]
     assert output.outputs["rows"].tolist() == expected
@@ -231,7 +231,7 @@ def test_a_batch_that_is_skipped_inside_of_a_program_has_no_samples(key):
 
     source = ms.DiskSampleSource(12, read, ordering="sequential")
     loader = ms.DataLoader([source, ms.BatchTransform(SIZE)], on_error="skip batch")
-    output = ms.loop(0, loader, {ms.always(): with_rows}, key=key, stop=3, fuse=3)
+    output = ms.loop(0, loader, {ms.loops.always(): with_rows}, key=key, stop=3, fuse=3)
     assert output.history.collect("samples") == [4, 4, 8]
     assert output.outputs["rows"].tolist() == [0, 1, 2, 3, 8, 9, 10, 11]
 
@@ -244,11 +244,11 @@ def test_mixed_loaders_and_training_streams_count_the_same_rows():
             batches = loader.iterate(loader.init_state(key), steps=9)
             counts = [(int(mask.sum()), batches.samples) for _, mask in batches]
             assert [count for count, _ in counts] == [told for _, told in counts]
-            output = ms.loop(0, loader, {ms.always(): with_rows}, key=key, stop=9)
+            output = ms.loop(0, loader, {ms.loops.always(): with_rows}, key=key, stop=9)
             assert (
                 output.elapsed.samples == int(output.state) == len(output.outputs["rows"]) == sum(c for c, _ in counts)
             )
-        stream = ms.TrainStream(plain, validation=masked, every=("batch", 4))
+        stream = ms.loader.TrainStream(plain, validation=masked, every=("batch", 4))
         items = stream.iterate(stream.init_state(key), end_at=("batch", 8))
         told = [(items.samples, int(item.mask.sum())) for item in items]
         assert len(told) == 20 and all(one == other for one, other in told)
@@ -280,7 +280,7 @@ class Numbers:
 )
 def test_streams_are_counted_by_their_masks(key, masked, size, counts, fuse):
     loader = ms.DataLoader([Numbers(masked), ms.BatchTransform(size)])
-    output = ms.loop(0, loader, {ms.always(): without_rows}, key=key, stop=len(counts), fuse=fuse)
+    output = ms.loop(0, loader, {ms.loops.always(): without_rows}, key=key, stop=len(counts), fuse=fuse)
     assert output.history.collect("samples") == np.cumsum(counts).tolist()
     assert (loader.sample_counter(loader.init_state(key)) is None) == (masked or size == 4)
 
@@ -290,7 +290,9 @@ def test_where_no_stage_sets_the_mask_the_plan_says_the_count(key, stages, count
     loader = loader_of(np.ones(SAMPLES), [*stages, ms.BatchTransform(SIZE), *stages])
 
     def run(fuse):
-        return ms.loop(jnp.int32(0), loader, {ms.always(): without_rows}, key=key, stop=12, fuse=fuse).elapsed.samples
+        return ms.loop(
+            jnp.int32(0), loader, {ms.loops.always(): without_rows}, key=key, stop=12, fuse=fuse
+        ).elapsed.samples
 
     assert run(None) == run(3) == 2 * SAMPLES
     with count_compilations() as count:
@@ -309,14 +311,14 @@ def test_a_stage_that_sets_the_mask_costs_no_program_more(key, count_compilation
         without_rows(jnp.int32(0), batch)
         assert isinstance(batches.real, jax.Array)  # not read, since nobody has asked
     with count_compilations() as count:
-        ms.loop(jnp.int32(0), loader, {ms.always(): without_rows}, key=key, stop=12)
+        ms.loop(jnp.int32(0), loader, {ms.loops.always(): without_rows}, key=key, stop=12)
     assert count == [0]
 
 
 def test_what_a_host_callback_makes_twice_is_refused_by_name(key):
-    stages = [Keep(), ms.BatchTransform(SIZE), ms.HostCallbackTransform(lambda batch, mask: None)]
+    stages = [Keep(), ms.BatchTransform(SIZE), ms.transforms.HostCallbackTransform(lambda batch, mask: None)]
     loader = loader_of(np.ones(SAMPLES, bool), stages)
-    tasks = {ms.always(): without_rows}
+    tasks = {ms.loops.always(): without_rows}
     assert ms.loop(0, loader, tasks, key=key, stop=6, fuse=3).elapsed.samples == SAMPLES
     with pytest.raises(ValueError, match=r"HostCallbackTransform.* once more .* because of Keep\. With fuse="):
         ms.loop(0, loader, tasks, key=key, stop=ms.at(samples=8), fuse=3)
@@ -328,7 +330,7 @@ def test_a_step_may_take_the_mask_for_its_own(key):
         batch[1].delete()  # as if it had been donated
         return output
 
-    output = ms.loop(0, loader_of(np.arange(SAMPLES) % 2 == 0, BEFORE), {ms.always(): step}, key=key, stop=12)
+    output = ms.loop(0, loader_of(np.arange(SAMPLES) % 2 == 0, BEFORE), {ms.loops.always(): step}, key=key, stop=12)
     assert output.elapsed.samples == int(output.state) == len(output.outputs["rows"]) == SAMPLES
 
 

@@ -75,7 +75,7 @@ class MeanWithoutMask:
 
 
 def test_padding_does_not_count_for_what_is_made_without_a_mask():
-    metrics = ms.Metrics(mean=MeanWithoutMask)
+    metrics = ms.loops.Metrics(mean=MeanWithoutMask)
     metrics = metrics.update(loss=jnp.array([2.0, 4.0, 9.0, jnp.nan]), mask=PADDED).update(loss=jnp.array([6.0]))
     assert float(metrics.compute()["mean"]) == 4.0
 
@@ -114,7 +114,7 @@ def test_the_values_of_an_epoch_are_those_of_all_real_samples(loader, key):
         metrics = metrics.update(**values, mask=mask)
         return ms.logs().add_stateful_metrics(metrics.compute()), metrics
 
-    metrics = ms.Metrics(accuracy=accuracy, loss=loss)
+    metrics = ms.loops.Metrics(accuracy=accuracy, loss=loss)
     tasks = {ms.every(1): step, ms.every(epochs=1): lambda metrics: metrics.reset()}
     _, history, _ = ms.loop(metrics, loader, tasks, stop=ms.at(epochs=2), key=key)
     found, losses = history.collect("accuracy", "loss")
@@ -125,7 +125,7 @@ def test_the_values_of_an_epoch_are_those_of_all_real_samples(loader, key):
 
 
 def test_batches_without_a_mask_count_by_their_length():
-    metrics = ms.Metrics(accuracy=accuracy, mean=lambda logits, labels: (logits.argmax(-1) == labels).mean())
+    metrics = ms.loops.Metrics(accuracy=accuracy, mean=lambda logits, labels: (logits.argmax(-1) == labels).mean())
     for batch in batches(4, 5, 1):
         metrics = metrics.update(**batch)
     assert {name: float(value) for name, value in metrics.compute().items()} == {
@@ -135,7 +135,7 @@ def test_batches_without_a_mask_count_by_their_length():
 
 
 def test_one_number_counts_as_often_as_there_are_real_rows():
-    metrics = ms.Metrics(loss=loss).update(loss=jnp.float32(1), mask=PADDED)
+    metrics = ms.loops.Metrics(loss=loss).update(loss=jnp.float32(1), mask=PADDED)
     metrics = metrics.update(loss=jnp.float32(4), logits=jnp.zeros((4, 3)))
     metrics = metrics.update(loss=jnp.float32(jnp.nan), mask=jnp.zeros(4, bool))
     assert float(metrics.compute()["loss"]) == 3
@@ -145,26 +145,26 @@ def test_a_function_that_asks_for_the_mask_gets_it():
     def masked_mean(loss, mask):
         return jnp.sum(jnp.where(mask, loss, 0)) / jnp.sum(mask, dtype=jnp.float32)
 
-    assert float(over_poisoned(ms.Metrics(mean=masked_mean))["mean"]) == pytest.approx(LOSSES.mean(), rel=1e-6)
+    assert float(over_poisoned(ms.loops.Metrics(mean=masked_mean))["mean"]) == pytest.approx(LOSSES.mean(), rel=1e-6)
 
 
 def test_a_row_may_have_several_values_and_a_mask_several_axes():
     values = jnp.arange(12.0).reshape(2, 2, 3)
     mask = jnp.array([[True, True], [True, False]])
-    metrics = ms.Metrics(loss=loss)
+    metrics = ms.loops.Metrics(loss=loss)
     assert float(metrics.update(loss=values, mask=mask).compute()["loss"]) == 4
     assert float(metrics.update(loss=values, mask=jnp.array([True, False])).compute()["loss"]) == 2.5
 
 
 def test_two_parts_can_be_merged():
-    first, second = (ms.Metrics(accuracy=accuracy, loss=loss).update(**batch) for batch in batches(7, 3))
+    first, second = (ms.loops.Metrics(accuracy=accuracy, loss=loss).update(**batch) for batch in batches(7, 3))
     values = first.merge(second).compute()
     assert float(values["accuracy"]) == np.float32(HITS.mean())
     assert float(values["loss"]) == pytest.approx(LOSSES.mean(), rel=1e-6)
 
 
 def test_metrics_without_rows_are_nan():
-    metrics = ms.Metrics(accuracy=accuracy, loss=loss)
+    metrics = ms.loops.Metrics(accuracy=accuracy, loss=loss)
     assert all(np.isnan(value) for value in metrics.compute().values())
     updated = metrics.update(**next(batches(4)), mask=jnp.zeros(4, bool))
     assert all(np.isnan(value) for value in updated.compute().values())
@@ -173,7 +173,7 @@ def test_metrics_without_rows_are_nan():
 
 def test_a_value_that_is_not_finite_is_not_hidden():
     for value in (np.inf, -np.inf, np.nan):
-        metrics = ms.Metrics(loss=loss).update(loss=jnp.array([1, value, 2]))
+        metrics = ms.loops.Metrics(loss=loss).update(loss=jnp.array([1, value, 2]))
         np.testing.assert_equal(float(metrics.update(loss=jnp.ones(3)).compute()["loss"]), value)
 
 
@@ -188,7 +188,7 @@ def many(metrics, steps):
 
 def test_long_epochs_lose_nothing_to_rounding():
     steps = 300_000  # 30 million rows: a count in float32 ends at 16.8 million
-    metrics = many(ms.Metrics(loss=loss), steps)
+    metrics = many(ms.loops.Metrics(loss=loss), steps)
     numbers = np.arange(steps)
     counts = 100 + numbers % 3
     values = (1 + np.sin(numbers.astype(np.float32))).astype(np.float64)
@@ -200,7 +200,7 @@ def test_long_epochs_lose_nothing_to_rounding():
 
 
 def test_metrics_are_carried_by_scans_and_compiled_once(count_compilations):
-    metrics = ms.Metrics(accuracy=accuracy, loss=loss)
+    metrics = ms.loops.Metrics(accuracy=accuracy, loss=loss)
     values, mask = next(poisoned())
     metrics = update(metrics, values, mask)
     metrics.compute()
@@ -208,15 +208,15 @@ def test_metrics_are_carried_by_scans_and_compiled_once(count_compilations):
         for _ in range(3):
             metrics = update(metrics, values, mask)
             metrics.compute()
-        update(ms.Metrics(accuracy=accuracy, loss=loss), values, mask)
+        update(ms.loops.Metrics(accuracy=accuracy, loss=loss), values, mask)
     assert compiled == [0]
-    assert jax.tree.structure(metrics) == jax.tree.structure(ms.Metrics(accuracy=accuracy, loss=loss))
+    assert jax.tree.structure(metrics) == jax.tree.structure(ms.loops.Metrics(accuracy=accuracy, loss=loss))
     assert jax.tree_util.tree_leaves_with_path(metrics)[0][0][0] == jax.tree_util.DictKey("accuracy")
 
 
 def test_metrics_of_nnx_count_real_rows(usual_promotion):
     average = nnx.metrics.Average("loss")
-    metrics = ms.Metrics(
+    metrics = ms.loops.Metrics(
         accuracy=nnx.metrics.Accuracy(),
         loss=average,
         both=nnx.MultiMetric(loss=nnx.metrics.Average("loss"), accuracy=nnx.metrics.Accuracy()),
@@ -226,18 +226,18 @@ def test_metrics_of_nnx_count_real_rows(usual_promotion):
     assert float(values["loss"]) == float(values["both_loss"]) == pytest.approx(LOSSES.mean(), rel=1e-6)
     assert int(average.count[...]) == 0  # what was given is as it was
     *_, (values, mask) = poisoned()
-    uncompiled = ms.Metrics(loss=average).update(**values, mask=mask)  # XLA would make a selection of a product
+    uncompiled = ms.loops.Metrics(loss=average).update(**values, mask=mask)  # XLA would make a selection of a product
     assert float(uncompiled.compute()["loss"]) == pytest.approx(LOSSES[8:].mean(), rel=1e-6)
 
 
 def test_a_metric_of_nnx_that_knows_no_mask_is_updated_row_by_row(usual_promotion):
-    values = over_poisoned(ms.Metrics(loss=nnx.metrics.Welford("loss")))
+    values = over_poisoned(ms.loops.Metrics(loss=nnx.metrics.Welford("loss")))
     assert float(values["loss_mean"]) == pytest.approx(LOSSES.mean(), rel=1e-5)
     assert float(values["loss_standard_deviation"]) == pytest.approx(LOSSES.std(), rel=1e-5)
 
 
 def test_metrics_of_nnx_keep_their_types(usual_promotion):
-    metrics = ms.Metrics(loss=nnx.metrics.Welford("loss"), accuracy=nnx.metrics.Accuracy())
+    metrics = ms.loops.Metrics(loss=nnx.metrics.Welford("loss"), accuracy=nnx.metrics.Accuracy())
     dtypes = [leaf.dtype for leaf in jax.tree.leaves(metrics)]
     reset = metrics.update(**next(batches(4))).reset()
     assert [leaf.dtype for leaf in jax.tree.leaves(reset)] == dtypes
@@ -248,7 +248,7 @@ def test_metrics_of_nnx_keep_their_types(usual_promotion):
 def test_metrics_of_clu_count_real_rows(usual_promotion):
     clu = pytest.importorskip("clu.metrics")
     both = clu.Collection.create(accuracy=clu.Accuracy, loss=clu.Average.from_output("loss"))
-    metrics = ms.Metrics(accuracy=clu.Accuracy, loss=clu.Average.from_output("loss"), both=both, own=both.empty())
+    metrics = ms.loops.Metrics(accuracy=clu.Accuracy, loss=clu.Average.from_output("loss"), both=both, own=both.empty())
     values = over_poisoned(metrics)
     for prefix in ("", "both_", "own_"):
         assert float(values[f"{prefix}accuracy"]) == np.float32(HITS.mean())
@@ -262,7 +262,7 @@ def test_metrics_of_clu_count_real_rows(usual_promotion):
 def test_metrics_of_clu_that_collect_on_the_host_are_refused():
     clu = pytest.importorskip("clu.metrics")
     with pytest.raises(TypeError, match=r"Metrics needs all to hold .* FromOutputs holds none"):
-        ms.Metrics(all=clu.CollectingMetric.from_outputs(("loss",)))
+        ms.loops.Metrics(all=clu.CollectingMetric.from_outputs(("loss",)))
 
 
 class Largest(eqx.Module):
@@ -310,7 +310,7 @@ class Rows:
 @pytest.mark.parametrize("largest", [Largest, Largest()])
 def test_any_object_with_update_compute_and_reset_is_a_metric(largest, count_compilations):
     rows = Rows()
-    metrics = ms.Metrics(largest=largest, rows=rows)
+    metrics = ms.loops.Metrics(largest=largest, rows=rows)
     values, reset = over_poisoned(metrics), metrics.reset()
     with count_compilations() as compiled:
         again = over_poisoned(reset)
@@ -319,12 +319,12 @@ def test_any_object_with_update_compute_and_reset_is_a_metric(largest, count_com
         assert (float(found["largest"]), int(found["rows_real"])) == (LOSSES.max(), 10)
     assert rows.count == 0
     assert float(metrics.reset().compute()["largest"]) == -np.inf
-    first, second = (ms.Metrics(largest=largest).update(**batch) for batch in batches(7, 3))
+    first, second = (ms.loops.Metrics(largest=largest).update(**batch) for batch in batches(7, 3))
     assert float(first.merge(second).compute()["largest"]) == LOSSES.max()
 
 
 def test_a_mean_of_a_padded_batch_is_refused():
-    metrics = ms.Metrics(accuracy=lambda logits, labels: (logits.argmax(-1) == labels).mean())
+    metrics = ms.loops.Metrics(accuracy=lambda logits, labels: (logits.argmax(-1) == labels).mean())
     values, mask = next(poisoned())
     with pytest.raises(ValueError, match=r"one number from <lambda> .* padding would count") as caught:
         metrics.update(**values, mask=mask)
@@ -332,23 +332,23 @@ def test_a_mean_of_a_padded_batch_is_refused():
 
 
 def test_mistakes_are_refused_and_named():
-    metrics = ms.Metrics(accuracy=accuracy)
+    metrics = ms.loops.Metrics(accuracy=accuracy)
     with pytest.raises(TypeError, match=r"was not given labels, which accuracy asks for. It was given logits"):
         metrics.update(logits=LOGITS)
     with pytest.raises(TypeError, match=r"needs mask to be a bool for each row. Got shape \(10,\), float32"):
         metrics.update(logits=LOGITS, labels=LABELS, mask=np.ones(10, np.float32))
     with pytest.raises(ValueError, match=r"one number or one value per row from loss. .* got shape \(3,\)"):
-        ms.Metrics(loss=loss).update(loss=jnp.ones(3), mask=PADDED)
+        ms.loops.Metrics(loss=loss).update(loss=jnp.ones(3), mask=PADDED)
     with pytest.raises(ValueError, match=r"same kinds. These are Metrics\(accuracy\), the others Metrics\(loss\)"):
-        metrics.merge(ms.Metrics(loss=loss))
+        metrics.merge(ms.loops.Metrics(loss=loss))
     with pytest.raises(TypeError, match=r"Metrics needs loss to be a function .* Got 3"):
-        ms.Metrics(loss=3)
+        ms.loops.Metrics(loss=3)
     with pytest.raises(TypeError, match=r"Metrics gives values by name, and max"):
-        ms.Metrics(loss=max)
+        ms.loops.Metrics(loss=max)
     with pytest.raises(TypeError, match=r"Metrics needs count to hold .* Host is not a pytree"):
-        ms.Metrics(count=Host())
+        ms.loops.Metrics(count=Host())
     with pytest.raises(ValueError, match=r"needs a Growing to keep its structure and shapes"):
-        ms.Metrics(all=Growing()).update(loss=jnp.ones(3))
+        ms.loops.Metrics(all=Growing()).update(loss=jnp.ones(3))
 
 
 class Host:
@@ -382,7 +382,7 @@ def test_logs_without_metric_objects_are_as_they_are():
 
 
 def test_metric_objects_in_logs_become_their_values(usual_promotion):
-    metrics = ms.Metrics(accuracy=accuracy).update(**next(batches(10)))
+    metrics = ms.loops.Metrics(accuracy=accuracy).update(**next(batches(10)))
     average, welford = nnx.metrics.Average(), nnx.metrics.Welford()
     average.update(values=LOSSES)
     welford.update(values=LOSSES)
@@ -422,7 +422,7 @@ def test_metric_objects_in_logs_are_computed_by_one_program(usual_promotion, cou
         metrics = metrics.update(**next(batches(4)))
         return Pair(ms.logs().add_stateful_metric("all", metrics), metrics)
 
-    logs, metrics = step(ms.Metrics(accuracy=accuracy, loss=loss))
+    logs, metrics = step(ms.loops.Metrics(accuracy=accuracy, loss=loss))
     with_computed(logs)
     with count_compilations() as compiled:
         for _ in range(3):

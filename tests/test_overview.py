@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from millstream.loops.overview import overview
+from millstream.loops import overview
 
 PARAMS = {
     "conv": {"kernel": np.ones((3, 3, 1, 8), np.float32), "bias": np.zeros(8, np.float32)},
@@ -107,7 +107,7 @@ def test_arrays_on_several_devices_say_how_they_are_split():
     script = """
 import jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec as P
-from millstream.loops.overview import overview
+from millstream.loops import overview
 mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 put = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, P(*spec)))
 tree = {"a": put(jnp.ones((4, 6)), "data", "model"), "b": put(jnp.ones(3)), "c": jnp.ones(2)}

@@ -1,10 +1,15 @@
 """The package as a whole: who may import whom, what is public, what importing costs."""
 
 import ast
+import collections
 import importlib
+import inspect
 import pathlib
+import pkgutil
+import re
 import subprocess
 import sys
+import traceback
 
 import pytest
 
@@ -14,6 +19,7 @@ ROOT = pathlib.Path(ms.__file__).parent
 
 # A room may import the rooms of the rows above its own, and nothing else of the package.
 LAYERS = [
+    {"errors"},
     {"text"},
     {"files"},
     {"plan"},
@@ -21,12 +27,13 @@ LAYERS = [
     {"pipeline"},
     {"sources", "transforms", "sharding", "checkpoints"},
     {"loader", "loops"},
-    {"inspect", "callbacks", "datasets", "rl", "states", "integrations", "views"},
+    {"inspect", "callbacks", "datasets", "rl", "states", "managed", "integrations", "views"},
     {"dialects", "report"},
     {"cli", "__main__", "__init__"},
 ]
-# `loader.explain()`, `verify` and `tune` call the room above, which is loaded when they are called.
-CALLED_LATE = {("loader", "inspect")}
+# `loader.explain()`, `verify` and `tune` call the room above, which is loaded when they are called, and an error holds
+# what `verify` found.
+CALLED_LATE = {("loader", "inspect"), ("errors", "inspect")}
 ALLOWED = {room: set().union(*LAYERS[:number], {room}) for number, layer in enumerate(LAYERS) for room in layer}
 
 
@@ -51,7 +58,7 @@ def imports_between_rooms():
         room = place.parts[0].removesuffix(".py")
         for name in imported_names(path):
             parts = name.split(".")
-            if parts[0] == "millstream" and len(parts) > 1 and (ROOT / parts[1]).is_dir() and parts[1] != room:
+            if parts[0] == "millstream" and len(parts) > 1 and parts[1] in ALLOWED and parts[1] != room:
                 yield str(place), room, parts[1:]
 
 
@@ -69,7 +76,7 @@ def test_imports_go_one_way():
 @pytest.mark.parametrize(("room", "called"), CALLED_LATE)
 def test_a_room_above_is_imported_in_functions_and_for_types_alone(room, called):
     late, at_once = set(), set()
-    for path in (ROOT / room).rglob("*.py"):
+    for path in [path for path in modules() if path.is_relative_to(ROOT / room) or path == ROOT / f"{room}.py"]:
         late |= set(imported_names(path))
         at_once |= set(imported_names(path, ast.iter_child_nodes))
     assert f"millstream.{called}" in late - at_once
@@ -86,8 +93,9 @@ def test_no_room_imports_the_private_modules_of_another():
 
 
 def test_rooms_without_traced_code_do_not_load_jax():
+    rooms = ", ".join(room.__name__ for room in ROOMS.values())
     command = (
-        "import sys, millstream, millstream.reading, millstream.sources, millstream.datasets; "
+        f"import sys, {rooms}; "
         "import millstream.plan.plan, millstream.reading.reader, millstream.reading.workers.worker; "
         "assert 'jax' not in sys.modules"
     )
@@ -95,6 +103,7 @@ def test_rooms_without_traced_code_do_not_load_jax():
 
 
 TABLES = sorted(path for path in ROOT.rglob("__init__.pyi"))
+ROOMS = {name: getattr(ms, name) for name in ms.__all__ if inspect.ismodule(getattr(ms, name))}
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda path: path.parent.name)
@@ -106,9 +115,75 @@ def test_what_a_table_of_contents_names_is_there_and_says_what_it_is(table):
     assert set(package.__all__) <= set(dir(package))
     for name in seen:
         assert getattr(package, name).__doc__, f"{name} has no docstring"
-    with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute 'DataLoadr'. It has: "):
+    with pytest.raises(
+        AttributeError, match=f"{re.escape(package.__name__)} has no 'DataLoadr'. Did you mean .*DataLoader"
+    ):
         package.DataLoadr  # noqa: B018
     assert (ROOT / "py.typed").exists()
+
+
+def test_the_top_level_has_what_a_first_program_needs_and_rooms_have_the_rest():
+    assert len(ms.__all__) <= 66
+    assert {room.__name__ for room in ROOMS.values()} == {f"millstream.{name}" for name in ROOMS}
+    places = collections.Counter(name for room in ROOMS.values() for name in dir(room) if not name.startswith("_"))
+    assert {name: count for name, count in places.items() if count > 1} == {}, "a name is in two rooms"
+    alone = set(ms.__all__) - set(ROOMS) - set(places)
+    assert alone == {"create_equinox_state", "create_flax_state", "create_haiku_state", "create_nnx_state"}
+
+
+def test_a_module_does_not_hide_the_public_name_of_its_room():
+    for room in ROOMS.values():
+        modules_of_room = {module.name for module in pkgutil.iter_modules(getattr(room, "__path__", []))}
+        assert modules_of_room.isdisjoint(dir(room)), room.__name__
+
+
+@pytest.mark.parametrize(
+    ("room", "name", "answer"),
+    [
+        (ms, "keras_bar", "millstream has no 'keras_bar'. It is ms.callbacks.keras_bar."),
+        (ms, "WorkerCrashed", "millstream has no 'WorkerCrashed'. It is ms.errors.WorkerCrashed."),
+        (
+            ms,
+            "ParquetSource",
+            "millstream has no 'ParquetSource'. It is millstream.integrations.parquet.ParquetSource.",
+        ),
+        (ms, "Dataloader", "millstream has no 'Dataloader'. Did you mean ms.DataLoader?"),
+        (ms, "predict_lop", "millstream has no 'predict_lop'. Did you mean ms.predict_loop?"),
+        (ms, "Zymurgy", "millstream has no 'Zymurgy'."),
+        (ms, "_repr_html_", "millstream has no '_repr_html_'."),
+        (ms.callbacks, "keras_bra", "millstream.callbacks has no 'keras_bra'. Did you mean ms.callbacks.keras_bar?"),
+        (ms.callbacks, "DataLoader", "millstream.callbacks has no 'DataLoader'. It is ms.DataLoader."),
+        (ms.checkpoints, "NoCheckpoint", "millstream.checkpoints has no 'NoCheckpoint'. It is ms.errors.NoCheckpoint."),
+        (ms.errors, "WorkerCrash", "millstream.errors has no 'WorkerCrash'. Did you mean ms.errors.WorkerCrashed?"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and " " not in value else "",
+)
+def test_a_wrong_name_is_answered_with_the_right_one(room, name, answer):
+    with pytest.raises(AttributeError) as caught:
+        getattr(room, name)
+    assert str(caught.value) == answer
+    assert traceback.format_exception_only(caught.value) == [
+        f"AttributeError: {answer}\n"
+    ]  # without a guess of Python's
+
+
+def test_a_name_that_is_like_several_is_answered_with_three_at_most():
+    with pytest.raises(
+        AttributeError, match=r"^millstream has no 'FilterTransform'. Did you mean (ms\.\w+(, | or )?){3}\?$"
+    ):
+        ms.FilterTransform  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_package_that_must_be_imported_is_answered_with_the_import():
+    program = "import millstream as ms; ms.integrations"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "millstream has no 'integrations'. Write `import millstream.integrations` first." in found.stderr
+
+
+def test_errors_show_the_name_by_which_they_are_caught():
+    for name in dir(ms.errors):
+        error = getattr(ms.errors, name)(None)
+        assert traceback.format_exception_only(error)[0].startswith(f"millstream.errors.{name}")
 
 
 def test_integrations_and_dialects_load_without_their_packages_and_say_what_to_install():

@@ -86,7 +86,7 @@ def test_sigterm_anywhere_saves_and_the_run_goes_on_from_there(expected, folder,
     if place == "compile":
         script.train_step.clear_cache()  # pyright: ignore[reportAttributeAccessIssue]
     script.faults.set(place, count, signal.SIGTERM)
-    with pytest.raises(ms.Preempted) as raised:
+    with pytest.raises(ms.errors.Preempted) as raised:
         script.run(folder, batches=batches)
     assert raised.value.code == 143
     output = raised.value.loop_output
@@ -101,7 +101,7 @@ def test_sigterm_anywhere_saves_and_the_run_goes_on_from_there(expected, folder,
 def test_a_test_that_was_cut_short_is_done_again_and_the_rest_of_the_step_too(expected, folder, loader):
     for count in (2, 1, 3):  # again and again, at the end of one epoch
         script.faults.set("evaluation", count, signal.SIGTERM)
-        with pytest.raises(ms.Preempted) as raised:
+        with pytest.raises(ms.errors.Preempted) as raised:
             script.run(folder, batches=loader)
         assert raised.value.loop_output.elapsed.steps == script.EPOCH
         assert ms.restore(folder / "run", script.start()).unfinished is not None
@@ -141,7 +141,7 @@ def interrupt_twice():
 
 @pytest.mark.parametrize("action", [terminate, interrupt_twice])
 def test_a_batch_that_comes_in_the_moment_of_a_signal_is_not_lost(expected, folder, loader, action):
-    with contextlib.suppress(ms.Preempted):
+    with contextlib.suppress(ms.errors.Preempted):
         output, _ = script.run(folder, batches=AfterBatch(loader, 6, action))
         assert output.interrupted
     saved = ms.restore(folder / "run", script.start(), loader)
@@ -165,7 +165,7 @@ def test_nobody_waits_for_a_batch_that_does_not_come(folder, executor):
     source = ms.DiskSampleSource(12, read, sample_spec=spec, ordering="sequential")
     slow = ms.DataLoader([source, ms.BatchTransform(2)], executor=executor)
     tasks = {ms.every(1): [lambda state: state + 1, terminate_soon], ms.every(1): ms.checkpoint(folder)}
-    with pytest.raises(ms.Preempted) as raised:
+    with pytest.raises(ms.errors.Preempted) as raised:
         ms.loop(jnp.int32(0), slow, tasks, stop=6, key=KEY)
     assert raised.value.loop_output.elapsed.steps == 4  # and not five: that batch would have come in the end
     assert int(ms.restore(folder, jnp.int32(0), slow).state) == 4
@@ -173,7 +173,7 @@ def test_nobody_waits_for_a_batch_that_does_not_come(folder, executor):
 
 def test_before_the_first_step_there_is_nothing_to_save(folder, loader):
     tasks = {ms.every(1): script.train_step, ms.every(1): ms.checkpoint(folder)}
-    with pytest.raises(ms.Preempted) as raised:
+    with pytest.raises(ms.errors.Preempted) as raised:
         ms.loop(script.start(), loader, tasks, stop=3, key=KEY, on_start=[terminate])
     assert raised.value.loop_output.elapsed.steps == 0
     assert ms.loop(script.start(), loader, tasks, stop=3, key=KEY, resume=True).elapsed.steps == 3
@@ -205,7 +205,7 @@ def test_a_handler_of_the_program_is_called_when_all_is_saved(folder):
 
     before = signal.signal(signal.SIGTERM, handler)
     try:
-        with pytest.raises(ms.Preempted):
+        with pytest.raises(ms.errors.Preempted):
             count_up(folder, terminate)
         assert signal.getsignal(signal.SIGTERM) is handler
     finally:
@@ -222,7 +222,7 @@ def test_a_program_that_ignores_sigterm_goes_on_to_do_so(folder):
 
 
 def test_several_sigterms_are_one(folder):
-    with pytest.raises(ms.Preempted) as raised:
+    with pytest.raises(ms.errors.Preempted) as raised:
         count_up(folder, terminate, terminate, terminate)
     assert raised.value.loop_output.elapsed.steps == 1
 
@@ -265,7 +265,7 @@ def test_a_run_inside_of_another_is_saved_too(folder):
     def trial(state, batch):
         done.append(count_up(folder / str(batch), *([terminate] if batch == 1 else [])).elapsed.steps)
 
-    with pytest.raises(ms.Preempted) as raised:
+    with pytest.raises(ms.errors.Preempted) as raised:
         ms.loop(None, range(3), {ms.every(1): trial})
     assert raised.value.loop_output.elapsed.steps == 2
     assert done == [5, 1]
@@ -299,7 +299,7 @@ def test_a_step_that_was_cut_short_at_its_begin_is_done_with_its_own_batch(folde
     batches = list(loader.iterate(loader.init_state(KEY), steps=5))
     dataset, key = (loader, {"key": KEY}) if kind == "loader" else (batches, {})
     whole, seen = trace(folder / "whole", evaluate(), dataset, **key)
-    with pytest.raises(ms.Preempted) as raised:
+    with pytest.raises(ms.errors.Preempted) as raised:
         trace(folder / "cut", evaluate(terminate), dataset, **key)
     assert raised.value.loop_output.elapsed.steps == 2
     with contextlib.nullcontext() if kind == "loader" else pytest.warns(UserWarning, match="1 batches are drawn"):
@@ -314,7 +314,7 @@ def interrupt():
 
 
 def test_an_evaluation_at_the_begin_of_the_run_ends_it_too(folder):
-    with pytest.raises(ms.Preempted) as raised:
+    with pytest.raises(ms.errors.Preempted) as raised:
         count_up(folder, on_start=[evaluate(terminate)])
     assert raised.value.loop_output.elapsed.steps == 0
     assert count_up(folder, on_start=[evaluate(interrupt)]).elapsed.steps == 0
@@ -330,7 +330,7 @@ def test_fused_steps_are_saved_and_go_on(folder, loader):
         return ms.loop(script.start(), loader, tasks, stop=8, key=KEY, fuse=3, **options)
 
     whole = run("whole")
-    with pytest.raises(ms.Preempted) as raised:
+    with pytest.raises(ms.errors.Preempted) as raised:
         run("cut", terminate)
     assert raised.value.loop_output.elapsed.steps == 2
     rest = run("cut", resume=True)

@@ -35,14 +35,14 @@ class SquaresInGraph(Squares):
         return {"x": jnp.asarray(self.read(np.arange(SAMPLES))["x"])}
 
 
-class Noise(ms.HostSource):
+class Noise(ms.sources.HostSource):
     """A host source that wants keys."""
 
     ordering = "shuffle"
     keyed = True
 
     def __init__(self):
-        self.sample_spec = ms.spec_of("Noise", {"index": np.int32(0), "noise": np.zeros(3, np.float32)})
+        self.sample_spec = ms.sources.spec_of("Noise", {"index": np.int32(0), "noise": np.zeros(3, np.float32)})
 
     def __len__(self):
         return SAMPLES

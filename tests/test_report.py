@@ -18,7 +18,7 @@ from browser import CHROMIUM, DRIVER, MISSING, browser
 from conftest import CACHE
 
 import millstream as ms
-from millstream.callbacks.record import record
+from millstream.callbacks import record
 from millstream.loops._clock import StepSpan
 from millstream.report._chart import binned, linear_axis, log_axis, steps_axis
 from millstream.report._charts import time_charts
@@ -59,7 +59,7 @@ def logged(folder):
 
 
 def history_of(**columns):
-    history, count = ms.History(), len(next(iter(columns.values())))
+    history, count = ms.loops.History(), len(next(iter(columns.values())))
     passed = StepSpan(
         range(1, count + 1), list(range(4, 4 * count + 1, 4)), None, (np.arange(count) / 10).tolist(), 0.0, 0
     )
@@ -156,7 +156,7 @@ def test_a_run_that_logs_nothing_has_times_all_the_same(folder):
 
 def test_a_loop_by_hand_is_recorded_without_what_nobody_knows(folder):
     with record(folder) as writer:
-        for elapsed, _ in ms.elapse([np.ones(4)] * 5):
+        for elapsed, _ in ms.loops.elapse([np.ones(4)] * 5):
             writer(elapsed, {"loss": 1 / elapsed.steps})
     assert logged(folder) == [(number, {"loss": 1 / number}) for number in range(1, 6)]
     assert all("data" not in line["spent"] for line in lines(folder) if "spent" in line)
@@ -165,7 +165,7 @@ def test_a_loop_by_hand_is_recorded_without_what_nobody_knows(folder):
 def test_values_that_are_no_numbers_come_back_as_they_were(folder):
     with record(folder) as writer:
         for number, value in enumerate([1.0, np.nan, np.inf, -np.inf], start=1):
-            writer(ms.Elapsed(steps=number), {"loss": value})
+            writer(ms.loops.Elapsed(steps=number), {"loss": value})
     np.testing.assert_array_equal(read_run(folder).history.collect("loss"), [1.0, np.nan, np.inf, -np.inf])
 
 
@@ -207,7 +207,7 @@ loader = ms.DataLoader([ms.ArraySampleSource({"x": np.arange(40.0)}), ms.BatchTr
 ms.train_loop(
     jnp.zeros(()),
     loader,
-    {ms.on_train_step: step, ms.on_train_batch_end: pause, ms.every(100): ms.checkpoint(folder)},
+    {ms.on_train_step: step, ms.loops.on_train_batch_end: pause, ms.every(100): ms.checkpoint(folder)},
     callbacks=[ms.record(folder)],
     stop=stop,
     key=jax.random.key(0),
@@ -341,7 +341,7 @@ def test_wrong_arguments_of_a_record_are_named(tmp_path):
 
 
 def test_logs_and_checkpoints_give_the_same_curves_as_a_record(folder):
-    writers = [ms.csv_logger(folder / "a.csv"), ms.jsonl_logger(folder / "b.jsonl")]
+    writers = [ms.callbacks.csv_logger(folder / "a.csv"), ms.callbacks.jsonl_logger(folder / "b.jsonl")]
     train([record(folder / "c"), ms.checkpoint(folder / "d"), *writers], stop=30)
     expected = read_run(folder / "c").history.collect("steps", "samples", "epochs", "loss")
     for name in ("a.csv", "b.jsonl", "d"):
@@ -354,9 +354,9 @@ def test_logs_and_checkpoints_give_the_same_curves_as_a_record(folder):
 
 
 def test_a_table_whose_last_line_was_torn_is_read_up_to_it(folder):
-    with ms.csv_logger(folder / "run.csv") as writer:
+    with ms.callbacks.csv_logger(folder / "run.csv") as writer:
         for number in range(1, 4):
-            writer(ms.Elapsed(steps=number), {"loss": 1.0, "accuracy": 0.625})
+            writer(ms.loops.Elapsed(steps=number), {"loss": 1.0, "accuracy": 0.625})
     text = (folder / "run.csv").read_text()
     for length in (text.rindex(","), len(text) - 3):  # before a number, and in the middle of it
         (folder / "run.csv").write_text(text[:length])
@@ -368,16 +368,16 @@ def test_names_of_a_table_may_have_any_characters(folder):
     shown = ["a b", "c d", "e f", "g h", 'i,"j"', "k l"]
     values = {name: float(number) for number, name in enumerate(names)}
     path = folder / "run.csv"
-    with ms.csv_logger(path) as writer:
+    with ms.callbacks.csv_logger(path) as writer:
         for number in (1, 2):
-            writer(ms.Elapsed(steps=number), values)
-    with ms.csv_logger(path).open(2) as writer:  # what is there is known again
-        writer(ms.Elapsed(steps=3, time=1.0), values)
+            writer(ms.loops.Elapsed(steps=number), values)
+    with ms.callbacks.csv_logger(path).open(2) as writer:  # what is there is known again
+        writer(ms.loops.Elapsed(steps=3, time=1.0), values)
     history = read_run(path).history
     assert history.names() == [f"metrics.{name}" for name in shown] and len(history) == 3
     assert [history.collect(f"metrics.{name}") for name in shown] == [[float(number)] * 3 for number in range(6)]
-    history = ms.history()
-    history.commit(ms.Elapsed(steps=1), values)
+    history = ms.loops.history()
+    history.commit(ms.loops.Elapsed(steps=1), values)
     history.to_csv(path)
     assert read_run(path).history.names() == [f"metrics.{name}" for name in names]
 
@@ -394,9 +394,9 @@ def test_a_line_that_is_no_row_of_a_table_is_named(folder):
 
 
 def test_a_history_written_as_a_table_is_read_with_what_of_it_are_numbers(folder):
-    history = ms.history()
+    history = ms.loops.history()
     for number in (1, 2):
-        history.commit(ms.Elapsed(steps=number), {"loss": 0.5, "converged": number == 2, "phase": "warm up"})
+        history.commit(ms.loops.Elapsed(steps=number), {"loss": 0.5, "converged": number == 2, "phase": "warm up"})
     history.to_csv(folder / "run.csv")
     found = read_run(folder / "run.csv").history
     assert found.collect("loss", "converged") == ([0.5, 0.5], [0.0, 1.0])
@@ -404,10 +404,10 @@ def test_a_history_written_as_a_table_is_read_with_what_of_it_are_numbers(folder
 
 
 def test_a_metric_may_be_called_run(folder):
-    with ms.jsonl_logger(folder / "a.jsonl") as writer:
-        writer(ms.Elapsed(steps=1), {"run": 7.0})
-    history = ms.history()
-    history.commit(ms.Elapsed(steps=1), ms.logs().add_entry("run", "loss", 7.0))
+    with ms.callbacks.jsonl_logger(folder / "a.jsonl") as writer:
+        writer(ms.loops.Elapsed(steps=1), {"run": 7.0})
+    history = ms.loops.history()
+    history.commit(ms.loops.Elapsed(steps=1), ms.logs().add_entry("run", "loss", 7.0))
     history.to_jsonl(folder / "b.jsonl")
     assert read_run(folder / "a.jsonl").history.collect("run") == [7.0]
     assert read_run(folder / "b.jsonl").history.collect("loss") == [7.0]
@@ -416,7 +416,7 @@ def test_a_metric_may_be_called_run(folder):
 def test_runs_of_one_name_are_told_apart_by_their_folders(folder):
     for name in ("wide/seed-0/run", "wide/seed-1/run", "deep/seed-0/run", "other"):
         with record(folder / name) as writer:
-            writer(ms.Elapsed(steps=1), {"loss": 0.5})
+            writer(ms.loops.Elapsed(steps=1), {"loss": 0.5})
     runs = read_runs([folder / name for name in ("wide/seed-0/run", "wide/seed-1/run", "deep/seed-0/run", "other")])
     assert [run.name for run in runs] == ["wide/seed-0/run", "seed-1/run", "deep/seed-0/run", "other"]
     assert [run.name for run in read_runs([folder / "other"] * 2)] == [(folder / "other").resolve().as_posix()] * 2
@@ -552,7 +552,7 @@ def test_values_that_are_not_finite_are_gaps_and_are_named():
     run = RunData("run", "a table", history_of(loss=[1.0, np.nan, 0.5, np.inf, 0.25]))
     page = make_page([run])
     assert "loss: 2 not finite, first at step 2" in page
-    assert "loss was not finite 2 times, first at step 2: ms.terminate_on_nan()" in page
+    assert "loss was not finite 2 times, first at step 2: ms.callbacks.terminate_on_nan()" in page
     assert len(re.findall(r'<text class="odd', page)) == 2
     raw = re.search(r'class="raw c0 wide" d="([^"]+)"', page)
     assert raw is not None and raw[1].count("M") == 3

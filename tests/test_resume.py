@@ -19,8 +19,9 @@ import resume_trials
 from conftest import CACHE, assert_trees_equal
 
 import millstream as ms
-from millstream.checkpoints import CheckpointStore, DamagedCheckpoint
+from millstream.checkpoints import CheckpointStore
 from millstream.checkpoints.folders import step_name
+from millstream.errors import DamagedCheckpoint
 from millstream.transforms.buffer import BufferTransform
 
 KEY = jax.random.key(script.KEY_SEED)
@@ -186,7 +187,7 @@ def test_another_model_or_optimizer_is_refused_with_what_differs(whole, loader, 
 
 
 def test_other_kinds_of_data_are_refused(whole):
-    run = {"tasks": {ms.every(1): ms.noop}, "stop": 20, "resume": whole[0] / "run"}
+    run = {"tasks": {ms.every(1): ms.loops.noop}, "stop": 20, "resume": whole[0] / "run"}
     with pytest.raises(ValueError, match=r"a position in a DataLoader, and now there is an iterable\. To continue"):
         ms.loop(script.start(), [1, 2, 3], **run)
     with pytest.raises(ValueError, match=r"a position in a DataLoader, and now there is a stream\. To continue"):
@@ -272,13 +273,13 @@ def test_without_anything_to_resume_a_run_begins(folder, resume):
 
 def test_resume_that_makes_no_sense_is_refused(folder):
     given: dict[str, Any]
-    for given in ({"elapsed": ms.Elapsed()}, {"history": ms.history()}, {"data_state": 3}):
+    for given in ({"elapsed": ms.loops.Elapsed()}, {"history": ms.loops.history()}, {"data_state": 3}):
         with pytest.raises(ValueError, match="loop takes elapsed, history and data_state from what it resumes"):
             count_up(checkpoint=ms.checkpoint(folder), resume=True, **given)
     with pytest.raises(TypeError, match=r"loop needs resume as a directory, or True .* Got 3"):
         count_up(checkpoint=ms.checkpoint(folder), resume=3)
     with pytest.raises(ValueError, match=r"loop with resume=True needs an ms\.checkpoint"):
-        count_up(checkpoint=ms.noop, resume=True)
+        count_up(checkpoint=ms.loops.noop, resume=True)
     with pytest.raises(FileNotFoundError, match="restore found no checkpoint in"):
         ms.restore(folder, jnp.int32(0))
 
@@ -491,11 +492,11 @@ def test_an_iterators_state_is_plain_and_leads_back_there(executor):
 def test_a_run_by_hand_is_saved_and_restored(folder, loader):
     def train(stop, saved=None):
         state = script.start() if saved is None else saved.state
-        history = ms.history() if saved is None else saved.history
+        history = ms.loops.history() if saved is None else saved.history
         begin = loader.init_state(KEY) if saved is None else saved.data_state
         checkpoint, due = ms.checkpoint(folder), ms.every(3)
         batches = loader.iterate(begin, steps=stop - (0 if saved is None else saved.elapsed.steps))
-        for elapsed, batch in ms.elapse(batches, initial=None if saved is None else saved.elapsed):
+        for elapsed, batch in ms.loops.elapse(batches, initial=None if saved is None else saved.elapsed):
             logs, state = script.train_step(state, batch)
             history.commit(elapsed, logs)
             if due(elapsed):
@@ -650,11 +651,11 @@ def test_an_interrupted_run_is_not_asked_for_its_monitor(folder):
 
 def test_by_hand_the_metrics_have_the_monitor(folder):
     saving = ms.checkpoint(folder, best=1, monitor="los")
-    saving(ms.Elapsed(steps=1), jnp.int32(1))  # nothing was measured here
+    saving(ms.loops.Elapsed(steps=1), jnp.int32(1))  # nothing was measured here
     with pytest.raises(
         ValueError, match=r"checkpoint monitors 'los', which is not in metrics\. Did you mean 'loss'\? Given: loss\."
     ):
-        saving(ms.Elapsed(steps=2), jnp.int32(2), metrics={"loss": 0.5})
+        saving(ms.loops.Elapsed(steps=2), jnp.int32(2), metrics={"loss": 0.5})
     with pytest.warns(UserWarning, match=r"checkpoint monitors 'los', and no save has had it.*metrics="):
         saving.close()
     for wrong in (3, ""):
@@ -701,7 +702,7 @@ def epochs_and_ends(folder, stop, crashing=None, callback=None, **options):
 
     tasks = [
         (ms.every(1), lambda state: (ms.logs().add_metric("step", int(state)), state + 1)),
-        (ms.every(4) | ms.last(), test),
+        (ms.every(4) | ms.loops.last(), test),
         *([] if callback is None else [(ms.every(1), callback)]),
         (ms.every(1), ms.checkpoint(folder)),
     ]
@@ -741,7 +742,7 @@ def test_a_run_that_is_interrupted_in_its_last_task_has_it_done_by_the_next(fold
     done = []
 
     def run(last):
-        tasks = [(ms.every(1), lambda state: state + 1), (ms.last(), last), (ms.every(2), ms.checkpoint(folder))]
+        tasks = [(ms.every(1), lambda state: state + 1), (ms.loops.last(), last), (ms.every(2), ms.checkpoint(folder))]
         return ms.loop(jnp.int32(0), range(5), tasks, resume=True)
 
     assert run(interrupt).interrupted
@@ -815,13 +816,13 @@ def test_what_was_done_before_a_fused_step_is_not_done_twice(folder, loader):
 def test_a_run_that_only_had_its_last_test_left_knows_where_its_data_are(folder):
     def run(stop, test):
         data = Seekable()
-        tasks = [(ms.every(1), add_up), (ms.last(), test), (ms.every(1), ms.checkpoint(folder))]
+        tasks = [(ms.every(1), add_up), (ms.loops.last(), test), (ms.every(1), ms.checkpoint(folder))]
         return ms.loop(jnp.float32(0), data, tasks, stop=stop, resume=True), data.drawn
 
     with pytest.raises(Crash):
         run(ms.at(samples=20), crash)
-    assert run(ms.at(samples=20), ms.noop)[1] == 0
-    output, drawn = run(8, ms.noop)
+    assert run(ms.at(samples=20), ms.loops.noop)[1] == 0
+    output, drawn = run(8, ms.loops.noop)
     assert output.elapsed.steps == 8
     assert drawn == 3
     assert output.history.collect("sum") == [float(batch["x"].sum()) for batch in BATCHES[:8]]

@@ -13,9 +13,9 @@ from millstream.loops._clock import Clock
 
 def moments(steps, *, samples=4, epoch=None, seconds=0.1):
     """The elapsed of the first steps of a run under a clock that is ours."""
-    before, made = ms.Elapsed(epochs=None if epoch is None else 0, epochs_before=None if epoch is None else 0), []
+    before, made = ms.loops.Elapsed(epochs=None if epoch is None else 0, epochs_before=None if epoch is None else 0), []
     for step in range(1, steps + 1):
-        before = ms.Elapsed(
+        before = ms.loops.Elapsed(
             step,
             step * samples,
             None if epoch is None else step // epoch,
@@ -52,7 +52,7 @@ def test_points_are_due_once():
     assert due(ms.at(samples=10), 10) == [3]
     assert due(ms.at(epochs=2), 10, epoch=3) == [6]
     assert due(ms.at(time=0.45), 10) == [5]
-    assert due(ms.once(epochs=1), 10, epoch=3) == [3]
+    assert due(ms.loops.once(epochs=1), 10, epoch=3) == [3]
     assert due(ms.at(date=datetime.datetime.fromtimestamp(1000.45)), 10) == [5]
     assert due(ms.at(steps=7, samples=8), 10) == [2]  # whatever comes first
 
@@ -60,16 +60,16 @@ def test_points_are_due_once():
 def test_after_first_and_constants():
     assert due(ms.after(3), 5) == [3, 4, 5]
     assert due(ms.after(samples=10), 5) == [3, 4, 5]
-    assert due(ms.first(), 5) == [1]
-    assert due(ms.first(2), 5) == [1, 2]
-    assert due(ms.first(epochs=1), 7, epoch=3) == [1, 2, 3]
-    assert due(ms.always(), 3) == [1, 2, 3]
+    assert due(ms.loops.first(), 5) == [1]
+    assert due(ms.loops.first(2), 5) == [1, 2]
+    assert due(ms.loops.first(epochs=1), 7, epoch=3) == [1, 2, 3]
+    assert due(ms.loops.always(), 3) == [1, 2, 3]
     assert due(ms.never(), 3) == []
 
 
 def test_last_is_due_when_the_step_is_known_to_be_the_last():
-    assert not ms.last()(ms.Elapsed(steps=3))
-    assert ms.last()(ms.Elapsed(steps=3, final=True))
+    assert not ms.loops.last()(ms.loops.Elapsed(steps=3))
+    assert ms.loops.last()(ms.loops.Elapsed(steps=3, final=True))
 
 
 def test_what_follows_a_point_counts_from_it():
@@ -82,7 +82,7 @@ def test_what_follows_a_point_counts_from_it():
 
 
 def test_piecewise_changes_at_its_points():
-    schedule = ms.piecewise(ms.every(2), {10: ms.every(5), ms.at(25): ms.never()})
+    schedule = ms.loops.piecewise(ms.every(2), {10: ms.every(5), ms.at(25): ms.never()})
     assert due(schedule, 40) == [2, 4, 6, 8, 15, 20]
 
 
@@ -125,7 +125,7 @@ def test_combinations_are_those_of_logic(data):
 
 @given(st.integers(1, 9), st.integers(0, 40), st.integers(1, 5))
 def test_what_is_foretold_is_what_is_due(period, steps, epoch):
-    for schedule in (ms.every(period), ms.every(epochs=period), ms.always(), ms.never()):
+    for schedule in (ms.every(period), ms.every(epochs=period), ms.loops.always(), ms.never()):
         told = schedule.next_due(steps, epoch)
         asked = [elapsed.steps for elapsed in moments(100, epoch=epoch) if elapsed.steps > steps and schedule(elapsed)]
         assert told == (asked[0] if asked else float("inf")) or (told is not None and told > 100)
@@ -139,7 +139,16 @@ def test_being_asked_changes_nothing():
 def test_equal_schedules_are_two_keys(monkeypatch):
     monkeypatch.setattr("time.time", lambda: 0.0)
     monkeypatch.setattr("time.perf_counter", lambda: 0.0)
-    keys = [ms.every(1), ms.every(1), ms.always(), ms.always(), ms.after(1), ms.after(1), ms.at(1), ms.at(1)]
+    keys = [
+        ms.every(1),
+        ms.every(1),
+        ms.loops.always(),
+        ms.loops.always(),
+        ms.after(1),
+        ms.after(1),
+        ms.at(1),
+        ms.at(1),
+    ]
     assert len({key: None for key in keys}) == 8
 
 
@@ -157,24 +166,27 @@ def test_equal_schedules_are_two_keys(monkeypatch):
         (lambda: ms.at(time=-1), "of at least 0. Got -1"),
         (lambda: ms.at(), "at needs a point"),
         (lambda: ms.at(date=3), "date to be a datetime.datetime"),  # type: ignore[arg-type]
-        (lambda: ms.piecewise(ms.every(2), {"soon": ms.every(3)}), "a point as steps or as at"),
+        (lambda: ms.loops.piecewise(ms.every(2), {"soon": ms.every(3)}), "a point as steps or as at"),
         (lambda: ms.every(2) & 3, "needs a schedule such as every"),
         (lambda: not ms.every(2), "neither true nor false"),
-        (lambda: ms.every(epochs=2)(ms.Elapsed(steps=1)), "give the loop epoch_duration"),
-        (lambda: ms.piecewise(ms.every(3), 3), r"piecewise needs later as a dict .*Got 3 \(int\)"),  # type: ignore
-        (lambda: ms.at(3).reached(1), r"at\(steps=3\) needs an elapsed, as loops and ms\.elapse .*Got 1 \(int\)"),  # type: ignore
+        (lambda: ms.every(epochs=2)(ms.loops.Elapsed(steps=1)), "give the loop epoch_duration"),
+        (lambda: ms.loops.piecewise(ms.every(3), 3), r"piecewise needs later as a dict .*Got 3 \(int\)"),  # type: ignore
+        (
+            lambda: ms.at(3).reached(1),  # type: ignore
+            r"at\(steps=3\) needs an elapsed, as loops and ms\.loops\.elapse .*Got 1 \(int\)",
+        ),
         (lambda: ms.at(3)("x"), r"at\(steps=3\) needs an elapsed"),  # type: ignore
         (lambda: ms.every(3)(6), r"every\(steps=3\) needs an elapsed"),  # type: ignore
         (lambda: ms.every(samples=3)(None), r"every\(samples=3\) needs an elapsed"),  # type: ignore
         (lambda: ms.after(3)(6), r"at\(steps=3\) needs an elapsed"),  # type: ignore
-        (lambda: ms.first(3)(6), r"first\(steps=3\) needs an elapsed"),  # type: ignore
-        (lambda: ms.last()(6), r"last\(\) needs an elapsed"),  # type: ignore
+        (lambda: ms.loops.first(3)(6), r"first\(steps=3\) needs an elapsed"),  # type: ignore
+        (lambda: ms.loops.last()(6), r"last\(\) needs an elapsed"),  # type: ignore
         (lambda: (ms.every(3) & ms.every(2))(6), r"every\(steps=3\) needs an elapsed"),  # type: ignore
-        (lambda: ms.piecewise(ms.every(3), {})(6), r"every\(steps=3\) needs an elapsed"),  # type: ignore
-        (lambda: ms.piecewise(ms.every(3), {5: ms.every(2)})(6), r"at\(steps=5\) needs an elapsed"),  # type: ignore
-        (lambda: ms.Elapsed(steps=3) >= "x", "'>=' not supported between instances of 'Elapsed' and 'str'"),
-        (lambda: ms.Elapsed(steps=3) < 2.5, "not supported between instances of 'Elapsed' and 'float'"),
-        (lambda: ms.Elapsed(steps=3) - 1, r"unsupported operand type\(s\) for -: 'Elapsed' and 'int'"),  # type: ignore
+        (lambda: ms.loops.piecewise(ms.every(3), {})(6), r"every\(steps=3\) needs an elapsed"),  # type: ignore
+        (lambda: ms.loops.piecewise(ms.every(3), {5: ms.every(2)})(6), r"at\(steps=5\) needs an elapsed"),  # type: ignore
+        (lambda: ms.loops.Elapsed(steps=3) >= "x", "'>=' not supported between instances of 'Elapsed' and 'str'"),
+        (lambda: ms.loops.Elapsed(steps=3) < 2.5, "not supported between instances of 'Elapsed' and 'float'"),
+        (lambda: ms.loops.Elapsed(steps=3) - 1, r"unsupported operand type\(s\) for -: 'Elapsed' and 'int'"),  # type: ignore
     ],
 )
 def test_mistakes_are_named(make, text):
@@ -183,21 +195,21 @@ def test_mistakes_are_named(make, text):
 
 
 def test_elapsed_is_compared_with_points():
-    elapsed = ms.Elapsed(steps=10, samples=40, time=3.0)
+    elapsed = ms.loops.Elapsed(steps=10, samples=40, time=3.0)
     assert elapsed >= 10 and not elapsed < 10 and elapsed < 11
     assert elapsed >= ms.at(samples=40) and elapsed < ms.at(samples=41)
     assert elapsed >= ms.at(steps=99, time=3)
     assert elapsed == elapsed.replace() and elapsed != elapsed.replace(steps=11)
-    assert (elapsed - ms.Elapsed(steps=4, samples=16, time=1.0)).time == 2.0
+    assert (elapsed - ms.loops.Elapsed(steps=4, samples=16, time=1.0)).time == 2.0
 
 
 def test_elapsed_goes_through_compiled_functions_without_compiling_again(count_compilations):
     step = jax.jit(lambda elapsed: elapsed.steps + 1)
-    step(ms.Elapsed(steps=1, samples=4))
+    step(ms.loops.Elapsed(steps=1, samples=4))
     with count_compilations() as count:
-        assert int(step(ms.Elapsed(steps=7, samples=2**31 - 1, time=1.5))) == 8
+        assert int(step(ms.loops.Elapsed(steps=7, samples=2**31 - 1, time=1.5))) == 8
     assert count == [0]
-    assert int(step(ms.Elapsed(steps=7, samples=2**40))) == 8
+    assert int(step(ms.loops.Elapsed(steps=7, samples=2**40))) == 8
 
 
 def test_a_clock_goes_on_where_it_was_stopped():
@@ -231,7 +243,7 @@ def test_skipping_steps_counts_like_taking_them(samples, epoch):
 
 
 def test_epochs_of_an_earlier_run_stay_where_nobody_counts_them():
-    start = ms.Elapsed(4, 16, epochs=2, epochs_before=2)
+    start = ms.loops.Elapsed(4, 16, epochs=2, epochs_before=2)
     one, many = Clock(start, None), Clock(start, None)
     taken = [one.tick(4).epochs for _ in range(3)]
     assert many.skip([4, 4, 4]).epochs == taken == [2, 2, 2] and many.now.epochs == many.now.epochs_before == 2

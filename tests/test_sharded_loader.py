@@ -64,7 +64,7 @@ SCRIPT = """
         loader = ms.DataLoader([ms.ArraySampleSource(DATA), ms.BatchTransform(16), EveryThird()], sharding=mesh, **how)
         start = jax.device_put(np.int32(0), NamedSharding(mesh, PartitionSpec()))
         for fuse in (None, 3) if mesh is auto else (None,):
-            output = ms.loop(start, loader, {ms.always(): rows}, key=jax.random.key(0), stop=4, fuse=fuse)
+            output = ms.loop(start, loader, {ms.loops.always(): rows}, key=jax.random.key(0), stop=4, fuse=fuse)
             assert output.elapsed.samples == int(output.state) == 17
             assert sorted(output.outputs["y"].tolist()) == list(range(0, 50, 3))
 

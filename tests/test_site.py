@@ -57,11 +57,13 @@ def exported(module):
 
 
 def public_objects():
-    """Every public name with what it names."""
-    rooms = {"millstream": ms, "millstream.managed": ms.managed}
-    rooms |= {room.__name__: room for room in (ms.checkpoints, ms.datasets, ms.inspect, ms.rl, ms.sharding, report)}
-    rooms |= {module.__name__: module for module in modules_of(integrations)}
-    found = {f"{path}.{name}": getattr(room, name) for path, room in rooms.items() for name in exported(room)}
+    """Every public name with what it names, once; named schedules have one list, in their room."""
+    spaces = [room for room in [getattr(ms, name) for name in ms.__all__] if inspect.ismodule(room)]
+    names = {room.__name__.rpartition(".")[2] for room in spaces}
+    top = {name for name in ms.__all__ if not name.startswith("on_")} - names
+    found = {f"millstream.{name}": getattr(ms, name) for name in top}
+    for room in [*spaces, report, *modules_of(integrations)]:
+        found |= {f"{room.__name__}.{name}": getattr(room, name) for name in exported(room) - top}
     return found | {module.__name__: module for module in modules_of(integrations)}
 
 

@@ -16,7 +16,7 @@ from pipelines import BATCH, SAMPLES, data
 from test_bad_input import refuses
 
 import millstream as ms
-from millstream.files.changed import FileChanged
+from millstream.errors import FileChanged
 from millstream.integrations.sqlite import SqliteSource
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # so that workers do not import it, and JAX with it

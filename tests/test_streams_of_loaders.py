@@ -42,7 +42,7 @@ def real(batch: Any, mask: Any) -> list[int]:
     return np.asarray(batch["x"])[np.asarray(mask)].tolist()
 
 
-def shown(item: ms.StreamItem) -> tuple[str, int, list[int]]:
+def shown(item: ms.loader.StreamItem) -> tuple[str, int, list[int]]:
     return "train" if item.training else "validate", item.step, real(item.batch, item.mask)
 
 

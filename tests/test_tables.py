@@ -24,8 +24,8 @@ from loopback import Loopback
 from test_bad_input import refuses
 
 import millstream as ms
+from millstream.errors import FileChanged
 from millstream.files import remote_options
-from millstream.files.changed import FileChanged
 from millstream.integrations import cloud
 from millstream.integrations.arrow import ArrowSource
 from millstream.integrations.pandas import PandasRows, PandasSource
@@ -640,7 +640,7 @@ def test_rows_of_a_frame_are_items(key):
     assert [row["label"] for row in rows[2:8:2]] == [2, 4, 6] and len(rows[2:8:2]) == 3
     with refuses(IndexError):
         rows[ROWS]
-    source = ms.FillSource(rows, fill, {"label": ((), np.int32)}, ordering="sequential")
+    source = ms.sources.FillSource(rows, fill, {"label": ((), np.int32)}, ordering="sequential")
     loader = ms.DataLoader([source, ms.BatchTransform(4)], executor=ms.Processes(1))
     seen = [
         (batch["label"].tolist(), info.additional["text"])

@@ -42,19 +42,19 @@ def loader():
 
 TASKS = {ms.on_train_step: [train_step], ms.on_test_step: [evaluate]}
 ALL = [
-    ms.on_train_begin,
+    ms.loops.on_train_begin,
     ms.on_epoch_begin,
-    ms.on_reset_step,
-    ms.on_train_batch_begin,
+    ms.loops.on_reset_step,
+    ms.loops.on_train_batch_begin,
     ms.on_train_step,
-    ms.on_test_begin,
-    ms.on_test_batch_begin,
+    ms.loops.on_test_begin,
+    ms.loops.on_test_batch_begin,
     ms.on_test_step,
-    ms.on_test_batch_end,
-    ms.on_test_end,
+    ms.loops.on_test_batch_end,
+    ms.loops.on_test_end,
     ms.on_epoch_end,
-    ms.on_train_batch_end,
-    ms.on_train_end,
+    ms.loops.on_train_batch_end,
+    ms.loops.on_train_end,
 ]
 
 
@@ -169,7 +169,7 @@ def test_test_loops_go_through_a_loader_once(loader, key):
     _, history, elapsed = ms.test_loop(jnp.int32(0), loader, {ms.on_test_step: evaluate}, key=key)
     assert elapsed.samples == 10 and history.mean("mean") == pytest.approx(4.5)
     begun = []
-    tasks = {ms.on_test_begin: lambda: begun.append("begin"), ms.on_test_end: lambda: begun.append("end")}
+    tasks = {ms.loops.on_test_begin: lambda: begun.append("begin"), ms.loops.on_test_end: lambda: begun.append("end")}
     ms.test_loop(0, [], tasks)
     assert begun == ["begin", "end"]
 
@@ -301,7 +301,7 @@ def test_an_interrupt_that_is_not_to_be_caught_raises_out_of_a_test():
 
 def test_an_interrupt_before_the_training_ends_it(capfd):
     tasks = {
-        ms.on_train_begin: lambda: pytest.fail("continued"),
+        ms.loops.on_train_begin: lambda: pytest.fail("continued"),
         ms.on_train_step: lambda state: state + 1,
         ms.on_test_step: lambda: os.kill(os.getpid(), signal.SIGINT),
     }

@@ -38,8 +38,8 @@ def loader_of(read: Any, *, batch: int = 16, **options: Any) -> ms.DataLoader:
 @pytest.fixture(autouse=True)
 def nothing_is_left(monkeypatch, assert_nothing_is_left):
     # Where many tests run at once, a worker may be long in coming.
-    monkeypatch.setattr(ms.settings, "warn_seconds", 300.0)
-    monkeypatch.setattr(ms.settings, "stall_seconds", 300.0)
+    monkeypatch.setattr(ms.reading.settings, "warn_seconds", 300.0)
+    monkeypatch.setattr(ms.reading.settings, "stall_seconds", 300.0)
     yield
     assert_nothing_is_left()
 
@@ -183,7 +183,7 @@ def test_what_needs_the_startup_of_workers_is_read_by_workers_alone():
         assert os.environ["MILLSTREAM_TUNE_TEST"] == "ready"
         arrays["x"][...] = item
 
-    source = ms.FillSource(list(range(SAMPLES)), fill, {"x": ((), np.int32)})
+    source = ms.sources.FillSource(list(range(SAMPLES)), fill, {"x": ((), np.int32)})
     loader = ms.DataLoader([source, ms.BatchTransform(16)], executor=ms.Processes(1, startup=startup))
     tuning = loader.tune(seconds=1)
     assert isinstance(tuning.options["executor"], ms.Processes) and tuning.options["executor"].startup is startup

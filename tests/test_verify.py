@@ -247,7 +247,7 @@ def test_a_callback_that_remembers_its_calls_is_named_and_breaks_resuming():
     def counting(batch, mask):
         return {"x": batch["x"] + np.float32(next(calls))}
 
-    verification = verified([ms.HostArraySource(X), BATCH, ms.HostCallbackTransform(counting)])
+    verification = verified([ms.HostArraySource(X), BATCH, ms.transforms.HostCallbackTransform(counting)])
     assert_first(verification, "stages", "HostCallbackTransform(counting), step 0 made twice", "A callback must")
     resume = row_of(verification, "resume")
     assert resume.difference.where.startswith("saved and resumed, step 0 (epoch 0, batch 0), row 0, sample ")
@@ -360,7 +360,7 @@ def test_only_the_last_bits_of_floats_are_rounding():
 
 def test_a_difference_raises_with_the_table():
     loader = ms.DataLoader([ms.HostArraySource(X), ms.HostMapTransform(noisy), BATCH])
-    with pytest.raises(ms.inspect.VerificationFailed, match="HostMapTransform") as caught:
+    with pytest.raises(ms.errors.VerificationFailed, match="HostMapTransform") as caught:
         loader.verify(executors=[], hosts=[], progress=False)
     assert isinstance(caught.value, AssertionError)
     assert str(caught.value.verification) in str(caught.value)

@@ -22,15 +22,11 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[re
 from tensorboardX.record_writer import masked_crc32c
 
 import millstream as ms
+from millstream.callbacks import csv_logger, jsonl_logger, mlflow_logger, tensorboard, wandb_logger
 from millstream.callbacks._writer import RowCursor, Sink, Writer, entry_name
-from millstream.callbacks.csv_logger import csv_logger
-from millstream.callbacks.jsonl_logger import jsonl_logger
-from millstream.callbacks.mlflow_logger import mlflow_logger
-from millstream.callbacks.tensorboard import tensorboard
-from millstream.callbacks.wandb_logger import wandb_logger
+from millstream.loops import train_loop
 from millstream.loops._clock import StepSpan
 from millstream.loops.loop_state import LoopState
-from millstream.loops.train_loop import train_loop
 
 UNITS = ["steps", "samples", "epochs", "time", "date"]
 
@@ -118,7 +114,7 @@ class Recording(Sink):
 
 def by_hand(writer, steps):
     for number in steps:
-        writer(ms.Elapsed(steps=number, samples=4 * number), {"loss": 1 / number})
+        writer(ms.loops.Elapsed(steps=number, samples=4 * number), {"loss": 1 / number})
 
 
 def test_a_csv_file_is_the_table_of_the_history(tmp_path):
@@ -133,7 +129,7 @@ def test_lines_of_json_hold_the_rows_and_are_read_as_a_history(tmp_path):
     assert read_jsonl(tmp_path / "run.jsonl") == [
         {name: values[row] for name, values in table.items()} for row in range(300)
     ]
-    assert ms.History.from_jsonl(tmp_path / "run.jsonl").to_dict() == table
+    assert ms.loops.History.from_jsonl(tmp_path / "run.jsonl").to_dict() == table
 
 
 def test_tensorboard_gets_every_scalar_with_step_and_date(tmp_path):
@@ -166,8 +162,8 @@ def test_numbers_that_json_does_not_have_are_text(tmp_path):
     values = [math.nan, math.inf, -math.inf, 1.5]
     with jsonl_logger(tmp_path / "a.jsonl") as lines, csv_logger(tmp_path / "a.csv") as table:
         for number, value in enumerate(values, start=1):
-            lines(ms.Elapsed(steps=number), {"loss": jnp.float32(value)})
-            table(ms.Elapsed(steps=number), {"loss": jnp.float32(value)})
+            lines(ms.loops.Elapsed(steps=number), {"loss": jnp.float32(value)})
+            table(ms.loops.Elapsed(steps=number), {"loss": jnp.float32(value)})
     assert [row["loss"] for row in read_jsonl(tmp_path / "a.jsonl")] == ["NaN", "Infinity", "-Infinity", 1.5]
     np.testing.assert_array_equal(read_csv(tmp_path / "a.csv")["loss"], values)
 
@@ -175,21 +171,21 @@ def test_numbers_that_json_does_not_have_are_text(tmp_path):
 def test_only_single_numbers_are_written():
     sink = Recording()
     with Writer(sink) as writer:
-        writer(ms.Elapsed(steps=1), ms.logs().add_metric("x", 1).add_output("y", 2.0).add_metric("z", np.ones(3)))
-        writer(ms.Elapsed(steps=2), {"word": "hello", "complex": 1j, "yes": True, "half": jnp.bfloat16(0.5)})
-        writer(ms.Elapsed(steps=3), ms.logs().add_output("y", np.ones(3)))
-        writer(ms.Elapsed(steps=4))
+        writer(ms.loops.Elapsed(steps=1), ms.logs().add_metric("x", 1).add_output("y", 2.0).add_metric("z", np.ones(3)))
+        writer(ms.loops.Elapsed(steps=2), {"word": "hello", "complex": 1j, "yes": True, "half": jnp.bfloat16(0.5)})
+        writer(ms.loops.Elapsed(steps=3), ms.logs().add_output("y", np.ones(3)))
+        writer(ms.loops.Elapsed(steps=4))
     assert [(row.step, row.values) for row in sink.rows] == [(1, {"x": 1}), (2, {"yes": 1, "half": 0.5})]
     assert sink.closed
 
 
 def test_entries_are_called_by_their_names_while_these_are_free():
-    history = ms.history()
+    history = ms.loops.history()
     first = ms.logs().add_loss("loss", 1, add_metric=True).add_metric("f1", 2).add_loss("l2", 3).add_metric("time", 4)
     first.add_stateful_metric("f1", 5).add_output("loss", 6)
-    history.commit(ms.Elapsed(steps=1), first)
+    history.commit(ms.loops.Elapsed(steps=1), first)
     later = ms.logs().add_metric("l2", 7).add_entry("mine", "loss", 8).add_metric("new", 9)
-    history.commit(ms.Elapsed(steps=2), later)
+    history.commit(ms.loops.Elapsed(steps=2), later)
     columns = history.columns()
     names = {path: entry_name(path, columns, separator="/", reserved=frozenset(["time"])) for path in columns}
     assert names == {
@@ -210,7 +206,7 @@ def test_what_is_added_to_the_last_row_in_the_end_is_written(tmp_path):
     def final(state):
         return ms.logs().add_metric("final", 7)
 
-    tasks = {ms.every(1): [step, csv_logger(tmp_path / "run.csv")], ms.last(): final}
+    tasks = {ms.every(1): [step, csv_logger(tmp_path / "run.csv")], ms.loops.last(): final}
     ms.loop(jnp.zeros(()), [np.zeros(4)] * 5, tasks, on_end=lambda state: ms.logs().add_metric("end", 8))
     table = read_csv(tmp_path / "run.csv")
     assert table["final"] == [None] * 4 + [7] and table["end"] == [None] * 4 + [8]
@@ -220,27 +216,29 @@ def test_what_is_added_to_the_last_row_in_the_end_is_written(tmp_path):
     ("every", "steps"),
     [
         (7, [7, 14]),
-        (ms.every(7) | ms.last(), [7, 14, 20]),
+        (ms.every(7) | ms.loops.last(), [7, 14, 20]),
         (ms.every(7) | ms.every(epochs=1), [5, 7, 10, 14, 15, 20]),
         (lambda elapsed: elapsed.steps < 3, [1, 2]),
     ],
 )
 def test_every_says_which_rows_are_written(every, steps):
     sink = Recording()
-    ms.loop(jnp.zeros(()), [np.zeros(4)] * 20, {ms.always(): [step, Writer(sink, every)]}, epoch_duration=5)
+    ms.loop(jnp.zeros(()), [np.zeros(4)] * 20, {ms.loops.always(): [step, Writer(sink, every)]}, epoch_duration=5)
     assert [row.step for row in sink.rows] == steps
 
 
 def test_a_schedule_of_the_tasks_says_it_too_and_no_row_comes_twice():
     sink = Recording()
     writer = Writer(sink)
-    ms.loop(jnp.zeros(()), batches(), [(ms.always(), step), (ms.every(4), writer), (ms.every(6), writer)], stop=12)
+    ms.loop(
+        jnp.zeros(()), batches(), [(ms.loops.always(), step), (ms.every(4), writer), (ms.every(6), writer)], stop=12
+    )
     assert [row.step for row in sink.rows] == [4, 6, 8, 12]
 
 
 def test_rows_that_come_in_bulk_are_written_in_order(tmp_path):
-    history = ms.history()
-    writer, loop_state = csv_logger(tmp_path / "run.csv"), LoopState(None, history, ms.Elapsed())
+    history = ms.loops.history()
+    writer, loop_state = csv_logger(tmp_path / "run.csv"), LoopState(None, history, ms.loops.Elapsed())
     writer.start(loop_state)
     for start in range(0, 1000, 100):
         steps = range(start + 1, start + 101)
@@ -262,13 +260,13 @@ def test_a_fused_loop_writes_every_row(tmp_path, key):
 
 
 def test_reading_leaves_steps_alone_that_may_be_under_way():
-    history = ms.history()
+    history = ms.loops.history()
     rows = RowCursor(history, None, entry_name)
     for number in range(1, 301):
         loss = jnp.float32(number)
         if number >= 299:
             loss.delete()  # whoever reads it raises
-        history.commit(ms.Elapsed(steps=number), {"loss": loss} | ({"rare": 1} if number in (50, 297) else {}))
+        history.commit(ms.loops.Elapsed(steps=number), {"loss": loss} | ({"rare": 1} if number in (50, 297) else {}))
         rows.add(number - 1, number)
     taken = rows.take_ready(300)
     assert taken is not None
@@ -280,7 +278,7 @@ def test_reading_leaves_steps_alone_that_may_be_under_way():
 
 
 def test_reading_leaves_blocks_alone_that_may_be_under_way():
-    history = ms.history()
+    history = ms.loops.history()
     rows = RowCursor(history, None, entry_name)
     for start in range(0, 40, 10):
         steps, block = range(start + 1, start + 11), jnp.arange(10.0)
@@ -299,7 +297,7 @@ def test_a_value_between_two_that_are_not_ready_is_not_lost():
     writer = Writer(sink)
     for number in range(1, 700):
         logs = {"loss": jnp.float32(number)} | ({"odd": jnp.float32(number)} if number % 2 else {})
-        writer(ms.Elapsed(steps=number), logs)
+        writer(ms.loops.Elapsed(steps=number), logs)
     writer.close()
     assert [row.values["loss"] for row in sink.rows] == list(range(1, 700))
     assert [row.step for row in sink.rows if "odd" in row.values] == list(range(1, 700, 2))
@@ -310,7 +308,7 @@ def test_a_test_inside_of_a_training_run_adds_columns_and_no_rows(tmp_path):
         return ms.logs().add_metric("loss", state)
 
     writer = csv_logger(tmp_path / "run.csv")
-    tasks = {ms.on_train_step: step, ms.on_test_step: test_step, ms.on_test_batch_end: writer}
+    tasks = {ms.on_train_step: step, ms.on_test_step: test_step, ms.loops.on_test_batch_end: writer}
     options = {"callbacks": [writer], "test_dataset": [np.zeros(2)] * 7, "epoch_duration": 2}
     _, history, _ = train_loop(jnp.zeros(()), [np.zeros(4)] * 4, tasks, **options)
     table = read_csv(tmp_path / "run.csv")
@@ -350,10 +348,10 @@ def test_by_hand_rows_are_written_by_whatever_ends_the_writing(tmp_path):
 
 EXITS = """
 import sys, jax.numpy as jnp, millstream as ms
-from millstream.callbacks.csv_logger import csv_logger
+from millstream.callbacks import csv_logger
 writer = csv_logger(sys.argv[1])
 for number in range(1, 301):
-    writer(ms.Elapsed(steps=number), {"loss": jnp.float32(number)})
+    writer(ms.loops.Elapsed(steps=number), {"loss": jnp.float32(number)})
 """
 
 
@@ -369,7 +367,7 @@ def test_an_exception_in_a_step_does_not_lose_the_rows_before_it(tmp_path):
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError) as caught:
-        tasks = {ms.always(): [step, fail, csv_logger(tmp_path / "run.csv")]}
+        tasks = {ms.loops.always(): [step, fail, csv_logger(tmp_path / "run.csv")]}
         ms.loop(jnp.zeros(()), batches(), tasks, stop=100)
     assert read_csv(tmp_path / "run.csv")["steps"] == list(range(1, 40))
     assert not any("Ending the loop failed" in note for note in caught.value.__notes__)
@@ -409,7 +407,7 @@ def test_a_resumed_run_cuts_later_rows_and_goes_on(kind, tmp_path):
     writer = make(kind, tmp_path, overwrite=True)  # only of interest to a new run
     run(writer, 25, elapsed=output.elapsed)
     assert steps_in(kind, tmp_path) == list(range(1, 26))
-    run(writer, 27, elapsed=ms.Elapsed(steps=25))
+    run(writer, 27, elapsed=ms.loops.Elapsed(steps=25))
     assert steps_in(kind, tmp_path) == list(range(1, 28))
 
 
@@ -418,7 +416,7 @@ def test_rows_that_came_to_be_written_after_all_are_not_written_twice(kind, tmp_
     output = run(make(kind, tmp_path), 8)
     writer = make(kind, tmp_path)
     writer.set_state({"unwritten": [4, 5]})  # when it was saved at step 5; until it was killed, more was written
-    run(writer, 7, history=output.history, elapsed=ms.Elapsed(steps=5, samples=20))
+    run(writer, 7, history=output.history, elapsed=ms.loops.Elapsed(steps=5, samples=20))
     assert steps_in(kind, tmp_path) == list(range(1, 8))
 
 
@@ -447,7 +445,7 @@ def test_a_loop_ends_what_was_begun_by_hand(tmp_path):
     by_hand(writer, [1, 2, 3])
     with pytest.raises(FileExistsError):
         run(writer, 5)
-    run(writer, 5, elapsed=ms.Elapsed(steps=3))
+    run(writer, 5, elapsed=ms.loops.Elapsed(steps=3))
     assert read_csv(tmp_path / "run.csv")["steps"] == [1, 2, 3, 4, 5]
 
 
@@ -459,7 +457,7 @@ def test_a_line_that_was_torn_is_cut_wherever_it_was_torn(kind, tmp_path):
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
         with make(kind, tmp_path).open(3) as writer:
-            writer(ms.Elapsed(steps=4), {"loss": 0.5, "count": 7})
+            writer(ms.loops.Elapsed(steps=4), {"loss": 0.5, "count": 7})
         kept = whole[:length].count(b"\n") - (kind == "csv")
         assert steps_in(kind, tmp_path) == [*range(1, kept + 1), 4], length
 
@@ -494,7 +492,7 @@ def save(state, batch, elapsed, loop_state):
 def sleep():
     time.sleep(0.0005)
 
-tasks = {ms.always(): [step, *writers, sleep], ms.every(75): save}
+tasks = {ms.loops.always(): [step, *writers, sleep], ms.every(75): save}
 ms.loop(jnp.zeros(()), batches(), tasks, stop=10**6)
 """
 
@@ -510,12 +508,12 @@ def test_rows_are_all_there_once_after_a_kill_and_a_resume(tmp_path):
     assert child.stderr is not None
     child.stderr.close()
     state, history, elapsed, states = pickle.loads((tmp_path / "saved").read_bytes())
-    history, writers = ms.History.from_state(history), [make(kind, tmp_path) for kind in KINDS]
+    history, writers = ms.loops.History.from_state(history), [make(kind, tmp_path) for kind in KINDS]
     for writer, writer_state in zip(writers, states, strict=True):
         assert writer_state["unwritten"]
         writer.set_state(writer_state)
     stop = elapsed.steps + 50
-    tasks = {ms.always(): [step, *writers]}
+    tasks = {ms.loops.always(): [step, *writers]}
     ms.loop(jnp.float32(state), batches(), tasks, stop=stop, history=history, elapsed=elapsed)
     expected = list(range(1, stop + 1))
     # The row of the step in which it was saved is not in the saved history, and comes from nowhere.
@@ -670,7 +668,7 @@ def test_mlflow_gets_batches_of_metrics(monkeypatch):
         assert [metric.step for metric in metrics] == list(range(1, 1201))
         assert [metric.timestamp for metric in metrics] == dates
     with mlflow_logger("def", client=client) as writer:
-        writer(ms.Elapsed(steps=1), {"top@5": 0.5})
+        writer(ms.loops.Elapsed(steps=1), {"top@5": 0.5})
     assert batches_of_metrics[-1][0] == "def" and batches_of_metrics[-1][1][0].key == "top_5"
 
 

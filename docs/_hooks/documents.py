@@ -24,7 +24,7 @@ PAGES = {
 }
 # A line of a page for all public names of a room that the page does not have.
 OTHERS = re.compile(r"^::: others of (millstream\.\w+)$", re.MULTILINE)
-PUBLIC = re.compile(r"^from (millstream\.[\w.]+) import (\w+) as \2$", re.MULTILINE)
+PUBLIC = re.compile(r"^from millstream[\w.]* import (\w+) as \1$", re.MULTILINE)
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)(#[^)]*)?\)")
 
 
@@ -58,9 +58,14 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 
 def _others(room: str, markdown: str) -> str:
-    table = (ROOT / "src" / "millstream" / "__init__.pyi").read_text()
-    names = [name for home, name in PUBLIC.findall(table) if home.startswith(f"{room}.")]
-    return "\n\n".join(f"::: millstream.{name}" for name in names if f"::: millstream.{name}\n" not in markdown)
+    """The names of a room's table that a page does not have, as the top level or the room has them."""
+    top = _table("millstream")
+    written = [f"millstream.{name}" if name in top else f"{room}.{name}" for name in _table(room)]
+    return "\n\n".join(f"::: {name}" for name in written if f"::: {name}\n" not in markdown)
+
+
+def _table(room: str) -> list[str]:
+    return PUBLIC.findall(ROOT.joinpath("src", *room.split("."), "__init__.pyi").read_text())
 
 
 def _linked(page: File, link: re.Match[str]) -> pathlib.Path:

@@ -33,6 +33,8 @@ def _places(pages: list[Page]) -> dict[str, str]:
     for name, url in sorted(described, key=lambda found: found[0].count(".")):
         short, last = name.removeprefix("millstream."), name.rpartition(".")[2]
         written = [f"ms.{short}", name, short]
+        if short.count(".") == 1 and short[0].islower():
+            written.append(f"ms.{last}")  # a name of a room that is at the top level, too
         if last[0].isupper():
             written.append(last)
         if short.startswith("DataLoader."):

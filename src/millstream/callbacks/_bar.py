@@ -10,11 +10,11 @@ import jax
 import numpy as np
 
 from millstream.callbacks.bar_progress import BarProgress
+from millstream.loops import History
 from millstream.loops.callback import Observer
 from millstream.loops.column import Column
 from millstream.loops.elapsed import Elapsed
-from millstream.loops.history import History
-from millstream.loops.logs import EVALUATIONS, Name, describe_logged
+from millstream.loops.log_entries import EVALUATIONS, Name, describe_logged
 from millstream.loops.loop_state import LoopState, is_nested_in
 from millstream.loops.schedules import Period, as_period
 from millstream.text.errors import require_names
@@ -368,7 +368,7 @@ class Bar(Observer):
         """Use it by hand, once per step; at its total it is finished.
 
         Args:
-            elapsed: From `ms.elapse`.
+            elapsed: From `ms.loops.elapse`.
             logs: What the step has logged.
 
         Returns:

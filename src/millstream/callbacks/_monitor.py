@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from millstream.loops.elapsed import Elapsed
-from millstream.loops.logs import describe_logged, find_entry, require_name
+from millstream.loops.log_entries import describe_logged, find_entry, require_name
 from millstream.loops.loop_state import LoopState
 from millstream.text.errors import describe_leaf
 

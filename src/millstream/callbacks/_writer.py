@@ -17,11 +17,11 @@ from typing import Any, NamedTuple, Self
 
 import jax
 
+from millstream.loops import History
 from millstream.loops.callback import Observer
 from millstream.loops.column import Column
 from millstream.loops.elapsed import Elapsed
-from millstream.loops.history import History
-from millstream.loops.logs import Name
+from millstream.loops.log_entries import Name
 from millstream.loops.loop_state import LoopState, is_nested_in
 from millstream.loops.schedules import Schedule, as_schedule
 from millstream.loops.schedules import every as every_so_many
@@ -363,9 +363,9 @@ class Writer(Observer):
     several processes writes.
 
     Example:
-        >>> with ms.jsonl_logger("losses.jsonl") as writer:
-        ...     stopped = writer(ms.Elapsed(steps=1, samples=32), {"loss": 0.5})
-        >>> ms.History.from_jsonl("losses.jsonl").collect("loss")
+        >>> with ms.callbacks.jsonl_logger("losses.jsonl") as writer:
+        ...     stopped = writer(ms.loops.Elapsed(steps=1, samples=32), {"loss": 0.5})
+        >>> ms.loops.History.from_jsonl("losses.jsonl").collect("loss")
         [0.5]
 
     Args:

@@ -9,6 +9,7 @@ from millstream.files.atomic import require_place
 from millstream.files.safe_path import open_plain, plain_reader
 from millstream.text.errors import describe_value
 
+RECORD = "record.jsonl"  # in the folder of a run
 UNITS = ("steps", "samples", "epochs", "time", "date")  # what every line begins with
 
 

@@ -1,8 +1,5 @@
 """Checkpoints: whole, verified states of a run in a directory."""
 
-from millstream.checkpoints._errors import DamagedCheckpoint as DamagedCheckpoint
-from millstream.checkpoints._errors import NoCheckpoint as NoCheckpoint
-from millstream.checkpoints._errors import StorageFailed as StorageFailed
 from millstream.checkpoints._saving import Retention as Retention
 from millstream.checkpoints._store import Checkpoint as Checkpoint
 from millstream.checkpoints._store import CheckpointStore as CheckpointStore

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from millstream.checkpoints._errors import DamagedCheckpoint
 from millstream.checkpoints._leaves import SavedLeaf, is_key
+from millstream.errors import DamagedCheckpoint
 from millstream.files.safe_path import plain_reader
 from millstream.reading.dtypes import kept_dtype, named_dtype
 from millstream.text.errors import table

@@ -1,8 +1,10 @@
-"""What can be wrong with checkpoints: damage, absence, and storage that does not work."""
+"""What the file system says about checkpoints, with what was tried and what can be done."""
 
 import contextlib
 import errno
 from collections.abc import Iterator
+
+from millstream.errors import NoCheckpoint, StorageFailed
 
 _FIXES = {
     "Close files, or raise the limit (ulimit -n).": (errno.EMFILE, errno.ENFILE),
@@ -10,21 +12,6 @@ _FIXES = {
     "Give a directory that this user may read and write.": (errno.EACCES, errno.EPERM, errno.EROFS),
 }
 _OTHER_FIX = "Check the disk, or give a different directory."
-
-
-class DamagedCheckpoint(RuntimeError):
-    """A checkpoint whose files are not those that were saved, or make no sense."""
-
-
-class NoCheckpoint(FileNotFoundError):
-    """There is no checkpoint, or none of that step."""
-
-
-class StorageFailed(OSError):
-    """The file system did not do what a checkpoint needs: no room, no descriptors, no rights, a disk that is gone.
-
-    `errno` says which, as far as it is known. Checkpoints that were whole before are untouched.
-    """
 
 
 @contextlib.contextmanager

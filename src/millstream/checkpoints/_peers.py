@@ -10,7 +10,7 @@ import numpy as np
 from jax._src import distributed  # nothing public waits for the other processes without using the devices
 from jax.experimental import multihost_utils
 
-from millstream.checkpoints._errors import DamagedCheckpoint, NoCheckpoint, StorageFailed
+from millstream.errors import DamagedCheckpoint, NoCheckpoint, StorageFailed
 
 _PATIENCE = 600.0  # seconds to wait for the others; a process that dies ends the others faster
 

@@ -14,9 +14,10 @@ from typing import Any
 import jax
 
 from millstream.checkpoints import _arrays, _document, _leaves, _peers, folders, manifest
-from millstream.checkpoints._errors import DamagedCheckpoint, NoCheckpoint, StorageFailed, storage_errors
+from millstream.checkpoints._errors import storage_errors
 from millstream.checkpoints._saving import ARRAYS, PendingSave, Retention, RunLock, whole_checkpoints
 from millstream.checkpoints.folders import LinkedFile
+from millstream.errors import DamagedCheckpoint, NoCheckpoint, StorageFailed
 from millstream.files.safe_path import plain_reader, require_trust
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value, require_bool, require_mapping, require_path, whole_number

@@ -14,8 +14,8 @@ import pathlib
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from millstream.checkpoints._errors import DamagedCheckpoint
 from millstream.checkpoints.folders import step_name
+from millstream.errors import DamagedCheckpoint
 from millstream.files.safe_path import NotPlainFile, plain_reader
 
 NAME = "manifest.json"

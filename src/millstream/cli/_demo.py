@@ -47,8 +47,8 @@ def show(epochs: int, seed: int, folder: str | os.PathLike[str]) -> int:
     output = ms.train_loop(
         model,
         train,
-        {ms.on_train_step: train_step, ms.every(epochs=max(1, epochs // 4)): ms.throughput()},
-        callbacks=[ms.keras_bar(), ms.record(folder, overwrite=True, loaders={"test": test})],
+        {ms.on_train_step: train_step, ms.every(epochs=max(1, epochs // 4)): ms.callbacks.throughput()},
+        callbacks=[ms.callbacks.keras_bar(), ms.record(folder, overwrite=True, loaders={"test": test})],
         stop=ms.at(epochs=epochs),
         key=key,
         fuse=_FUSE,
@@ -110,7 +110,7 @@ def loss_and_accuracy(weights: list[jax.Array], batch: Any) -> tuple[jax.Array, 
 
 
 @jax.jit
-def train_step(model: Any, batch: Any) -> tuple[ms.Logs, Any]:
+def train_step(model: Any, batch: Any) -> tuple[ms.loops.Logs, Any]:
     """One step of gradient descent with momentum."""
     weights, momenta = model
     (loss, accuracy), gradients = jax.value_and_grad(loss_and_accuracy, has_aux=True)(weights, batch)
@@ -120,7 +120,7 @@ def train_step(model: Any, batch: Any) -> tuple[ms.Logs, Any]:
 
 
 @jax.jit
-def test_step(model: Any, batch: Any) -> ms.Logs:
+def test_step(model: Any, batch: Any) -> ms.loops.Logs:
     """What the network makes of a batch."""
     return ms.logs().add_metric("accuracy", loss_and_accuracy(model[0], batch)[1])
 

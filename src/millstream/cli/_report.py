@@ -6,8 +6,8 @@ import webbrowser
 
 _DESCRIPTION = """\
 Write one page of HTML about a run, to be looked at in a browser: curves, speed, where the time went, and what the
-run is. A RUN is a folder of ms.record or ms.checkpoint, or a file of ms.jsonl_logger or ms.csv_logger. Several
-are compared in one page.
+run is. A RUN is a folder of ms.record or ms.checkpoint, or a file of ms.callbacks.jsonl_logger or
+ms.callbacks.csv_logger. Several are compared in one page.
 """
 
 
@@ -33,7 +33,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 def run(options: argparse.Namespace) -> int:
     """Write the page and say where it is; returns the exit status."""
     # JAX is loaded only now, so that --help answers at once.
-    from millstream.checkpoints import DamagedCheckpoint
+    from millstream.errors import DamagedCheckpoint
     from millstream.report.page import write_report
 
     try:

@@ -5,7 +5,6 @@ from millstream.datasets._cifar import CIFAR10Dataset as CIFAR10Dataset
 from millstream.datasets._cifar import CIFAR100Dataset as CIFAR100Dataset
 from millstream.datasets._convert import dataset_to_jax as dataset_to_jax
 from millstream.datasets._digits import DigitsDataset as DigitsDataset
-from millstream.datasets._download import DownloadError as DownloadError
 from millstream.datasets._idx_datasets import EMNISTDataset as EMNISTDataset
 from millstream.datasets._idx_datasets import FashionMNISTDataset as FashionMNISTDataset
 from millstream.datasets._idx_datasets import KMNISTDataset as KMNISTDataset

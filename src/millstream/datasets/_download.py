@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from email.message import Message
 from typing import IO
 
+from millstream.errors import DownloadError
 from millstream.files.atomic import settle, temporary_path
 from millstream.files.lock import locked
 from millstream.files.safe_path import open_plain, plain_reader
@@ -125,10 +126,6 @@ def _disk_errors() -> Iterator[None]:
         yield
     except OSError as error:
         raise Unwritable(error.strerror) from error
-
-
-class DownloadError(OSError):
-    """A file could not be had from any of its addresses."""
 
 
 @dataclasses.dataclass(frozen=True)

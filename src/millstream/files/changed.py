@@ -6,11 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from millstream.errors import FileChanged
 from millstream.text.errors import describe_value
-
-
-class FileChanged(OSError):
-    """A file is not what it was when it was opened, or has become unreadable."""
 
 
 class Stamp(NamedTuple):

@@ -10,7 +10,8 @@ import urllib.parse
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from millstream.files.changed import FileChanged, Stamp, file_changed
+from millstream.errors import FileChanged
+from millstream.files.changed import Stamp, file_changed
 from millstream.files.urls import shown
 from millstream.text.errors import require_path
 

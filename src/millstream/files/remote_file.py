@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from millstream.files.changed import FileChanged, file_changed
+from millstream.errors import FileChanged
+from millstream.files.changed import file_changed
 from millstream.files.file_cache import FileCache, file_cache
 from millstream.files.object_stores import Piece, Store, StoreFault, open_store
 from millstream.files.remote_options import CloudOptions, options_for

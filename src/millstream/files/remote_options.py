@@ -29,7 +29,7 @@ class CloudOptions:
     Args:
         timeout: Seconds of silence, while connecting or reading, after which an answer is given up.
         deadline: Seconds after which a piece that could not be had is an error. Keep it below
-            `ms.settings.stall_seconds`, whose error knows less.
+            `ms.reading.settings.stall_seconds`, whose error knows less.
         retries: How often a piece is asked for again when the answer breaks off, is late, or an error of the server.
         backoff: Seconds before the second retry; they double every time. The first is at once.
         connections: How many pieces of one file are asked for at the same time.

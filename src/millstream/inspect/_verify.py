@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from millstream.checkpoints import CheckpointStore
+from millstream.errors import VerificationFailed
 from millstream.files import plain
 from millstream.inspect._compare import Mismatch, compare, compare_batches, on_host, raw_key
 from millstream.inspect._explain import calculating, require_loader
@@ -186,18 +187,6 @@ class Verification:
         return "\n\n".join(parts)
 
     __repr__ = __str__
-
-
-class VerificationFailed(AssertionError):
-    """A loader breaks a promise. The text is the table and the first difference.
-
-    Attributes:
-        verification: The result.
-    """
-
-    def __init__(self, verification: Verification) -> None:
-        super().__init__(f"DataLoader.verify has found a difference.\n\n{verification}")
-        self.verification = verification
 
 
 def verify(

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from millstream.files.changed import ABSENT, FileChanged, Stamp, file_changed
+from millstream.errors import FileChanged
+from millstream.files.changed import ABSENT, Stamp, file_changed
 from millstream.files.data_files import LocalFile, local_path
 from millstream.text.errors import describe_value, require_names
 

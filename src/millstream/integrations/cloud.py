@@ -15,7 +15,7 @@ Example:
     [3.0, 1.0]
 """
 
-from millstream.files.changed import FileChanged as FileChanged
+from millstream.errors import FileChanged as FileChanged
 from millstream.files.remote_options import CloudOptions as CloudOptions
 from millstream.files.remote_options import configure as configure
 from millstream.files.remote_options import options_for as options_for

@@ -124,7 +124,7 @@ class PandasRows(Sequence[Row]):
         >>> def fill(row, arrays, rng):
         ...     arrays["label"][...] = row["label"]
         ...     return {"path": row["path"]}
-        >>> source = ms.FillSource(rows, fill, {"label": ((), np.int32)})
+        >>> source = ms.sources.FillSource(rows, fill, {"label": ((), np.int32)})
 
     Args:
         frame: The data frame. Do not change it while a stream runs.

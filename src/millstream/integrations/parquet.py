@@ -9,8 +9,8 @@ from millstream.integrations._chunked import ChunkedSource, common_schema
 from millstream.integrations._file_chunks import ChunkCache, DataFile, FileChunks, InMemoryColumns, readable
 from millstream.integrations._table import Paths, Row, find_files
 from millstream.plan.ordering import Ordering
+from millstream.reading import is_worker
 from millstream.reading.contracts import PyTree
-from millstream.reading.settings import is_worker
 from millstream.text.errors import needs, require_int
 
 _FOOTERS = 32 << 20  # bytes of them that are kept: of thousands of files, those that are in use

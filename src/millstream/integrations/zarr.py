@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from millstream.files.changed import FileChanged, Stamp, describe_samples, file_changed, file_unreadable
+from millstream.errors import FileChanged
+from millstream.files.changed import Stamp, describe_samples, file_changed, file_unreadable
 from millstream.files.data_files import local_path
 from millstream.integrations._table import chosen_columns
 from millstream.plan.ordering import Ordering

@@ -31,13 +31,13 @@ from millstream.pipeline.state import check_origin, check_position, checked_step
 from millstream.pipeline.static_part import StaticPart, settled
 from millstream.plan.ordering import as_shuffle
 from millstream.plan.plan import STEP_LIMIT
+from millstream.reading import is_worker
 from millstream.reading.caches import BatchCache
 from millstream.reading.contracts import IndexedSource, PyTree, Stream
 from millstream.reading.executor import Executor, InGraph
 from millstream.reading.fingerprint import fingerprint
 from millstream.reading.interrupts import Interrupts
 from millstream.reading.reading import OnError
-from millstream.reading.settings import is_worker
 from millstream.reading.stats import LoaderStats
 from millstream.sharding import as_batch_sharding
 from millstream.text.errors import describe_value, function_name, require_bool, require_choice, require_int

@@ -93,7 +93,7 @@ class StreamItem:
     """A batch of a `TrainStream`, for training or for validation.
 
     Example:
-        >>> stream = ms.TrainStream(loader)
+        >>> stream = ms.loader.TrainStream(loader)
         >>> item = next(stream.iterate(stream.init_state(jax.random.key(0))))
         >>> item.training, item.step, item.batch["x"].shape
         (True, 0, (4,))
@@ -117,7 +117,7 @@ class StreamIterator(JoinedIterator):
     """Yields the items of a `TrainStream`, and ends, is interrupted and gives its state like every `BatchIterator`.
 
     Example:
-        >>> stream = ms.TrainStream(loader)
+        >>> stream = ms.loader.TrainStream(loader)
         >>> with stream.iterate(stream.init_state(jax.random.key(0)), end_at=("epoch", 2)) as items:
         ...     items.first_batch, items.last_batch, len(list(items))
         (0, 5, 6)
@@ -185,7 +185,7 @@ class TrainStream:
     Example:
         >>> held_out = ms.ArraySampleSource({"x": np.arange(5.0)}, ordering="sequential")
         >>> validation = ms.DataLoader([held_out, ms.BatchTransform(4)])
-        >>> stream = ms.TrainStream(loader, validation=validation, every=("epoch", 1))
+        >>> stream = ms.loader.TrainStream(loader, validation=validation, every=("epoch", 1))
         >>> state = stream.init_state(jax.random.key(0))
         >>> for item in stream.iterate(state, end_at=("epoch", 2)):
         ...     print("train" if item.training else "validate", item.step)

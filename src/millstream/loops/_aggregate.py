@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from millstream.loops.history import History
-from millstream.loops.logs import Logs, Name
+from millstream.loops._history import History
+from millstream.loops.log_entries import Logs, Name
 from millstream.text.errors import describe_value, function_name
 
 Aggregator = Callable[[list[Any], list[int]], Any]  # of the values of some rows, and the samples their steps had

@@ -13,10 +13,10 @@ from millstream.loops._calls import apply_output
 from millstream.loops._clock import StepSpan
 from millstream.loops._dataset import Batches, LoaderBatches, batch_size
 from millstream.loops._dispatch_limiter import DispatchLimiter, array_of
+from millstream.loops._history import History
 from millstream.loops._tasks import Task
 from millstream.loops.callback import arguments, is_compiled
-from millstream.loops.history import History
-from millstream.loops.logs import Logs, Name, as_logs
+from millstream.loops.log_entries import Logs, Name, as_logs
 from millstream.loops.loop_state import LoopState
 from millstream.loops.metrics import with_computed
 from millstream.reading.contracts import PyTree

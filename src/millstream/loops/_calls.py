@@ -10,7 +10,7 @@ from millstream.loops._run_parts import RunParts
 from millstream.loops._tasks import Task
 from millstream.loops.column import RealRows
 from millstream.loops.elapsed import Elapsed
-from millstream.loops.logs import Logs, as_logs
+from millstream.loops.log_entries import Logs, as_logs
 from millstream.loops.loop_state import LoopState
 from millstream.loops.metrics import with_computed
 from millstream.text.errors import describe_value

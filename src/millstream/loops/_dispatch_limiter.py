@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from millstream.loops.logs import Logs
+from millstream.loops.log_entries import Logs
 
 
 class DispatchLimiter:

@@ -12,12 +12,12 @@ from millstream.loops._acting import Acting
 from millstream.loops._calls import TaskCalls, apply_output, due
 from millstream.loops._dataset import Loader, loader_state
 from millstream.loops._dispatch_limiter import array_of
+from millstream.loops._history import History
 from millstream.loops._run_parts import RunParts
 from millstream.loops._tasks import Task
 from millstream.loops.callback import arguments, bind, is_compiled
 from millstream.loops.elapsed import INT32_LIMIT, Elapsed
-from millstream.loops.history import History
-from millstream.loops.logs import Logs
+from millstream.loops.log_entries import Logs
 from millstream.loops.loop_state import LoopState
 from millstream.loops.saved_run import SavedRun
 from millstream.loops.schedules import Period

@@ -5,14 +5,15 @@ import threading
 import time
 from typing import Any
 
+from millstream.errors import Preempted
 from millstream.loops._calls import TaskCalls
 from millstream.loops._dataset import Loader, contents_of
 from millstream.loops._fused import FusedSteps
 from millstream.loops._run_parts import LoopOptions, RunParts
 from millstream.loops._steps import Steps
-from millstream.loops.logs import Logs
+from millstream.loops.log_entries import Logs
 from millstream.loops.loop_state import LoopOutput
-from millstream.loops.preemption import Preempted, PreemptionPoint
+from millstream.loops.preemption import PreemptionPoint
 from millstream.loops.schedules import Period
 from millstream.reading.interrupts import Terminated
 

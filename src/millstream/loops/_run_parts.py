@@ -9,9 +9,9 @@ from millstream.loops._acting import Policy, acting
 from millstream.loops._clock import Clock
 from millstream.loops._dataset import Batches, Loader, LoaderBatches, as_dataset, open_batches, save_position
 from millstream.loops._dispatch_limiter import DispatchLimiter
+from millstream.loops._history import History
 from millstream.loops._tasks import Task, as_pairs, bind_all, bind_some, parts
 from millstream.loops.elapsed import Elapsed
-from millstream.loops.history import History
 from millstream.loops.loop_state import LoopState
 from millstream.loops.preemption import PreemptionPoint
 from millstream.loops.saved_run import SavedRun, load_run, restore_callbacks

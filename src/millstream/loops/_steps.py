@@ -9,7 +9,7 @@ from millstream.loops._calls import TaskCalls
 from millstream.loops._dataset import too_short
 from millstream.loops._run_parts import RunParts
 from millstream.loops._tasks import Task
-from millstream.loops.logs import Logs, as_logs
+from millstream.loops.log_entries import Logs, as_logs
 from millstream.loops.saved_run import SavedRun
 from millstream.loops.schedules import as_schedule
 from millstream.pipeline.state import LoaderState

@@ -5,8 +5,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from millstream.loops._history import History
 from millstream.loops.elapsed import Elapsed
-from millstream.loops.history import History
 from millstream.loops.loop_state import LoopState
 from millstream.text.errors import describe_value, function_name
 
@@ -93,7 +93,7 @@ class Observer(Callback):
         """Use it by hand, once per step.
 
         Args:
-            elapsed: From `ms.elapse`.
+            elapsed: From `ms.loops.elapse`.
             logs: What the step has logged.
 
         Returns:
@@ -111,7 +111,7 @@ class Noop(Callback):
     """Does nothing.
 
     Example:
-        >>> ms.loop(0, range(3), {ms.every(1): ms.noop}).state
+        >>> ms.loop(0, range(3), {ms.every(1): ms.loops.noop}).state
         0
     """
 
@@ -132,7 +132,7 @@ def register_adapter(kind: type, adapter: Callable[[Any], Any]) -> None:
         >>> class Bell:
         ...     def ring(self):
         ...         print("ding")
-        >>> ms.register_adapter(Bell, lambda bell: lambda state: bell.ring())
+        >>> ms.loops.register_adapter(Bell, lambda bell: lambda state: bell.ring())
         >>> _ = ms.loop(0, range(2), {ms.every(2): Bell()})
         ding
 
@@ -169,7 +169,7 @@ def bind(caller: str, callback: Any) -> Call:
     if not callable(callback):
         raise TypeError(
             f"{caller} needs callbacks: functions of (state, batch, elapsed, loop_state) or of the first few of them, "
-            f"or ms.Callback objects. Got {describe_value(callback)}. (ms.register_adapter teaches loops "
+            f"or ms.Callback objects. Got {describe_value(callback)}. (ms.loops.register_adapter teaches loops "
             "a foreign class.)"
         )
     return _CALLS[arguments(caller, callback)](callback)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from millstream.loops.column import Column
-from millstream.loops.logs import Name, describe_logged, require_name
+from millstream.loops.log_entries import Name, describe_logged, require_name
 
 if TYPE_CHECKING:
-    from millstream.loops.history import History
+    from millstream.loops._history import History
 
 _FEW = 60  # points that are drawn one by one
 _BINS = 1500  # no panel has more dots from left to right

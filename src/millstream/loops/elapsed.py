@@ -31,7 +31,7 @@ class Elapsed:
     multiple of 1,000 that the one before had not.
 
     Example:
-        >>> elapsed = ms.Elapsed(steps=3, samples=96)
+        >>> elapsed = ms.loops.Elapsed(steps=3, samples=96)
         >>> elapsed >= ms.at(samples=96)
         True
 
@@ -147,8 +147,8 @@ def require_elapsed(caller: object, value: object) -> None:
     """
     if not isinstance(value, Elapsed):
         raise TypeError(
-            f"{caller!r} needs an elapsed, as loops and ms.elapse give it. Got {describe_value(value)}. "
-            "Of a number of steps make one: ms.Elapsed(steps=100)."
+            f"{caller!r} needs an elapsed, as loops and ms.loops.elapse give it. Got {describe_value(value)}. "
+            "Of a number of steps make one: ms.loops.Elapsed(steps=100)."
         )
 
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from millstream.checkpoints import CheckpointStore
 from millstream.checkpoints.folders import LinkedFile
 from millstream.files import plain
-from millstream.loops.history import History
+from millstream.loops._history import History
 
 _NAME = re.compile(r"history-(\d+)-(\d+)")
 _BITS = 3  # eight parts become one

@@ -13,13 +13,13 @@ from millstream.files.atomic import require_place, written
 from millstream.files.data_files import local_path, require_file
 from millstream.loops.column import Column
 from millstream.loops.elapsed import Elapsed
-from millstream.loops.logs import Logs, Name, find_entry
+from millstream.loops.log_entries import Logs, Name, find_entry
 from millstream.text.errors import describe_value, needs
 
 if TYPE_CHECKING:
     import pandas
 
-    from millstream.loops.history import History
+    from millstream.loops._history import History
 
 _READER = "History.from_jsonl"
 _ROWS_AT_ONCE = 4096

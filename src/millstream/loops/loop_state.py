@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from millstream.loops._aggregate import concatenate
+from millstream.loops._history import History
 from millstream.loops.elapsed import Elapsed
-from millstream.loops.history import History
-from millstream.loops.logs import Logs
+from millstream.loops.log_entries import Logs
 from millstream.loops.schedules import Period
 from millstream.reading.contracts import PyTree
 
@@ -74,7 +74,7 @@ class LoopState:
         >>> def stop_at_three(state, batch, elapsed, loop_state):
         ...     if state == 3:
         ...         loop_state.stop("it was three")
-        >>> state, _, elapsed = ms.loop(0, range(10), {ms.always(): [lambda state: state + 1, stop_at_three]})
+        >>> state, _, elapsed = ms.loop(0, range(10), {ms.loops.always(): [lambda state: state + 1, stop_at_three]})
         >>> elapsed.steps
         3
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from millstream.loops._metric_adapters import Arrays, Kind, as_kind
-from millstream.loops.logs import Logs
+from millstream.loops.log_entries import Logs
 from millstream.text.errors import describe_leaf, describe_value
 
 
@@ -21,7 +21,7 @@ class Metrics:
     Example:
         >>> def accuracy(preds, target):
         ...     return preds == target
-        >>> metrics = ms.Metrics(accuracy=accuracy)
+        >>> metrics = ms.loops.Metrics(accuracy=accuracy)
         >>> metrics = metrics.update(preds=jnp.array([1, 2, 3, 4]), target=jnp.array([1, 2, 3, 0]))
         >>> metrics = metrics.update(
         ...     preds=jnp.array([1, 0]), target=jnp.array([1, 0]), mask=jnp.array([True, False])

@@ -1,32 +1,10 @@
 """Machines that are taken away: SIGTERM, on one process or on many."""
 
 import itertools
-from typing import Any
 
 import jax
 
-_STATUS = 128 + 15  # what a shell calls a process that SIGTERM has ended
-
 _asked = itertools.count(1)  # over all loops of a process, since the step that is agreed on is never one of the past
-
-
-class Preempted(SystemExit):
-    """SIGTERM has ended a loop, after everything was saved: left alone, it ends the program with status 143.
-
-    Example:
-        >>> try:
-        ...     raise ms.Preempted(None)
-        ... except ms.Preempted as preempted:
-        ...     preempted.code
-        143
-
-    Attributes:
-        loop_output: What the loop would have returned.
-    """
-
-    def __init__(self, loop_output: Any) -> None:
-        super().__init__(_STATUS)
-        self.loop_output = loop_output
 
 
 class PreemptionPoint:

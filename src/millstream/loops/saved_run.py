@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from millstream.checkpoints import Checkpoint, CheckpointStore, DamagedCheckpoint, NoCheckpoint
+from millstream.checkpoints import Checkpoint, CheckpointStore
+from millstream.errors import DamagedCheckpoint, NoCheckpoint
 from millstream.files import plain
 from millstream.loops._dataset import Position, loader_state_at, require_position, saved_loader_state
+from millstream.loops._history import History
 from millstream.loops.callback import Callback
 from millstream.loops.elapsed import FIELDS, Elapsed
-from millstream.loops.history import History
 from millstream.loops.history_parts import decode_history, encode_history
 from millstream.loops.loop_state import S
 from millstream.reading.contracts import PyTree

@@ -13,8 +13,8 @@ class Schedule:
     """Says at each step whether it is due.
 
     Example:
-        >>> schedule = ms.every(10) & ~ms.first(100)
-        >>> schedule(ms.Elapsed(steps=110))
+        >>> schedule = ms.every(10) & ~ms.loops.first(100)
+        >>> schedule(ms.loops.Elapsed(steps=110))
         True
     """
 
@@ -78,7 +78,7 @@ class Period(Schedule):
 
     Example:
         >>> stop = ms.at(epochs=3, time=3600)  # whatever comes first
-        >>> stop.reached(ms.Elapsed(steps=100, epochs=3))
+        >>> stop.reached(ms.loops.Elapsed(steps=100, epochs=3))
         True
 
     Args:
@@ -349,7 +349,7 @@ def every(
     """Due whenever another n steps, samples, epochs or seconds are complete.
 
     Example:
-        >>> [step for step in range(1, 31) if ms.every(10)(ms.Elapsed(steps=step))]
+        >>> [step for step in range(1, 31) if ms.every(10)(ms.loops.Elapsed(steps=step))]
         [10, 20, 30]
     """
     units = _units_given("every", {"steps": steps, "samples": samples, "epochs": epochs, "time": time}, least=1)
@@ -382,7 +382,7 @@ def once(steps: int | None = None, **units: Any) -> Period:
     """Due at one step only: that which reaches this point. The same as `at`, where that reads better.
 
     Example:
-        >>> ms.once(epochs=1)
+        >>> ms.loops.once(epochs=1)
         at(epochs=1)
     """
     return _named_point("once", steps, **units)
@@ -392,7 +392,7 @@ def after(steps: int | None = None, **units: Any) -> _After:
     """Due at every step from this point on; `after(100).every(10)` and `after(100) >> schedule` count from there.
 
     Example:
-        >>> [step for step in range(1, 20) if ms.after(3).every(5)(ms.Elapsed(steps=step))]
+        >>> [step for step in range(1, 20) if ms.after(3).every(5)(ms.loops.Elapsed(steps=step))]
         [8, 13, 18]
     """
     return _After(_named_point("after", steps, **units))
@@ -402,7 +402,7 @@ def first(steps: int | None = None, **units: Any) -> Schedule:
     """Due at the first step, or the first n steps (samples, epochs, seconds).
 
     Example:
-        >>> [step for step in range(1, 5) if ms.first(2)(ms.Elapsed(steps=step))]
+        >>> [step for step in range(1, 5) if ms.loops.first(2)(ms.loops.Elapsed(steps=step))]
         [1, 2]
     """
     return _First(_named_point("first", 1 if steps is None and not units else steps, **units))
@@ -412,7 +412,7 @@ def last() -> Schedule:
     """Due at the end of the run, after its last step.
 
     Example:
-        >>> due = ms.every(100) | ms.last()
+        >>> due = ms.every(100) | ms.loops.last()
     """
     return _Last()
 
@@ -421,7 +421,7 @@ def always() -> Schedule:
     """Due at every step.
 
     Example:
-        >>> ms.always()(ms.Elapsed(steps=1))
+        >>> ms.loops.always()(ms.loops.Elapsed(steps=1))
         True
     """
     return _Constant(True)
@@ -431,7 +431,7 @@ def never() -> Schedule:
     """Never due; as `stop`, a run that only its data or a callback ends.
 
     Example:
-        >>> ms.never()(ms.Elapsed(steps=1))
+        >>> ms.never()(ms.loops.Elapsed(steps=1))
         False
     """
     return _Constant(False)
@@ -441,7 +441,7 @@ def piecewise(schedule: Any, later: Mapping[Any, Any]) -> Schedule:
     """One schedule, and others from given points on, each counting from its point.
 
     Example:
-        >>> due = ms.piecewise(ms.every(10), {100: ms.every(50), ms.at(epochs=10): ms.never()})
+        >>> due = ms.loops.piecewise(ms.every(10), {100: ms.every(50), ms.at(epochs=10): ms.never()})
 
     Args:
         schedule: Due until the first point.

@@ -1,4 +1,4 @@
-"""Where samples are read: executors and what they speak of, caches on disk. Importing this room does not load JAX."""
+"""Where samples are read: executors and what they are made of, and caches on disk. Imports no JAX."""
 
 from millstream._lazy import table_of_contents
 

@@ -258,7 +258,7 @@ def debug_batch_references() -> None:
         >>> source = ms.DiskSampleSource(8, lambda index: {"x": np.float32(index)})
         >>> loader = ms.DataLoader([source, ms.BatchTransform(4)])
         >>> kept = [batch for batch, mask in loader.iterate(loader.init_state(jax.random.key(0)))]
-        >>> ms.debug_batch_references()  # doctest: +ELLIPSIS
+        >>> ms.reading.debug_batch_references()  # doctest: +ELLIPSIS
         2 batches are held:
           batch 0: item 0 of the list `kept`, a global variable of ...
           batch 1: item 1 of the list `kept`, a global variable of ...

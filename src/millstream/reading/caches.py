@@ -105,7 +105,7 @@ class ArrayCache:
     """Keep arrays that you compute from batches, such as the outputs of an encoder.
 
     Example:
-        >>> cache = ms.ArrayCache("latents", of={"encoder": "vit-b, step 10000", "images": "train"})
+        >>> cache = ms.reading.ArrayCache("latents", of={"encoder": "vit-b, step 10000", "images": "train"})
         >>> for batch, mask, info in loader.iterate(state, steps=6, with_info=True):
         ...     latents = cache.get(info)
         ...     if latents is None:

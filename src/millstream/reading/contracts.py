@@ -14,7 +14,7 @@ class IndexedSource(Protocol):
     """Samples that can be read in any order: the plan decides which, the source only reads them.
 
     Example:
-        >>> isinstance(ms.ArraySampleSource({"x": np.arange(3)}), ms.IndexedSource)
+        >>> isinstance(ms.ArraySampleSource({"x": np.arange(3)}), ms.sources.IndexedSource)
         True
     """
 
@@ -46,7 +46,7 @@ class Stream(Protocol):
     """Values that come one after the other and depend on a state: an environment, a buffer, a composed source.
 
     Example:
-        >>> isinstance(ms.BatchTransform(4)(ms.ArraySampleSource({"x": np.arange(8)})), ms.Stream)
+        >>> isinstance(ms.BatchTransform(4)(ms.ArraySampleSource({"x": np.arange(8)})), ms.sources.Stream)
         True
     """
 

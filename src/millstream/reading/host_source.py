@@ -16,9 +16,9 @@ class HostSource:
     """An indexed source without arrays. A subclass has a length, `sample_spec` and `read_rows`; the rest follows.
 
     Example:
-        >>> class Squares(ms.HostSource):
+        >>> class Squares(ms.sources.HostSource):
         ...     ordering = "sequential"
-        ...     sample_spec = ms.spec_of("Squares", {"x": np.float32(0)})
+        ...     sample_spec = ms.sources.spec_of("Squares", {"x": np.float32(0)})
         ...     def __len__(self):
         ...         return 10
         ...     def read_rows(self, indices, out, keys=None):

@@ -29,7 +29,7 @@ class Processes:
             in the stream is known at its end only.
         startup: A function called once in each worker, before it reads.
         nice: How much less than the main process the workers press for a core, from 0 to 19.
-        timeout: Seconds without a batch that are an error; None for `ms.settings.stall_seconds`.
+        timeout: Seconds without a batch that are an error; None for `ms.reading.settings.stall_seconds`.
         memory_limit: Bytes of shared memory for batches, at most. If you hold on to so many that it is reached, further
             ones are copied out of it, and a warning says who holds them. None for a quarter of the machine's memory.
     """

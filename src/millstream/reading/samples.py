@@ -278,7 +278,7 @@ def spec_of(caller: str, sample: PyTree) -> SampleSpec:
     """The spec of a sample, or of a tree of anything with shape and dtype; dtypes become those JAX will give.
 
     Example:
-        >>> spec = ms.spec_of("Letters", {"letter": np.uint8(0), "count": np.int64(0)})
+        >>> spec = ms.sources.spec_of("Letters", {"letter": np.uint8(0), "count": np.int64(0)})
         >>> spec.names, [str(dtype) for dtype in spec.dtypes]
         (("['count']", "['letter']"), ['int32', 'uint8'])
 

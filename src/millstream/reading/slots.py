@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from millstream.reading.exceptions import SharedMemoryFull
+from millstream.errors import SharedMemoryFull
 from millstream.reading.memory import ALIGNMENT, aligned_empty
 
 _SEARCH_SECONDS = 5.0  # between two searches of all memory for batches that nobody can reach any more

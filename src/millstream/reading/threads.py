@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from millstream.errors import WorkerStalled
 from millstream.plan.planned import Request
-from millstream.reading.exceptions import WorkerStalled
+from millstream.reading._settings import settings
 from millstream.reading.host_source import HostSource
 from millstream.reading.reading import ReadBatch, Reading, Report
-from millstream.reading.settings import settings
 from millstream.reading.slots import Layout, Slot, Slots, slots_for
 from millstream.text.errors import ends_silently, noted, require_bool, require_int, require_positive
 
@@ -169,7 +169,7 @@ class ThreadBackend:
             raise WorkerStalled(
                 f"{name} has been reading for {limit:.0f} s without an end. {_whereabouts(jobs[0])}\n"
                 "Is a disk or a server not answering? If this is how long a batch takes, give the executor a longer "
-                f"timeout, or set ms.settings.stall_seconds.\n{_stack(jobs[0])}"
+                f"timeout, or set ms.reading.settings.stall_seconds.\n{_stack(jobs[0])}"
             )
 
     def drop(self, job: _ThreadJob) -> None:
@@ -304,7 +304,7 @@ class Threads:
         workers: How many threads.
         ordered: False hands out whichever batch is read first. Every sample still comes exactly once, but the position
             in the stream is known at its end only.
-        timeout: Seconds without a batch that are an error; None for `ms.settings.stall_seconds`.
+        timeout: Seconds without a batch that are an error; None for `ms.reading.settings.stall_seconds`.
     """
 
     workers: int

@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from millstream.callbacks.log_file import UNITS
-from millstream.callbacks.record import RECORD
-from millstream.checkpoints import DamagedCheckpoint
+from millstream.callbacks.log_file import RECORD, UNITS
 from millstream.checkpoints.folders import step_name, steps_in
 from millstream.checkpoints.manifest import making_sense_of, read_manifest
+from millstream.errors import DamagedCheckpoint
 from millstream.files.safe_path import plain_reader
-from millstream.loops.history import History
+from millstream.loops import History
 from millstream.loops.history_parts import decode_history, is_history
 from millstream.report._run_data import RunData, times_of
 from millstream.text.errors import describe_value, require_path
@@ -31,8 +30,8 @@ _LOOKS_FOR = f"""\
 It looks for:
   a folder of ms.record: {RECORD} in it
   a folder of ms.checkpoint: folders named by steps, such as 0000000100
-  a file of ms.jsonl_logger: its name ends with .jsonl
-  a file of ms.csv_logger: its name ends with .csv"""
+  a file of ms.callbacks.jsonl_logger: its name ends with .jsonl
+  a file of ms.callbacks.csv_logger: its name ends with .csv"""
 
 
 class Rows:
@@ -115,7 +114,7 @@ def _whole_lines(path: pathlib.Path) -> Iterator[dict[str, Any]]:
 
 
 def read_jsonl(path: pathlib.Path) -> RunData:
-    """The run that `ms.jsonl_logger` or `History.to_jsonl` has written to a file, or `ms.record`."""
+    """The run that `ms.callbacks.jsonl_logger` or `History.to_jsonl` has written to a file, or `ms.record`."""
     with plain_reader(path, follow=True) as file:
         first = file.readline()
     if first.startswith(_BEGIN_OF_RECORD):
@@ -124,7 +123,7 @@ def read_jsonl(path: pathlib.Path) -> RunData:
 
 
 def read_csv(path: pathlib.Path) -> RunData:
-    """The run that `ms.csv_logger` or `History.to_csv` has written to a file."""
+    """The run that `ms.callbacks.csv_logger` or `History.to_csv` has written to a file."""
     made = Rows()
     with plain_reader(path, follow=True) as file:  # text would be split at "\r", too, which may be in a name
         # A line without an end is that of somebody who was killed in the middle of it. Half a number is a number, too.
@@ -132,16 +131,16 @@ def read_csv(path: pathlib.Path) -> RunData:
         header = next(rows, [])
         if tuple(header[: len(UNITS)]) != UNITS:
             raise ValueError(
-                f"{_CALLER} reads tables as ms.csv_logger writes them, whose header begins with {','.join(UNITS)}. "
-                f"{path} begins with {describe_value(','.join(header))}."
+                f"{_CALLER} reads tables as ms.callbacks.csv_logger writes them, whose header begins with "
+                f"{','.join(UNITS)}. {path} begins with {describe_value(','.join(header))}."
             )
         for row in rows:
             try:
                 _add_row(made, header, row)
             except ValueError:
                 raise ValueError(
-                    f"{_CALLER} reads tables as ms.csv_logger writes them. Line {rows.line_num} of {path} is not a row "
-                    f"of one: {describe_value(','.join(row))}."
+                    f"{_CALLER} reads tables as ms.callbacks.csv_logger writes them. Line {rows.line_num} of {path} "
+                    f"is not a row of one: {describe_value(','.join(row))}."
                 ) from None
     return RunData(path.stem, "a table", made.history())
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from millstream.loops import History
 from millstream.loops.curves import Curve, panels
-from millstream.loops.history import History
 
 # What the time of a run is used for, in the order in which it is shown; the rest of it are steps.
 USES = {
@@ -17,7 +17,7 @@ USES = {
     "callbacks": "callbacks, logging, saving",
     "compiling": "compiling and starting",
 }
-# What ms.throughput logs; a record measures the same.
+# What ms.callbacks.throughput logs; a record measures the same.
 _MEASURED = {"seconds", "samples_per_second", "steps_per_second", "step_time", "compile_time", "data_wait"}
 
 

@@ -181,7 +181,8 @@ def advice(run: RunData) -> str:
     if odd:
         name, count, step = odd[0]
         times = "once" if count == 1 else f"{count:,} times"
-        return f"{name} was not finite {times}, first at step {step:,}: ms.terminate_on_nan() stops such a run there."
+        found = f"{name} was not finite {times}, first at step {step:,}"
+        return f"{found}: ms.callbacks.terminate_on_nan() stops such a run there."
     if run.times is None:
         return (
             f"This is read from {run.kind}, which does not say what the time was used for, what the data went through "

@@ -29,13 +29,14 @@ def write_report(runs: _Path | Iterable[_Path], output: _Path | None = None) -> 
 
     Example:
         >>> from millstream.report.page import write_report
-        >>> with ms.csv_logger("losses.csv") as writer:
-        ...     stopped = writer(ms.Elapsed(steps=1, samples=32), {"loss": 0.5})
+        >>> with ms.callbacks.csv_logger("losses.csv") as writer:
+        ...     stopped = writer(ms.loops.Elapsed(steps=1, samples=32), {"loss": 0.5})
         >>> write_report("losses.csv").name
         'losses.html'
 
     Args:
-        runs: Folders of `ms.record` or `ms.checkpoint`, files of `ms.jsonl_logger` or `ms.csv_logger`.
+        runs: Folders of `ms.record` or `ms.checkpoint`, files of `ms.callbacks.jsonl_logger` or
+            `ms.callbacks.csv_logger`.
         output: The file to write. None: `report.html` in the folder of the run, or a file beside its own; of several
             runs, `report.html` in the current folder.
 

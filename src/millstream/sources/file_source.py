@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream.files.changed import FileChanged
+from millstream.errors import FileChanged
 from millstream.files.data_files import File, LocalFile, recorded
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree

@@ -40,7 +40,7 @@ class FillSource(SampleReader):
         ...     arrays["length"][...] = len(word)
         ...     return {"word": word}
         >>> spec = {"letters": ((8,), np.uint8), "length": ((), np.int32)}
-        >>> source = ms.FillSource(["oat", "rye", "barley"], fill, spec)
+        >>> source = ms.sources.FillSource(["oat", "rye", "barley"], fill, spec)
         >>> loader = ms.DataLoader([source, ms.BatchTransform(2)], executor=ms.Threads(2))
 
     `arrays` are views of memory that is used again for other batches: write into them (`arrays["length"][...] = 3`) and

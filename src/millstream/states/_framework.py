@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 import jax
 import jax.numpy as jnp
 
-from millstream.loops.logs import Logs
+from millstream.loops.log_entries import Logs
 from millstream.loops.metrics import Metrics
 from millstream.reading.contracts import PyTree
 from millstream.states import _managed_step
@@ -289,7 +289,7 @@ def new_framework_state(
         caller: The caller's name, for errors.
         tx: The optimizer.
         losses: Functions by name.
-        metrics: What `ms.Metrics` takes, by name.
+        metrics: What `ms.loops.Metrics` takes, by name.
         input_key: See `BatchLayout`.
         target_key: See `BatchLayout`.
         options: For `ManagedState.create`.
@@ -300,7 +300,7 @@ def new_framework_state(
         raise TypeError(f"{caller} knows no argument {', '.join(unknown)}. It passes on: {', '.join(_OPTIONS)}.")
     if metrics is not None and not isinstance(metrics, Mapping | Metrics):
         raise TypeError(
-            f'{caller} needs metrics as a dict by name, metrics={{"accuracy": fn}}, or ms.Metrics. '
+            f'{caller} needs metrics as a dict by name, metrics={{"accuracy": fn}}, or ms.loops.Metrics. '
             f"Got {describe_value(metrics)}."
         )
     for name, key in (("input_key", input_key), ("target_key", target_key)):

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 from millstream.reading.contracts import PyTree
 from millstream.states._new_arrays import as_arrays, check_key, check_params, copied, split_fields, unshared, wide_copy
 from millstream.states._precision import LossScale, Precision, as_loss_scale, as_precision, at_least_32_bits, cast
+from millstream.states._strategy_names import get_strategy
 from millstream.states.gradients import Accumulate
-from millstream.states.strategies import Strategy, get_strategy
+from millstream.states.strategies import Strategy
 from millstream.text.errors import describe_value, require_bool, require_int, require_positive
 
 _STATIC = {"static": True}

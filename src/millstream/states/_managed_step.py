@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from millstream.loops.logs import Logs, as_logs
+from millstream.loops.log_entries import Logs, as_logs
 from millstream.pipeline.state import strong
 from millstream.reading.contracts import PyTree
 from millstream.reading.dtypes import kept

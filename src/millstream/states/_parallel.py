@@ -20,7 +20,7 @@ from millstream.sharding import (
     make_fsdp_mesh_config,
 )
 from millstream.sharding.global_batch import common_rows, global_rows, local_shards
-from millstream.states.strategies import Strategy, Traced, jitted, register_strategy
+from millstream.states.strategies import Strategy, Traced, jitted
 from millstream.text.errors import require_int
 
 
@@ -163,9 +163,3 @@ def _placed(leaf: Any, sharding: NamedSharding) -> Any:
     # `device_put` would send all data to all processes to compare them.
     whole = np.asarray(leaf)
     return jax.make_array_from_callback(whole.shape, sharding, whole.__getitem__)
-
-
-register_strategy("data_parallel", DataParallel())
-register_strategy("data_parallel_donate", DataParallel(donate=True))
-register_strategy("fsdp", FSDP())
-register_strategy("fsdp_donate", FSDP(donate=True))

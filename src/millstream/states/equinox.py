@@ -69,7 +69,7 @@ def create_equinox_state(
         module: The module.
         tx: An optimizer, such as those of optax.
         losses: Functions by name, see `create_flax_state`.
-        metrics: What `ms.Metrics` takes, by name, see `create_flax_state`.
+        metrics: What `ms.loops.Metrics` takes, by name, see `create_flax_state`.
         strategy: How steps run, see `ManagedState.create`.
         key: For dropout and anything random. Required if the module insists on one.
         input_key: See `create_flax_state`.

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from millstream.loops.logs import Logs
+from millstream.loops.log_entries import Logs
 from millstream.reading.contracts import PyTree
 from millstream.sharding.global_batch import common_rows
 from millstream.states._batch_layout import is_masked

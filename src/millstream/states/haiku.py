@@ -62,7 +62,7 @@ def create_haiku_state(
         tx: An optimizer, such as those of optax.
         key: For the first parameters, and for dropout and anything random, again at each step.
         losses: Functions by name, see `create_flax_state`.
-        metrics: What `ms.Metrics` takes, by name, see `create_flax_state`.
+        metrics: What `ms.loops.Metrics` takes, by name, see `create_flax_state`.
         strategy: How steps run, see `ManagedState.create`.
         input_key: See `create_flax_state`.
         target_key: See `create_flax_state`.

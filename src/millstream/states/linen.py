@@ -76,7 +76,7 @@ def create_flax_state(
         inputs: An example of what it is called with, any number of rows; a tuple is several arguments.
         tx: An optimizer, such as those of optax.
         losses: Functions by name; their sum is minimised.
-        metrics: What `ms.Metrics` takes, by name, or `ms.Metrics`.
+        metrics: What `ms.loops.Metrics` takes, by name, or `ms.loops.Metrics`.
         strategy: How steps run, see `ManagedState.create`.
         key: For the first parameters, and for dropout and anything random, again at each step. By default
             `jax.random.key(0)`.

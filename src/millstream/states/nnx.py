@@ -62,7 +62,7 @@ def create_nnx_state(
         model: The module.
         tx: An optimizer, such as those of optax.
         losses: Functions by name, see `create_flax_state`.
-        metrics: What `ms.Metrics` takes, by name, see `create_flax_state`.
+        metrics: What `ms.loops.Metrics` takes, by name, see `create_flax_state`.
         strategy: How steps run, see `ManagedState.create`.
         key: What losses that ask for a key get one from, again at each step.
         input_key: See `create_flax_state`.

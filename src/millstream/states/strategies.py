@@ -8,11 +8,9 @@ import jax
 from jax.core import Tracer
 
 from millstream.reading.contracts import PyTree
-from millstream.text.errors import describe_value, require_int
+from millstream.text.errors import require_int
 
 Traced = Callable[..., tuple[Any, Any]]  # (state, batch, elapsed) -> (logs, state)
-
-_strategies: dict[str, "Strategy"] = {}
 
 
 class Strategy:
@@ -104,55 +102,3 @@ def jitted(traced: Traced, *, donate: bool) -> Traced:
         return compiled(state, batch, elapsed)
 
     return run
-
-
-def register_strategy(name: str, strategy: Strategy) -> None:
-    """Give a strategy a name that `ManagedState.create` knows.
-
-    Example:
-        >>> ms.managed.register_strategy("careful", ms.managed.Eager())
-        >>> ms.managed.get_strategy("careful")
-        Eager()
-
-    Args:
-        name: With dashes or underscores, which mean the same.
-        strategy: A value.
-    """
-    if not isinstance(name, str) or not isinstance(strategy, Strategy):
-        raise TypeError(
-            "register_strategy needs a name and a managed.Strategy. "
-            f"Got {describe_value(name)} and {describe_value(strategy)}."
-        )
-    if _plain(name) in _strategies:
-        raise ValueError(f"register_strategy has a strategy {_plain(name)!r} already: {_strategies[_plain(name)]}.")
-    _strategies[_plain(name)] = strategy
-
-
-def get_strategy(strategy: str | Strategy, caller: str = "get_strategy") -> Strategy:
-    """The strategy of a name; a strategy as it is.
-
-    Example:
-        >>> ms.managed.get_strategy("jit")
-        Jit(donate=False)
-
-    Args:
-        strategy: A name or a strategy.
-        caller: Who needs it, for errors.
-    """
-    if isinstance(strategy, Strategy):
-        return strategy
-    if isinstance(strategy, str) and _plain(strategy) in _strategies:
-        return _strategies[_plain(strategy)]
-    raise ValueError(
-        f"{caller} knows no strategy {describe_value(strategy)}. There are: {', '.join(map(repr, _strategies))}; "
-        "register_strategy adds others."
-    )
-
-
-def _plain(name: str) -> str:
-    return name.replace("-", "_")
-
-
-register_strategy("eager", Eager())
-register_strategy("jit", Jit())
-register_strategy("jit_donate", Jit(donate=True))

@@ -49,7 +49,7 @@ def set_buffer_priorities(state: PyTree, indices: Any, priorities: Any) -> PyTre
         >>> replay = ms.BufferTransform(capacity=8, prefill=4, sample_size=4, mode="prioritised")
         >>> loader = ms.DataLoader([ms.ArraySampleSource({"x": np.arange(10.0)}), replay])
         >>> batch, state, mask = loader.next_batch(loader.init_state(jax.random.key(0)))
-        >>> state = ms.set_buffer_priorities(state, batch["buffer_index"], jnp.abs(batch["x"]))
+        >>> state = ms.transforms.set_buffer_priorities(state, batch["buffer_index"], jnp.abs(batch["x"]))
 
     Args:
         state: A loader's or a stream's state.

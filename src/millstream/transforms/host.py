@@ -29,7 +29,7 @@ class HostCallbackTransform(Transform):
 
     Example:
         >>> seen = []
-        >>> stage = ms.HostCallbackTransform(lambda batch, mask: seen.append(int(mask.sum())))
+        >>> stage = ms.transforms.HostCallbackTransform(lambda batch, mask: seen.append(int(mask.sum())))
 
     Args:
         fn: `fn(batch, mask)` returns None, or a batch of the same structure, shapes and dtypes to continue with. For

@@ -52,8 +52,8 @@ class FlattenImageTransform(_BehindInner, ms.FlattenImageTransform):
     """
 
 
-class HostCallbackTransform(_BehindInner, ms.HostCallbackTransform):
-    """`millstream.HostCallbackTransform`, with or without the source it comes after.
+class HostCallbackTransform(_BehindInner, ms.transforms.HostCallbackTransform):
+    """`millstream.transforms.HostCallbackTransform`, with or without the source it comes after.
 
     Example:
         >>> from millstream.dialects import cereal

@@ -32,10 +32,10 @@ from millstream.dialects.ciclo.schedules import at as at
 from millstream.dialects.ciclo.schedules import every as every
 from millstream.dialects.ciclo.schedules import never as never
 from millstream.dialects.ciclo.schedules import piecewise as piecewise
+from millstream.loops import History as History
+from millstream.loops import history as history
 from millstream.loops.elapsed import Elapsed as Elapsed
-from millstream.loops.history import History as History
-from millstream.loops.history import history as history
-from millstream.loops.logs import Logs as Logs
+from millstream.loops.log_entries import Logs as Logs
 from millstream.loops.loop_state import LoopOutput as LoopOutput
 from millstream.loops.loop_state import LoopState as LoopState
 from millstream.loops.named import on_epoch_end as on_epoch_end

@@ -10,7 +10,7 @@ import jax
 import millstream as ms
 from millstream.loops.callback import Callback, register_adapter
 from millstream.loops.elapsed import Elapsed
-from millstream.loops.logs import Logs
+from millstream.loops.log_entries import Logs
 from millstream.loops.schedules import Schedule, every
 
 P = ParamSpec("P")
@@ -140,10 +140,10 @@ def elapse(
         initial: How far an earlier run had come.
         stop: When to end: a number of steps, or `at(...)`. None: with the data.
         batch_size_fn: How many samples a batch has, by the shapes of its arrays. By default, the longest first axis.
-        **options: What `ms.elapse` takes besides.
+        **options: What `ms.loops.elapse` takes besides.
     """
     size_of = None if batch_size_fn is None else _by_shapes(batch_size_fn)
-    return ms.elapse(dataset, initial=initial, stop=stop, batch_size_fn=size_of, **options)
+    return ms.loops.elapse(dataset, initial=initial, stop=stop, batch_size_fn=size_of, **options)
 
 
 def logs(*args: Any, **kwargs: Any) -> Logs:

@@ -6,9 +6,9 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
+from millstream.managed import Strategy, get_strategy
 from millstream.pipeline.state import strong
 from millstream.reading.contracts import PyTree
-from millstream.states.managed import Strategy, get_strategy
 from millstream.text.errors import needs
 
 with needs("ciclo.managed.ManagedState", "flax", "train"):

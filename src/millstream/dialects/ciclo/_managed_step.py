@@ -9,13 +9,13 @@ from typing import Any
 
 import jax
 
+from millstream import managed
 from millstream.dialects.ciclo._loops import LoopElement, inject, positional
-from millstream.loops.logs import Logs
+from millstream.loops.log_entries import Logs
+from millstream.managed import Strategy, get_strategy
 from millstream.pipeline.state import strong
 from millstream.reading.contracts import PyTree
-from millstream.states import managed
 from millstream.states.gradients import total_loss
-from millstream.states.managed import Strategy, get_strategy
 from millstream.states.strategies import Traced
 from millstream.text.errors import describe_value, function_name
 

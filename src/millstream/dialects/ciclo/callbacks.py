@@ -8,7 +8,7 @@ from millstream.dialects.ciclo._loops import LoopCallbackBase as LoopCallbackBas
 from millstream.dialects.ciclo._loops import LoopElement as LoopElement
 from millstream.dialects.ciclo._loops import WrappedCallback, wrapping
 from millstream.loops.elapsed import Elapsed
-from millstream.loops.logs import Logs
+from millstream.loops.log_entries import Logs
 
 __all__ = [
     "LoopCallbackBase",
@@ -23,9 +23,9 @@ __all__ = [
 ]
 
 inner_loop = wrapping(ms.inner_loop)
-keras_bar = wrapping(ms.keras_bar)
-wandb_logger = wrapping(ms.wandb_logger)
-noop = WrappedCallback(ms.noop)
+keras_bar = wrapping(ms.callbacks.keras_bar)
+wandb_logger = wrapping(ms.callbacks.wandb_logger)
+noop = WrappedCallback(ms.loops.noop)
 
 
 class checkpoint(WrappedCallback):
@@ -88,7 +88,7 @@ class early_stopping(WrappedCallback):
         restore_best_weights: bool = False,
     ) -> None:
         options: dict[str, Any] = {"baseline": baseline, "restore_best_weights": restore_best_weights}
-        super().__init__(ms.early_stopping(monitor, patience, min_delta=min_delta, mode=mode, **options))
+        super().__init__(ms.callbacks.early_stopping(monitor, patience, min_delta=min_delta, mode=mode, **options))
 
 
 class tqdm_bar(WrappedCallback):
@@ -100,7 +100,7 @@ class tqdm_bar(WrappedCallback):
     """
 
     def __init__(self, total: Any = None, **tqdm_options: Any) -> None:
-        super().__init__(ms.tqdm_bar(total, **tqdm_options))
+        super().__init__(ms.callbacks.tqdm_bar(total, **tqdm_options))
 
     def __call__(self, elapsed: Elapsed, batch: Any = None) -> None:
         """Show by hand how far a run is.

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any
 from millstream.dialects.ciclo._managed_step import ManagedStep as ManagedStep
 from millstream.dialects.ciclo._managed_step import step as step
 from millstream.dialects.ciclo._managed_step import train_step as train_step
-from millstream.states.managed import DataParallel as DataParallel
-from millstream.states.managed import Eager as Eager
-from millstream.states.managed import Jit as JIT
-from millstream.states.managed import Strategy as Strategy
-from millstream.states.managed import get_strategy as get_strategy
-from millstream.states.managed import register_strategy as register_strategy
+from millstream.managed import DataParallel as DataParallel
+from millstream.managed import Eager as Eager
+from millstream.managed import Jit as JIT
+from millstream.managed import Strategy as Strategy
+from millstream.managed import get_strategy as get_strategy
+from millstream.managed import register_strategy as register_strategy
 
 if TYPE_CHECKING:
     from millstream.dialects.ciclo._managed_state import ManagedState as ManagedState

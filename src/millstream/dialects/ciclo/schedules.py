@@ -69,4 +69,4 @@ def piecewise(schedule: Any, period_schedules: Mapping[Any, Any]) -> Schedule:
         schedule: Due until the first point.
         period_schedules: What is due from which point on.
     """
-    return ms.piecewise(schedule, period_schedules)
+    return ms.loops.piecewise(schedule, period_schedules)

@@ -9,9 +9,9 @@ from millstream.dialects.hydrax._batch import ValidationBatch as ValidationBatch
 from millstream.dialects.hydrax._data_group import ArrayLayout as ArrayLayout
 from millstream.dialects.hydrax._data_group import DataGroup as DataGroup
 from millstream.dialects.hydrax._dataloader import Dataloader as Dataloader
+from millstream.errors import WorkerStalled as BatchTimeoutError
+from millstream.reading import is_worker as is_worker
 from millstream.reading.batch_holders import debug_batch_references as debug_batch_references
-from millstream.reading.exceptions import WorkerStalled as BatchTimeoutError
-from millstream.reading.settings import is_worker as is_worker
 
 __all__ = [
     "ArrayLayout",

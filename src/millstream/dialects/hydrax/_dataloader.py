@@ -179,7 +179,7 @@ class Dataloader(Generic[D]):
         self._valid = {name: GroupLoader(group, reading, training=False) for name, group in named(valid).items()}
         validated = _mixed(self._valid, interleave=False) if valid else None
         mixed = _mixed(self._train, interleave=interleave_groups)
-        self._stream = ms.TrainStream(mixed, validation=validated, every=every)
+        self._stream = ms.loader.TrainStream(mixed, validation=validated, every=every)
         self._state = self._stream.init_state(_KEY, start_at)
         self._first = start_at[0] * self.batches_per_epoch + start_at[1]
         self._last = None if self._end_at is None else self._batches(self._end_at)

@@ -120,7 +120,7 @@ class GroupLoader:
         layouts = group.cache_layouts if group.loader_layouts is None else group.loader_layouts
         assert layouts is not None
         read = self.computed is None or group.loader_layouts is not None
-        source = ms.FillSource(
+        source = ms.sources.FillSource(
             *self._items_and_fill(reading, layouts),
             {name: (layout.shape[1:], layout.numpy_dtype) for name, layout in layouts.items()} if read else _NO_ARRAYS,
             ordering=ms.Shuffle(group.mode(training), first_epoch=group.shuffle_first),

@@ -14,14 +14,14 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from millstream.errors import WorkerStalled
 from millstream.files.plain import encode
 from millstream.plan.planned import Request
+from millstream.reading._settings import settings
 from millstream.reading.batch_holders import describe_newest
 from millstream.reading.derived_sources import named_parts
-from millstream.reading.exceptions import WorkerStalled
 from millstream.reading.host_source import HostSource
 from millstream.reading.reading import ReadBatch
-from millstream.reading.settings import settings
 from millstream.reading.slots import Layout, Slots, slots_for
 from millstream.reading.workers.messages import SETUP, SlotLayout
 from millstream.reading.workers.payload import explain_unpicklable, pack
@@ -233,7 +233,7 @@ class ProcessBackend:
         return (
             f"{self._source_name}: no batch for {limit:.3g} s.\n{describe_workers(self._group.workers)}\n"
             "Is a disk or a server not answering? If this is how long a batch takes, give Processes a longer timeout, "
-            f"or set ms.settings.stall_seconds.\n{stacks_of_busy(self._group.workers)}"
+            f"or set ms.reading.settings.stall_seconds.\n{stacks_of_busy(self._group.workers)}"
         )
 
 

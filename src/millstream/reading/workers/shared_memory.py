@@ -9,8 +9,8 @@ from typing import cast
 
 import numpy as np
 
-from millstream.reading.exceptions import SharedMemoryFull
-from millstream.reading.settings import settings
+from millstream.errors import SharedMemoryFull
+from millstream.reading._settings import settings
 
 _NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT)
 

@@ -16,10 +16,10 @@ import numpy as np
 
 from millstream.files.plain import decode, encode
 from millstream.plan.planned import Request
+from millstream.reading._settings import become_worker
 from millstream.reading.exception_record import record
 from millstream.reading.host_source import HostSource
 from millstream.reading.reading import Reading, Report
-from millstream.reading.settings import become_worker
 from millstream.reading.workers.channel import MAX_FRAME, Channel
 from millstream.reading.workers.messages import DONE, FAILED, READ, READY, SETUP, TIMED, ReadMessage, SlotLayout
 from millstream.reading.workers.payload import unpack

@@ -9,10 +9,10 @@ import struct
 import weakref
 from typing import Any
 
+from millstream.errors import WorkerCrashed
 from millstream.files.plain import decode
 from millstream.plan.planned import Request
 from millstream.reading.exception_record import rebuild
-from millstream.reading.exceptions import WorkerCrashed
 from millstream.reading.reading import Report
 from millstream.reading.slots import Slot
 from millstream.reading.workers.messages import DONE, FAILED, READ, READY, TIMED, ReadMessage, SlotLayout

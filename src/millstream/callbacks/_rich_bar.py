@@ -25,7 +25,7 @@ def rich_bar(
     """A bar of rich, with the time that is left and the metrics: means of this epoch, weighted by samples.
 
     Example:
-        >>> bar = ms.rich_bar(total=3, disable=True)
+        >>> bar = ms.callbacks.rich_bar(total=3, disable=True)
         >>> _ = ms.loop(0, range(3), {ms.every(1): [bar]})
 
     What is printed while it runs appears above it. Into a file or a pipe go whole lines: for every epoch what it has

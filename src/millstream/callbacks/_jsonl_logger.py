@@ -51,7 +51,7 @@ def jsonl_logger(path: str | os.PathLike[str], *, every: Any = None, overwrite: 
         >>> import json, pathlib
         >>> def train_step(state, batch):
         ...     return ms.logs().add_metric("loss", 0.5), state + 1
-        >>> _ = ms.loop(0, range(3), {ms.every(1): [train_step, ms.jsonl_logger("run.jsonl")]})
+        >>> _ = ms.loop(0, range(3), {ms.every(1): [train_step, ms.callbacks.jsonl_logger("run.jsonl")]})
         >>> rows = [json.loads(line) for line in pathlib.Path("run.jsonl").read_text().splitlines()]
         >>> rows[2]["steps"], rows[2]["loss"]
         (3, 0.5)

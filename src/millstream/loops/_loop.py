@@ -5,10 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 from millstream.loops._acting import Policy
+from millstream.loops._history import History
 from millstream.loops._run import Run
 from millstream.loops._run_parts import LoopOptions
 from millstream.loops.elapsed import Elapsed
-from millstream.loops.history import History
 from millstream.loops.loop_state import LoopOutput, S
 from millstream.loops.signatures import Dataset, Point, Stop, Tasks
 from millstream.reading.contracts import PyTree

@@ -23,11 +23,11 @@ def become_worker() -> None:
 
 @dataclasses.dataclass
 class Settings:
-    """What a process waits for and how long. Change the fields of `ms.settings`.
+    """What a process waits for and how long. Change the fields of `ms.reading.settings`.
 
     Example:
-        >>> ms.settings.stall_seconds = 300.0  # a network drive that may sleep for minutes
-        >>> ms.settings.stall_seconds = 120.0
+        >>> ms.reading.settings.stall_seconds = 300.0  # a network drive that may sleep for minutes
+        >>> ms.reading.settings.stall_seconds = 120.0
 
     Attributes:
         warn_seconds: A batch that takes longer than this is warned about once.

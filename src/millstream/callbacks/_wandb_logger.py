@@ -32,7 +32,7 @@ def wandb_logger(run: Any, *, every: Any = None, timeout: float = 30.0) -> Write
         >>> run = types.SimpleNamespace(log=lambda values, step: print(step, values["loss"]))  # or wandb.init()
         >>> def train_step(state, batch):
         ...     return ms.logs().add_metric("loss", 0.5), state + 1
-        >>> _ = ms.loop(0, range(2), {ms.every(1): [train_step, ms.wandb_logger(run)]})
+        >>> _ = ms.loop(0, range(2), {ms.every(1): [train_step, ms.callbacks.wandb_logger(run)]})
         1 0.5
         2 0.5
 

@@ -9,16 +9,16 @@ from typing import Any
 from millstream.loops import named
 from millstream.loops._acting import Policy, acting, has_policy
 from millstream.loops._dataset import Loader, as_dataset
+from millstream.loops._history import History
+from millstream.loops._inner_loop import inner_loop
 from millstream.loops._run import Run
 from millstream.loops._run_parts import LoopOptions
+from millstream.loops._test_loop import run_test, whole
 from millstream.loops.elapsed import Elapsed
-from millstream.loops.history import History
-from millstream.loops.inner_loop import inner_loop
 from millstream.loops.loop_state import LoopOutput, S
 from millstream.loops.named import NamedTasks
 from millstream.loops.schedules import EpochBegins, EpochEnds, Period, always, as_stop
 from millstream.loops.signatures import Dataset, Point, Stop, Tasks
-from millstream.loops.test_loop import run_test, whole
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value, require_int
 

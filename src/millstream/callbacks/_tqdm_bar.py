@@ -23,7 +23,7 @@ def tqdm_bar(
     """A bar of tqdm (in notebooks its widget) with the metrics after it: means of this epoch, weighted by samples.
 
     Example:
-        >>> bar = ms.tqdm_bar(ms.at(samples=1000), desc="digits", disable=True)
+        >>> bar = ms.callbacks.tqdm_bar(ms.at(samples=1000), desc="digits", disable=True)
         >>> _ = ms.loop(0, [np.ones(100)] * 10, {ms.every(1): [bar]})
 
     Into a file or a pipe go whole lines: for every epoch what it has logged, as by `keras_bar`, the bar every ten

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any, overload
 
 from millstream.loops._aggregate import Aggregation
+from millstream.loops._history import History
 from millstream.loops.callback import Callback
-from millstream.loops.history import History
-from millstream.loops.logs import Logs
+from millstream.loops.log_entries import Logs
 from millstream.loops.loop_state import LoopState
 from millstream.text.errors import describe_value, require_bool
 

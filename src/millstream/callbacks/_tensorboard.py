@@ -86,7 +86,7 @@ def tensorboard(log_dir: str | os.PathLike[str], *, every: Any = None, overwrite
     Example:
         >>> def train_step(state, batch):
         ...     return ms.logs().add_metric("loss", 0.5), state + 1
-        >>> _ = ms.loop(0, range(3), {ms.every(1): [train_step, ms.tensorboard("runs/first")]})
+        >>> _ = ms.loop(0, range(3), {ms.every(1): [train_step, ms.callbacks.tensorboard("runs/first")]})
 
     Then `tensorboard --logdir runs` shows it. Every entry is a scalar, with the step and the date of its row. A new run
     refuses a folder that has events already. A resumed one (`elapsed=`) continues there: TensorBoard then hides what an

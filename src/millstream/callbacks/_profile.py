@@ -21,7 +21,7 @@ class profile(Observer):
 
     Example:
         >>> step = jax.jit(lambda state: state + 1)
-        >>> tasks = {ms.every(1): [step, ms.profile("traces", first=3, steps=2)]}
+        >>> tasks = {ms.every(1): [step, ms.callbacks.profile("traces", first=3, steps=2)]}
         >>> state, _, _ = ms.loop(jnp.zeros(4), range(6), tasks)
 
     Args:
@@ -80,7 +80,7 @@ class profile(Observer):
             self._is_done = True
             raise RuntimeError(
                 f"{_CALLER} cannot record step {loop_state.elapsed.steps + 1} and the next ones: {error} Let the "
-                "windows of several ms.profile not overlap, and end your own jax.profiler.start_trace before."
+                "windows of several ms.callbacks.profile not overlap, and end your own jax.profiler.start_trace before."
             ) from error
         self._end = loop_state.elapsed.steps + self._steps
         self._mark_next(loop_state)

@@ -8,9 +8,11 @@ from millstream.states._parallel import FSDP as FSDP
 from millstream.states._parallel import DataParallel as DataParallel
 from millstream.states._precision import LossScale as LossScale
 from millstream.states._precision import Precision as Precision
+from millstream.states._strategy_names import get_strategy as get_strategy
+from millstream.states._strategy_names import register_strategy as register_strategy
 from millstream.states.gradients import Accumulate as Accumulate
 from millstream.states.strategies import Eager as Eager
 from millstream.states.strategies import Jit as Jit
 from millstream.states.strategies import Strategy as Strategy
-from millstream.states.strategies import get_strategy as get_strategy
-from millstream.states.strategies import register_strategy as register_strategy
+
+__all__: list[str]

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from millstream.checkpoints import CheckpointStore, Retention
 from millstream.loops._dataset import Loader, save_position
+from millstream.loops._history import History
 from millstream.loops.callback import Observer
 from millstream.loops.elapsed import Elapsed
-from millstream.loops.history import History
-from millstream.loops.logs import EVALUATIONS, describe_logged, did_you_mean, require_name
+from millstream.loops.log_entries import EVALUATIONS, describe_logged, did_you_mean, require_name
 from millstream.loops.loop_state import LoopState, S
 from millstream.loops.saved_run import SavedRun, load_run, reached, save_run
 from millstream.loops.schedules import as_period
@@ -136,7 +136,7 @@ class checkpoint(Observer):
         """Save by hand.
 
         Args:
-            elapsed: From `ms.elapse`.
+            elapsed: From `ms.loops.elapse`.
             state: The state after this step.
             data_state: The state of the loader after this step.
             history: What was logged so far.
@@ -265,7 +265,7 @@ def restore(
 
     Example:
         >>> checkpoint = ms.checkpoint("by hand")
-        >>> for elapsed, batch in ms.elapse(range(3)):
+        >>> for elapsed, batch in ms.loops.elapse(range(3)):
         ...     checkpoint(elapsed, {"w": jnp.full(2, elapsed.steps)})
         >>> checkpoint.close()
         >>> saved = ms.restore("by hand", {"w": jnp.zeros(2, jnp.int32)})

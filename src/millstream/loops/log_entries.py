@@ -17,7 +17,7 @@ class Entries(dict[str, Any]):
     """The entries of one collection, readable as attributes.
 
     Example:
-        >>> ms.Entries(loss=0.5).loss
+        >>> ms.loops.Entries(loss=0.5).loss
         0.5
     """
 

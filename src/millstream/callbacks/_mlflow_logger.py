@@ -45,7 +45,7 @@ def mlflow_logger(run: Any = None, *, client: Any = None, every: Any = None, tim
 
     Example:
         >>> with mlflow.start_run():  # doctest: +SKIP
-        ...     ms.train_loop(state, dataset, callbacks=[ms.mlflow_logger()])
+        ...     ms.train_loop(state, dataset, callbacks=[ms.callbacks.mlflow_logger()])
 
     Every entry is a metric, with the step and the date of its row; characters that MLflow does not allow in names
     become `_`. A server must not end a run: errors and rows that come too fast are as for `wandb_logger`. A run that is

@@ -25,8 +25,8 @@ def keras_bar(
     """A line with a bar, the time that is left, and the metrics: means of this epoch, weighted by samples.
 
     Example:
-        >>> bar = ms.keras_bar(total=100)
-        >>> _ = bar(ms.Elapsed(steps=100, time=12.0, time_before=8.6), {"loss": 1.53712})  # by hand; or in a loop
+        >>> bar = ms.callbacks.keras_bar(total=100)
+        >>> _ = bar(ms.loops.Elapsed(steps=100, time=12.0, time_before=8.6), {"loss": 1.53712})  # by hand; or in a loop
         100/100 [===========================] - 3s - 3.4s/step - loss: 1.5371
 
     While it runs, it looks like `80/100 [=====================>.....] - ETA: 42s - loss: 1.5371`. On a terminal and in

@@ -14,7 +14,7 @@ from millstream.loops._clock import StepSpan
 from millstream.loops._timeline import Timeline
 from millstream.loops.column import IN_FLIGHT, Column, require_readable
 from millstream.loops.elapsed import Elapsed
-from millstream.loops.logs import Logs, Name, as_logs, describe_logged, find_entry, require_name
+from millstream.loops.log_entries import Logs, Name, as_logs, describe_logged, find_entry, require_name
 from millstream.text.errors import describe_value, require_int
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ class History(Sequence[Logs]):
     Values that come from a device stay there until many can be read at once, or are asked for.
 
     Example:
-        >>> history = ms.history()
-        >>> history.commit(ms.Elapsed(steps=1), ms.logs().add_metric("loss", 0.5))
+        >>> history = ms.loops.history()
+        >>> history.commit(ms.loops.Elapsed(steps=1), ms.logs().add_metric("loss", 0.5))
         >>> steps, loss = history.collect("steps", "loss")
         >>> loss
         [0.5]
@@ -192,9 +192,9 @@ class History(Sequence[Logs]):
         A name that was never logged is an error that lists those that were; `missing` says that it may come later.
 
         Example:
-            >>> history = ms.history()
-            >>> history.commit(ms.Elapsed(steps=1), {"loss": 0.5})
-            >>> history.commit(ms.Elapsed(steps=2), {"loss": 0.4, "loss_test": 0.6})
+            >>> history = ms.loops.history()
+            >>> history.commit(ms.loops.Elapsed(steps=1), {"loss": 0.5})
+            >>> history.commit(ms.loops.Elapsed(steps=2), {"loss": 0.4, "loss_test": 0.6})
             >>> history.collect("loss")
             [0.5, 0.4]
             >>> history.collect("steps", "loss", "loss_test", missing=np.nan)
@@ -282,9 +282,9 @@ class History(Sequence[Logs]):
         """The mean of an entry over the rows from `start` on, weighted by their samples; NaN if these have no value.
 
         Example:
-            >>> history = ms.history()
-            >>> history.commit(ms.Elapsed(steps=1, samples=4), {"loss": 1.0})
-            >>> history.commit(ms.Elapsed(steps=2, samples=5, samples_before=4), {"loss": 2.0})
+            >>> history = ms.loops.history()
+            >>> history.commit(ms.loops.Elapsed(steps=1, samples=4), {"loss": 1.0})
+            >>> history.commit(ms.loops.Elapsed(steps=2, samples=5, samples_before=4), {"loss": 2.0})
             >>> history.mean("loss")
             1.2
 
@@ -316,9 +316,9 @@ class History(Sequence[Logs]):
         Entries that are arrays, such as outputs, do not fit into a table and are left out; so in all tables below.
 
         Example:
-            >>> history = ms.history()
-            >>> history.commit(ms.Elapsed(steps=1), {"loss": 0.5})
-            >>> history.commit(ms.Elapsed(steps=2), {"loss": 0.4, "loss_test": 0.6})
+            >>> history = ms.loops.history()
+            >>> history.commit(ms.loops.Elapsed(steps=1), {"loss": 0.5})
+            >>> history.commit(ms.loops.Elapsed(steps=2), {"loss": 0.4, "loss_test": 0.6})
             >>> history.to_dict()["loss_test"]
             [None, 0.6]
 
@@ -331,8 +331,8 @@ class History(Sequence[Logs]):
         """The history as a DataFrame, with the columns of `to_dict`.
 
         Example:
-            >>> history = ms.history()
-            >>> history.commit(ms.Elapsed(steps=1), {"loss": 0.5})
+            >>> history = ms.loops.history()
+            >>> history.commit(ms.loops.Elapsed(steps=1), {"loss": 0.5})
             >>> history.to_pandas()["loss"].mean()
             np.float64(0.5)
         """
@@ -342,8 +342,8 @@ class History(Sequence[Logs]):
         """Write the table of `to_dict` to a file; where a row has no value, the field is empty.
 
         Example:
-            >>> history = ms.history()
-            >>> history.commit(ms.Elapsed(steps=1), {"loss": 0.5})
+            >>> history = ms.loops.history()
+            >>> history.commit(ms.loops.Elapsed(steps=1), {"loss": 0.5})
             >>> print(history.to_csv("history.csv").read_text().splitlines()[0])
             steps,samples,epochs,time,date,loss
 
@@ -357,8 +357,8 @@ class History(Sequence[Logs]):
 
         Example:
             >>> import json
-            >>> history = ms.history()
-            >>> history.commit(ms.Elapsed(steps=1), {"loss": 0.5})
+            >>> history = ms.loops.history()
+            >>> history.commit(ms.loops.Elapsed(steps=1), {"loss": 0.5})
             >>> line = json.loads(history.to_jsonl("history.jsonl").read_text())
             >>> line["elapsed"]["steps"], line["metrics"]
             (1, {'loss': 0.5})
@@ -374,9 +374,9 @@ class History(Sequence[Logs]):
         """Read a history that `to_jsonl` has written, to look at it or to continue with it.
 
         Example:
-            >>> history = ms.history()
-            >>> history.commit(ms.Elapsed(steps=1), {"loss": 0.5})
-            >>> ms.History.from_jsonl(history.to_jsonl("history.jsonl")).collect("loss")
+            >>> history = ms.loops.history()
+            >>> history.commit(ms.loops.Elapsed(steps=1), {"loss": 0.5})
+            >>> ms.loops.History.from_jsonl(history.to_jsonl("history.jsonl")).collect("loss")
             [0.5]
 
         Args:
@@ -392,9 +392,9 @@ class History(Sequence[Logs]):
         """All rows, or those from `start` to before `stop`, as plain values and NumPy arrays: exact, for checkpoints.
 
         Example:
-            >>> history = ms.history()
-            >>> history.commit(ms.Elapsed(steps=1), {"loss": 0.5})
-            >>> ms.History.from_state(history.to_state()).collect("loss")
+            >>> history = ms.loops.history()
+            >>> history.commit(ms.loops.Elapsed(steps=1), {"loss": 0.5})
+            >>> ms.loops.History.from_state(history.to_state()).collect("loss")
             [0.5]
 
         Args:
@@ -418,11 +418,11 @@ class History(Sequence[Logs]):
         """The history that `to_state` was called on.
 
         Example:
-            >>> history = ms.history()
-            >>> history.commit(ms.Elapsed(steps=1), {"loss": 0.5})
+            >>> history = ms.loops.history()
+            >>> history.commit(ms.loops.Elapsed(steps=1), {"loss": 0.5})
             >>> first = history.to_state()
-            >>> history.commit(ms.Elapsed(steps=2), {"loss": 0.4})
-            >>> ms.History.from_state(first, history.to_state(1)).collect("loss")
+            >>> history.commit(ms.loops.Elapsed(steps=2), {"loss": 0.4})
+            >>> ms.loops.History.from_state(first, history.to_state(1)).collect("loss")
             [0.5, 0.4]
 
         Args:
@@ -458,9 +458,9 @@ class History(Sequence[Logs]):
         """An image of the curves: one panel per metric, with that of training and evaluation together.
 
         Example:
-            >>> history = ms.history()
+            >>> history = ms.loops.history()
             >>> for step in range(1, 101):
-            ...     history.commit(ms.Elapsed(steps=step), {"loss": 1 / step})
+            ...     history.commit(ms.loops.Elapsed(steps=step), {"loss": 1 / step})
             >>> history.plot("history.png").name
             'history.png'
 
@@ -488,7 +488,7 @@ def history() -> History:
     """An empty history.
 
     Example:
-        >>> len(ms.history())
+        >>> len(ms.loops.history())
         0
     """
     return History()

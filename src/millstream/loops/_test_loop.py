@@ -7,10 +7,10 @@ from typing import Any
 from millstream.loops import named
 from millstream.loops._acting import Policy
 from millstream.loops._dataset import Loader, as_dataset
+from millstream.loops._history import History
 from millstream.loops._run import Run
 from millstream.loops._run_parts import LoopOptions
 from millstream.loops.elapsed import Elapsed
-from millstream.loops.history import History
 from millstream.loops.loop_state import LoopOutput, S
 from millstream.loops.named import NamedTasks
 from millstream.loops.schedules import Period, always

@@ -9,7 +9,7 @@ import numpy as np
 
 from millstream.loops.callback import Callback
 from millstream.loops.elapsed import Elapsed
-from millstream.loops.logs import Logs
+from millstream.loops.log_entries import Logs
 from millstream.loops.loop_state import LoopState
 from millstream.text.errors import describe_value, function_name, require_text
 
@@ -25,7 +25,7 @@ class log_learning_rate(Callback):
     In `callbacks=` it does so at every step. By hand: `logs.updates = log_learning_rate(...)(elapsed, state)`.
 
     Example:
-        >>> rate = ms.log_learning_rate(lambda step: 0.1 * 0.5**step)
+        >>> rate = ms.callbacks.log_learning_rate(lambda step: 0.1 * 0.5**step)
         >>> _, history, _ = ms.loop(0, range(3), {ms.every(1): rate})
         >>> history.collect("learning_rate")
         [0.1, 0.05, 0.025]
@@ -70,7 +70,7 @@ class log_learning_rate(Callback):
         """Use it by hand.
 
         Args:
-            elapsed: From `ms.elapse`, after the update.
+            elapsed: From `ms.loops.elapse`, after the update.
             state: After the update; not needed with a schedule.
 
         Returns:
@@ -135,13 +135,13 @@ def _find(state: Any, within: str | None) -> tuple[Any, ...]:
         raise ValueError(
             f"{_CALLER} without a source finds no learning rate in the state. Build the optimizer with "
             "optax.inject_hyperparams(optax.adam)(learning_rate=...), which keeps it there, or give the schedule: "
-            "ms.log_learning_rate(schedule)."
+            "ms.callbacks.log_learning_rate(schedule)."
         )
     places = "".join(f"\n  {jax.tree_util.keystr(path)}" for path in paths)
     rule = "several learning rates" if within is None else f"{len(chosen)} learning rates within {within!r}"
     raise ValueError(
         f"{_CALLER} finds {rule} in the state. There are:{places}\n"
-        "Use one for each, with a name: ms.log_learning_rate(within=<a part of its path>, name=...)."
+        "Use one for each, with a name: ms.callbacks.log_learning_rate(within=<a part of its path>, name=...)."
     )
 
 

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from millstream.callbacks._monitor import Monitor, require_logged
+from millstream.loops import History
 from millstream.loops.callback import Callback
 from millstream.loops.elapsed import Elapsed
-from millstream.loops.history import History
-from millstream.loops.logs import as_logs, describe_logged
+from millstream.loops.log_entries import as_logs, describe_logged
 from millstream.loops.loop_state import LoopState
 from millstream.loops.schedules import Period, as_period
 from millstream.loops.signatures import Point
@@ -31,16 +31,16 @@ class early_stopping(Callback):
     Example:
         >>> def train_step(state, batch):
         ...     return ms.logs().add_metric("loss", max(1.0 - 0.2 * state, 0.5)), state + 1
-        >>> stop_early = ms.early_stopping("loss", patience=4)
+        >>> stop_early = ms.callbacks.early_stopping("loss", patience=4)
         >>> output = ms.loop(0, range(100), {ms.every(1): [train_step, stop_early]})
         >>> output.elapsed.steps, stop_early.best_elapsed.steps
         (8, 4)
 
         By hand:
 
-        >>> stop_early = ms.early_stopping("loss", patience=1, restore_best_weights=True)
+        >>> stop_early = ms.callbacks.early_stopping("loss", patience=1, restore_best_weights=True)
         >>> state = jnp.zeros(2)
-        >>> for elapsed, loss in zip([ms.Elapsed(steps=1), ms.Elapsed(steps=2)], [0.5, 0.7]):
+        >>> for elapsed, loss in zip([ms.loops.Elapsed(steps=1), ms.loops.Elapsed(steps=2)], [0.5, 0.7]):
         ...     stop, state = stop_early(elapsed, state + 1, {"loss": loss})
         >>> stop, state.tolist()
         (True, [1.0, 1.0])
@@ -127,7 +127,7 @@ class early_stopping(Callback):
         """Use it by hand.
 
         Args:
-            elapsed: From `ms.elapse`.
+            elapsed: From `ms.loops.elapse`.
             state: The state after this step.
             logs: What the step has logged; without the monitored value nothing is judged.
 

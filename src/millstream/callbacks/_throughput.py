@@ -9,7 +9,7 @@ import jax
 
 from millstream.loops.callback import Callback
 from millstream.loops.elapsed import Elapsed
-from millstream.loops.logs import Logs
+from millstream.loops.log_entries import Logs
 from millstream.loops.loop_state import LoopState, Waits
 from millstream.text.errors import require_positive
 
@@ -70,14 +70,15 @@ class throughput(Callback):
 
     Example:
         >>> batches = [np.ones(4)] * 20
-        >>> _, history, _ = ms.loop(0, batches, {ms.every(1): lambda state: state + 1, ms.every(10): ms.throughput()})
+        >>> tasks = {ms.every(1): lambda state: state + 1, ms.every(10): ms.callbacks.throughput()}
+        >>> _, history, _ = ms.loop(0, batches, tasks)
         >>> len(history.collect("samples_per_second"))
         2
 
         By hand, where waiting for data cannot be told from the rest:
 
-        >>> meter, logs = ms.throughput(), ms.logs()
-        >>> for elapsed, batch in ms.elapse(batches):
+        >>> meter, logs = ms.callbacks.throughput(), ms.logs()
+        >>> for elapsed, batch in ms.loops.elapse(batches):
         ...     logs.updates = meter(elapsed)
 
     Args:

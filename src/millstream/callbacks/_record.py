@@ -14,21 +14,20 @@ import jax
 import numpy as np
 
 import millstream
+from millstream.callbacks._throughput import compile_seconds
 from millstream.callbacks._writer import Row, Sink, Writer
-from millstream.callbacks.log_file import LogFile
-from millstream.callbacks.throughput import compile_seconds
+from millstream.callbacks.log_file import RECORD, LogFile
 from millstream.files.safe_path import NotPlainFile
 from millstream.loader.loader import DataLoader
 from millstream.loader.mixed import MixedLoader
 from millstream.loader.train_stream import TrainStream
+from millstream.loops import Overview, overview
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.loop_state import LoopState
-from millstream.loops.overview import Overview, overview
 from millstream.loops.schedules import EpochBegins, EpochEnds
 from millstream.text.errors import describe_value, require_path
 
 _MOST_ROWS = 200  # of a table of arrays; a larger tree is shown by its branches
-RECORD = "record.jsonl"
 _CALLER = "record"
 _FINEST, _COARSEST = 0.1, 10.0  # seconds over which the use of time is measured
 _WINDOWS = 200  # as many as that in a run that is not very short or long

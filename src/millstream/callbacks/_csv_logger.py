@@ -85,7 +85,7 @@ def csv_logger(path: str | os.PathLike[str], *, every: Any = None, overwrite: bo
         >>> import pathlib
         >>> def train_step(state, batch):
         ...     return ms.logs().add_metric("loss", 0.5), state + 1
-        >>> _ = ms.loop(0, range(3), {ms.every(1): [train_step, ms.csv_logger("run.csv")]})
+        >>> _ = ms.loop(0, range(3), {ms.every(1): [train_step, ms.callbacks.csv_logger("run.csv")]})
         >>> lines = pathlib.Path("run.csv").read_text().splitlines()
         >>> len(lines), lines[0]
         (4, 'steps,samples,epochs,time,date,loss')

@@ -25,7 +25,7 @@ def elapse(
 
     Example:
         >>> due = ms.every(2)
-        >>> for elapsed, batch in ms.elapse([np.ones(4), np.ones(4), np.ones(2)]):
+        >>> for elapsed, batch in ms.loops.elapse([np.ones(4), np.ones(4), np.ones(2)]):
         ...     if due(elapsed):
         ...         print(elapsed.steps, elapsed.samples)
         2 8

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from millstream.callbacks._monitor import require_logged
+from millstream.loops import History
 from millstream.loops.callback import Observer
-from millstream.loops.history import History
-from millstream.loops.logs import Name, find_entry, require_name
+from millstream.loops.log_entries import Name, find_entry, require_name
 from millstream.loops.loop_state import LoopState
 from millstream.text.errors import describe_value, require_choice
 
@@ -35,7 +35,7 @@ class terminate_on_nan(Observer):
         >>> def train_step(state, batch):
         ...     return ms.logs().add_loss("loss", 1.0 if state < 5 else float("nan")), state + 1
         >>> try:
-        ...     ms.loop(0, range(10), {ms.every(1): [train_step, ms.terminate_on_nan()]})
+        ...     ms.loop(0, range(10), {ms.every(1): [train_step, ms.callbacks.terminate_on_nan()]})
         ... except FloatingPointError as error:
         ...     print(str(error).split(". ")[0])
         terminate_on_nan found losses.loss to be nan at step 6

@@ -1,0 +1,57 @@
+"""Loops: what drives a run, when callbacks are due, what is logged, and what becomes of it."""
+
+from millstream.loops._checkpoint import restore as restore
+from millstream.loops._elapse import elapse as elapse
+from millstream.loops._history import History as History
+from millstream.loops._history import history as history
+from millstream.loops._inner_loop import inner_loop as inner_loop
+from millstream.loops._loop import loop as loop
+from millstream.loops._overview import Overview as Overview
+from millstream.loops._overview import OverviewRow as OverviewRow
+from millstream.loops._overview import overview as overview
+from millstream.loops._test_loop import predict_loop as predict_loop
+from millstream.loops._test_loop import test_loop as test_loop
+from millstream.loops._train_loop import train_loop as train_loop
+from millstream.loops.callback import Callback as Callback
+from millstream.loops.callback import Observer as Observer
+from millstream.loops.callback import noop as noop
+from millstream.loops.callback import register_adapter as register_adapter
+from millstream.loops.elapsed import Elapsed as Elapsed
+from millstream.loops.log_entries import Entries as Entries
+from millstream.loops.log_entries import Logs as Logs
+from millstream.loops.log_entries import logs as logs
+from millstream.loops.loop_state import LoopOutput as LoopOutput
+from millstream.loops.loop_state import LoopState as LoopState
+from millstream.loops.metrics import Metrics as Metrics
+from millstream.loops.named import on_epoch_begin as on_epoch_begin
+from millstream.loops.named import on_epoch_end as on_epoch_end
+from millstream.loops.named import on_predict_batch_begin as on_predict_batch_begin
+from millstream.loops.named import on_predict_batch_end as on_predict_batch_end
+from millstream.loops.named import on_predict_begin as on_predict_begin
+from millstream.loops.named import on_predict_end as on_predict_end
+from millstream.loops.named import on_predict_step as on_predict_step
+from millstream.loops.named import on_reset_step as on_reset_step
+from millstream.loops.named import on_test_batch_begin as on_test_batch_begin
+from millstream.loops.named import on_test_batch_end as on_test_batch_end
+from millstream.loops.named import on_test_begin as on_test_begin
+from millstream.loops.named import on_test_end as on_test_end
+from millstream.loops.named import on_test_step as on_test_step
+from millstream.loops.named import on_train_batch_begin as on_train_batch_begin
+from millstream.loops.named import on_train_batch_end as on_train_batch_end
+from millstream.loops.named import on_train_begin as on_train_begin
+from millstream.loops.named import on_train_end as on_train_end
+from millstream.loops.named import on_train_step as on_train_step
+from millstream.loops.saved_run import SavedRun as SavedRun
+from millstream.loops.schedules import Period as Period
+from millstream.loops.schedules import Schedule as Schedule
+from millstream.loops.schedules import after as after
+from millstream.loops.schedules import always as always
+from millstream.loops.schedules import at as at
+from millstream.loops.schedules import every as every
+from millstream.loops.schedules import first as first
+from millstream.loops.schedules import last as last
+from millstream.loops.schedules import never as never
+from millstream.loops.schedules import once as once
+from millstream.loops.schedules import piecewise as piecewise
+
+__all__: list[str]

@@ -1,0 +1,18 @@
+"""Where samples come from: one file per kind of source."""
+
+from millstream.plan.ordering import Shuffle as Shuffle
+from millstream.reading.contracts import IndexedSource as IndexedSource
+from millstream.reading.contracts import Stream as Stream
+from millstream.reading.host_source import HostSource as HostSource
+from millstream.reading.samples import spec_of as spec_of
+from millstream.sources.array import ArraySampleSource as ArraySampleSource
+from millstream.sources.csv import CsvSource as CsvSource
+from millstream.sources.disk import DatasetSource as DatasetSource
+from millstream.sources.disk import DiskSampleSource as DiskSampleSource
+from millstream.sources.fill import FillSource as FillSource
+from millstream.sources.host_array import HostArraySource as HostArraySource
+from millstream.sources.idx import IdxSource as IdxSource
+from millstream.sources.image_folder import ImageFolderSource as ImageFolderSource
+from millstream.sources.npy import NpySource as NpySource
+
+__all__: list[str]
