@@ -7,10 +7,10 @@ from millstream.inspect._tune import TimedStage as TimedStage
 from millstream.inspect._tune import TriedOptions as TriedOptions
 from millstream.inspect._tune import Tuning as Tuning
 from millstream.inspect._tune import tune as tune
-from millstream.inspect._verify import Difference as Difference
-from millstream.inspect._verify import Verification as Verification
-from millstream.inspect._verify import VerificationFailed as VerificationFailed
-from millstream.inspect._verify import VerificationRow as VerificationRow
+from millstream.inspect._verification import Difference as Difference
+from millstream.inspect._verification import Verification as Verification
+from millstream.inspect._verification import VerificationFailed as VerificationFailed
+from millstream.inspect._verification import VerificationRow as VerificationRow
 from millstream.inspect._verify import verify as verify
 
 __all__: list[str]
