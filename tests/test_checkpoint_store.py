@@ -21,7 +21,6 @@ import threading
 import time
 import warnings
 
-import checkpoint_damage
 import checkpoint_store_script as script
 import jax
 import jax.numpy as jnp
@@ -33,6 +32,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from soak import checkpoint_damage
 from test_bad_input import refuses
 
 import millstream as ms

@@ -1,4 +1,4 @@
-"""Faults that the random cases of `soak.py` do not meet, or do not judge: a slice of its trials.
+"""Faults that the random cases of `soak` do not meet, or do not judge: a slice of its trials.
 
 Every row counts its runs, and says with which seed it ran. What hangs shows all its stacks and is killed.
 """
@@ -17,11 +17,11 @@ import time
 import warnings
 import weakref
 
-import chaos
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from soak import chaos
 
 import millstream as ms
 from millstream.reading.workers.channel import _HEADER, MAX_FRAME, Channel

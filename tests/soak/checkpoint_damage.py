@@ -1,4 +1,6 @@
-"""Damaged and forged checkpoints, loaded and resumed: `python checkpoint_damage.py COUNT SEED` prints what went wrong.
+"""Damaged and forged checkpoints, loaded and resumed.
+
+`python -m soak.checkpoint_damage COUNT SEED`, in `tests`, prints what went wrong.
 
 Each trial changes the newest of two checkpoints of a run: bits, cuts, deletions, swaps, links, pipes, folders in the
 place of files, and JSON that is changed and sealed again. Then the run is restored. What comes has to be the newest
