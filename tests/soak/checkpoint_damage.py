@@ -147,7 +147,7 @@ def reseal(folder):
     """Write the manifest that belongs to what is there."""
     found = read_manifest(folder)
     (folder / NAME).unlink()
-    (folder / NAME).write_bytes(take_stock(folder, found.step, found.metrics).encoded())
+    (folder / NAME).write_bytes(take_stock(folder, found.step, found.metrics).encode())
 
 
 def seal(path, facts):

@@ -16,7 +16,7 @@ from millstream.reading.contracts import PyTree
 from millstream.reading.dtypes import narrowed
 from millstream.reading.host_source import HostSource
 from millstream.reading.samples import NotAnArray, SampleSpec, first_sample, spec_of, spec_or_objects
-from millstream.reading.stats import spent
+from millstream.reading.stats import add_time
 from millstream.sources.array import check_reading
 from millstream.text.errors import (
     describe_leaf,
@@ -179,7 +179,7 @@ class TableSource(HostSource):
         assert isinstance(spec, SampleSpec)
         begun = time.perf_counter()
         columns = self._table.take(indices)
-        spent("read", begun)
+        add_time("read", begun)
         leaves, dtypes = spec.flatten(self._caller, dict(columns)), spec.flatten(self._caller, self._dtypes)
         for name, leaf, dtype, target in zip(spec.names, leaves, dtypes, out, strict=True):
             if leaf.shape != target.shape or leaf.dtype != dtype:
