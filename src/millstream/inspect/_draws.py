@@ -85,21 +85,18 @@ def iterate_cached(loader: DataLoader, key: Any, steps: int) -> Draws:
         yield from batches
 
 
-def next_batch(loader: DataLoader, state: PyTree) -> Any:
-    """The method, as a function that can be compiled."""
-    return loader.next_batch(state)
-
-
-compiled_next_batch = jax.jit(next_batch)
-
-
-def step_through(loader: DataLoader, key: Any, steps: int, call: Callable[[DataLoader, PyTree], Any]) -> Draws:
-    """By `next_batch`, compiled or not."""
+def step_through(loader: DataLoader, key: Any, steps: int, *, compiled: bool = False) -> Draws:
+    """By `next_batch`, in a function that is compiled or not."""
+    call = jax.jit(_next_batch) if compiled else _next_batch
     with contextlib.closing(loader):
         state = loader.init_state(key)
         for step in range(steps):
             value, state, mask = call_and_wait(call, loader, state)
             yield Drawn(step, value, mask)
+
+
+def _next_batch(loader: DataLoader, state: PyTree) -> Any:
+    return loader.next_batch(state)
 
 
 def scan_epochs(loader: DataLoader, key: Any, steps: int) -> Draws:

@@ -10,22 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from millstream.inspect import _draws
 from millstream.inspect._compare import Mismatch, compare_batches, on_host
-from millstream.inspect._draws import (
-    Drawn,
-    Draws,
-    NotAllowed,
-    compiled_next_batch,
-    iterate,
-    iterate_cached,
-    iterate_in_workers,
-    join_hosts,
-    next_batch,
-    resume_at,
-    scan_epochs,
-    seek_each,
-    step_through,
-)
+from millstream.inspect._draws import Drawn, Draws, NotAllowed
 from millstream.inspect._explain import calculating
 from millstream.inspect._verification import Difference, VerificationRow
 from millstream.loader.batch_info import BatchInfo
@@ -112,10 +99,10 @@ class Ways:
             other["sharding"] = self._placement = None
             self.leave_out("The mesh", "this process has only a part of it, so it reads whole batches alone.")
         elif len(other) > 1:
-            self._add("the loader as it is", iterate(loader.replace(cache=None), *self._run))
+            self._add("the loader as it is", _draws.iterate(loader.replace(cache=None), *self._run))
         if options["cache"] is not None:
             cached = loader.replace(cache=dataclasses.replace(options["cache"], mode="read-only"), on_error="raise")
-            self._add("the cache", iterate_cached(cached, *self._run), _IN_CACHE)
+            self._add("the cache", _draws.iterate_cached(cached, *self._run), _IN_CACHE)
         self._reference = loader.replace(**other)
 
     def _add(self, name: str, draws: Draws, *rest: Any) -> None:
@@ -128,22 +115,22 @@ class Ways:
 
     def add_second_drawing(self) -> None:
         """A stream once more, in the same way."""
-        self._add("drawn twice", iterate(self._reference.replace(), *self._run), _DRAWN_AGAIN, "stages")
+        self._add("drawn twice", _draws.iterate(self._reference.replace(), *self._run), _DRAWN_AGAIN, "stages")
 
     def add_calls(self, batches_in_time: float) -> None:
         """The calls that a loader has; a compiled loop has time for about this many batches."""
         loader, placement = self._reference, self._placement
-        self._add("next_batch", step_through(loader.replace(), *self._run, next_batch))
+        self._add("next_batch", _draws.step_through(loader.replace(), *self._run))
         if isinstance(loader.pipeline, Pipeline) and loader.pipeline.objects is not None:
             self.leave_out("jax.jit and scan_epoch", "Python objects cannot enter a compiled program.")
             return
         if placement is not None and placement.mesh != placement.sharding.mesh:
             self.leave_out("jax.jit and scan_epoch", "a mesh with explicit axes does not allow them.")
             return
-        self._add("next_batch in jax.jit", step_through(loader.replace(), *self._run, compiled_next_batch))
+        self._add("next_batch in jax.jit", _draws.step_through(loader.replace(), *self._run, compiled=True))
         length, fitting = loader.steps_per_epoch, _SCANNED_BYTES // max(1, nbytes(loader.element_spec()))
         if length <= min(self._steps, fitting, batches_in_time):
-            self._add("scan_epoch", scan_epochs(loader.replace(), *self._run))
+            self._add("scan_epoch", _draws.scan_epochs(loader.replace(), *self._run))
         else:
             self.leave_out("scan_epoch", f"an epoch of {length:,} batches is too much to make at once.")
 
@@ -154,20 +141,20 @@ class Ways:
             other = loader.replace(executor=executor)
             if isinstance(executor, InGraph):
                 name = "no executor" if pipeline.source.arrays is None else "InGraph()"
-                self._add(name, iterate(other, *self._run))
+                self._add(name, _draws.iterate(other, *self._run))
             elif isinstance(executor, Processes):
-                self._add(f"Processes({executor.workers})", iterate_in_workers(other, *self._run), _IN_A_WORKER)
+                self._add(f"Processes({executor.workers})", _draws.iterate_in_workers(other, *self._run), _IN_A_WORKER)
             else:
                 name = f"Threads({executor.workers})" if isinstance(executor, Threads) else repr(executor)
-                self._add(name, iterate(other, *self._run), _IN_THREADS)
+                self._add(name, _draws.iterate(other, *self._run), _IN_THREADS)
         placed = any(isinstance(one, DevicePutTransform) and one.placement is not None for one in pipeline.stages)
         if self._placement is not None:
-            self._add("one device", iterate(loader.replace(sharding=None), *self._run))
+            self._add("one device", _draws.iterate(loader.replace(sharding=None), *self._run))
         elif pipeline.objects is None and pipeline.plan.batchings and not placed:
             count = math.gcd(jax.local_device_count(), pipeline.plan.batchings[-1].size)
             mesh = jax.sharding.Mesh(np.array(jax.local_devices()[:count]), ("data",))
             if count > 1:
-                self._add(f"{count} devices", iterate(loader.replace(sharding=mesh), *self._run))
+                self._add(f"{count} devices", _draws.iterate(loader.replace(sharding=mesh), *self._run))
 
     def add_resuming(self) -> None:
         """Stopping and resuming, around the end of an epoch and at random steps."""
@@ -179,10 +166,10 @@ class Ways:
             self.leave_out("Resuming", "the stream is too short to be stopped and resumed.", "resume")
             return
         through = "" if isinstance(loader.pipeline, Pipeline) else " through a checkpoint"
-        draws = resume_at(loader.replace(), *self._run, stops)
+        draws = _draws.resume_at(loader.replace(), *self._run, stops)
         self._add(f"saved{through} and resumed", draws, _RESUMED, "resume", stops)
         if not through:
-            self._add("seeking", seek_each(loader.replace(), *self._run), _RESUMED, "resume")
+            self._add("seeking", _draws.seek_each(loader.replace(), *self._run), _RESUMED, "resume")
 
     def add_hosts(self, pipeline: Pipeline, hosts: Sequence[int]) -> None:
         """The rows of several hosts, read in this process, over no mesh."""
@@ -201,12 +188,12 @@ class Ways:
                 self.leave_out(f"{count} hosts", f"{size} rows do not divide by {count}.", "hosts")
                 continue
             name = "1 host" if count == 1 else f"{count} hosts"
-            self._add(name, join_hosts(read, *self._run, count, make_batch), _DIVIDED, "hosts")
+            self._add(name, _draws.join_hosts(read, *self._run, count, make_batch), _DIVIDED, "hosts")
 
     def compare(self, deadline: float, line: ProgressLine, see: Callable[[Drawn], None]) -> None:
         """Draw and compare batches, as far as there is time."""
         with contextlib.ExitStack() as opened:
-            draws = [iterate(self._reference.replace(), *self._run), *(way.draws for way in self._ways)]
+            draws = [_draws.iterate(self._reference.replace(), *self._run), *(way.draws for way in self._ways)]
             batches, *_ = [opened.enter_context(contextlib.closing(one)) for one in draws]
             for number in range(self._steps):
                 if number >= _LEAST and time.perf_counter() > deadline:

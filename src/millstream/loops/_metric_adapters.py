@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from millstream.loops._dataset import batch_size
+from millstream.loops.named_values import asked_for, named_parameters
 from millstream.text.errors import describe_leaf, describe_value, function_name, require_callable
 
 Values = dict[str, Any]  # what a step knows, by name; "mask", if there is one, is a bool array
@@ -47,7 +48,7 @@ class MeanOf(NamedTuple):
     fn: Callable[..., Any]
 
     def update(self, arrays: Arrays, values: Values) -> Arrays:
-        given = asked_for(self.fn, values)
+        given = _arguments(self.fn, values)
         result = jnp.asarray(self.fn(**given))
         mask = values.get("mask")
         if mask is None:
@@ -87,7 +88,7 @@ class Merged(NamedTuple):
         return self._update(arrays, _zero_padding(values)) if takes_mask else _row_by_row(self._update, arrays, values)
 
     def _update(self, arrays: Arrays, values: Values) -> Arrays:
-        return self._with(arrays, self._maker(**asked_for(self._maker, values)))
+        return self._with(arrays, self._maker(**_arguments(self._maker, values)))
 
     @property
     def _maker(self) -> Any:
@@ -123,7 +124,7 @@ class Updated(NamedTuple):
 
     def _update(self, arrays: Arrays, values: Values) -> Arrays:
         metric = jax.tree.unflatten(self.structure, arrays)
-        new = metric.update(**asked_for(metric.update, values))
+        new = metric.update(**_arguments(metric.update, values))
         return _arrays_of(metric if new is None else new, self.structure, arrays)
 
     def merge(self, arrays: Arrays, other: Arrays) -> Arrays:
@@ -168,33 +169,19 @@ def as_kind(name: str, metric: Any) -> tuple[Kind, Arrays]:
     return MeanOf(metric), (jnp.zeros((2, 2)),)
 
 
-def asked_for(fn: Any, values: Values) -> Values:
+def _arguments(fn: Any, values: Values) -> Values:
     """Those of the values that a function has arguments for."""
-    parameters = _parameters(fn)
-    if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
-        return values
-    needed = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
-    missing = [name for name in needed if name not in values]
+    given, missing = asked_for(f"Metrics: {function_name(fn)}", fn, values)
     if missing:
         raise TypeError(
             f"Metrics.update was not given {', '.join(missing)}, which {function_name(fn)} asks for. "
             f"It was given {', '.join(values) or 'nothing'}."
         )
-    return {parameter.name: values[parameter.name] for parameter in parameters if parameter.name in values}
+    return given
 
 
 def _parameters(fn: Any) -> list[inspect.Parameter]:
-    """The parameters of a function that can be given by name."""
-    try:
-        parameters = list(inspect.signature(fn).parameters.values())
-    except (TypeError, ValueError):
-        parameters = None
-    if parameters is None or any(parameter.kind == parameter.POSITIONAL_ONLY for parameter in parameters):
-        raise TypeError(
-            f"Metrics gives values by name, and {function_name(fn)} does not take them so. "
-            "Wrap it: lambda preds, target: ..."
-        )
-    return [parameter for parameter in parameters if parameter.kind != parameter.VAR_POSITIONAL]
+    return named_parameters(f"Metrics: {function_name(fn)}", fn)
 
 
 def _sum_and_count(fn: Any, result: jax.Array, mask: jax.Array) -> jax.Array:
