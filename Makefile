@@ -34,7 +34,7 @@ bench: $(BENCH)/ready $(GRAIN)/ready  ## benchmarks beside their peers, and thei
 	$(BENCH)/bin/python benchmarks/run.py --also grain-0.2.17=$(GRAIN)/bin/python $(CASES)
 
 soak: $(DEV)/ready  ## faults again and again, against what should come out; MINUTES=20
-	$(DEV)/bin/python tests/soak.py $(MINUTES)
+	$(DEV)/bin/python tests/soak $(MINUTES)
 
 clean:
 	rm -rf .venv dist build

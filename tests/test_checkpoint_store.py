@@ -21,7 +21,6 @@ import threading
 import time
 import warnings
 
-import checkpoint_damage
 import checkpoint_store_script as script
 import jax
 import jax.numpy as jnp
@@ -33,6 +32,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from soak import checkpoint_damage
 from test_bad_input import refuses
 
 import millstream as ms
@@ -559,10 +559,10 @@ def test_names_in_a_manifest_lead_nowhere(store, tmp_path):
     (tmp_path / "secret").write_bytes(b"secret")
     for name in ("../../secret", "/etc/passwd", "state/../run.json", str(tmp_path / "secret")):
         forged = Manifest(1, {}, {**found.files, name: (6, "0" * 64)})
-        (folder / "manifest.json").write_bytes(forged.encoded())
+        (folder / "manifest.json").write_bytes(forged.encode())
         with pytest.raises(DamagedCheckpoint, match=f"\n  {name}: missing"):
             store.load(1)
-    (folder / "manifest.json").write_bytes(found.encoded())
+    (folder / "manifest.json").write_bytes(found.encode())
     (folder / "files").symlink_to(tmp_path)
     with pytest.raises(DamagedCheckpoint, match="files: extra"):
         store.load(1)

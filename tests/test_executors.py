@@ -524,9 +524,9 @@ def test_a_ring_grows_to_its_limit_and_then_copies():
     slots = Slots(layout, 2, limit=4 * layout.nbytes, on_limit=told.append)
     held = [slots.lend(slots.take()) for _ in range(10)]
     assert slots.count == 4 and told == [3]
-    assert slots.held == 3
+    assert slots.n_held == 3
     held.clear()
-    assert slots.held == 0
+    assert slots.n_held == 0
 
 
 def test_threads_may_hand_out_batches_at_the_same_time():

@@ -1,4 +1,4 @@
-"""Faults that the random cases of `soak.py` do not meet, or do not judge: a slice of its trials.
+"""Faults that the random cases of `soak` do not meet, or do not judge: a slice of its trials.
 
 Every row counts its runs, and says with which seed it ran. What hangs shows all its stacks and is killed.
 """
@@ -17,11 +17,11 @@ import time
 import warnings
 import weakref
 
-import chaos
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from soak import chaos
 
 import millstream as ms
 from millstream.reading.workers.channel import _HEADER, MAX_FRAME, Channel
@@ -96,15 +96,15 @@ def test_a_frame_comes_whole_or_not_at_all():
     sender.send(3, b"first")
     sender.send(4, b"")
     theirs.sendall(_HEADER.pack(5, 100_000) + b"half")
-    assert channel.received() == ([(3, b"first"), (4, b"")], False)
+    assert channel.receive_all() == ([(3, b"first"), (4, b"")], False)
     theirs.sendall(b"x" * 99_996)
     frames = []
     while not frames:
-        frames, _ = channel.received()
+        frames, _ = channel.receive_all()
     assert frames == [(5, b"half" + b"x" * 99_996)]
     theirs.sendall(_HEADER.pack(5, MAX_FRAME + 1))
     with pytest.raises(ValueError, match="at most"):
-        channel.received()
+        channel.receive_all()
     sender.close()
     channel.close()
     channel.close()
@@ -116,8 +116,8 @@ def test_the_other_end_is_gone_after_its_last_frame():
     channel.send(1, b"never read")
     sender.send(3, b"last")
     sender.close()
-    assert channel.received() == ([(3, b"last")], False)
-    assert channel.received() == ([], True)
+    assert channel.receive_all() == ([(3, b"last")], False)
+    assert channel.receive_all() == ([], True)
     channel.close()
 
 

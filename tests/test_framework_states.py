@@ -617,7 +617,7 @@ def test_what_states_are_made_from():
     with pytest.raises(TypeError, match=r"needs names of losses to be text. Got 3"):
         regression({3: squared_error})
     with pytest.raises(
-        TypeError, match=r"losses\['loss'\] is given values by name, and does not take them so. Wrap it"
+        TypeError, match=r"losses\['loss'\] is called with keyword arguments, which it does not accept. Wrap it"
     ):
         regression({"loss": lambda preds, /: preds})
     with pytest.raises(TypeError, match=r'create_flax_state needs metrics as a dict by name, metrics={"accuracy": fn}'):

@@ -15,8 +15,8 @@ import numpy as np
 import optax
 import pytest
 import resume_script as script
-import resume_trials
 from conftest import CACHE, assert_trees_equal
+from soak import resume_trials
 
 import millstream as ms
 from millstream.checkpoints import CheckpointStore

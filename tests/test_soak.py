@@ -7,38 +7,36 @@ import subprocess
 import sys
 
 import pytest
-import soak_cases
-import soak_oracle
-import soak_pipelines
-import soak_verdict
+from soak.cases import EXECUTORS, FAULTS, FIRST, SOURCES, WAYS, Part, case_of
+from soak.oracle import stream_of
+from soak.pipelines import words_of
+from soak.verdict import Verdict
 
 import millstream as ms
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes and what they hold are counted in /proc")
 
-SCRIPT = pathlib.Path(__file__).parent / "soak.py"
+SCRIPT = pathlib.Path(__file__).parent / "soak"
 
 
 def test_the_first_cases_have_every_fault_and_every_executor():
-    cases = [soak_cases.case_of(17_000 + place) for place in range(len(soak_cases.FIRST))]
-    assert [case.faults[0] for case in cases] == list(soak_cases.FAULTS)
-    assert {case.executor for case in cases} == set(soak_cases.EXECUTORS)
+    cases = [case_of(17_000 + place) for place in range(len(FIRST))]
+    assert [case.faults[0] for case in cases] == list(FAULTS)
+    assert {case.executor for case in cases} == set(EXECUTORS)
 
 
 def test_a_case_is_a_function_of_its_number():
-    assert [soak_cases.case_of(number) for number in range(300)] == [
-        soak_cases.case_of(number) for number in range(300)
-    ]
-    many = [soak_cases.case_of(number) for number in range(100, 1000)]
-    assert {case.way for case in many} == set(soak_cases.WAYS)
-    assert {part.source for case in many for part in case.parts} == set(soak_cases.SOURCES)
+    assert [case_of(number) for number in range(300)] == [case_of(number) for number in range(300)]
+    many = [case_of(number) for number in range(100, 1000)]
+    assert {case.way for case in many} == set(WAYS)
+    assert {part.source for case in many for part in case.parts} == set(SOURCES)
     assert {len(case.parts) for case in many} == {1, 2}
     assert {case.buffered for case in many} == {case.ordered for case in many} == {True, False}
 
 
-PART = soak_cases.Part("arrays", 0, 23, ms.Shuffle(), None, None, ((4, "drop"),))
+PART = Part("arrays", 0, 23, ms.Shuffle(), None, None, ((4, "drop"),))
 CASE = dataclasses.replace(
-    soak_cases.case_of(0),
+    case_of(0),
     parts=(PART,),
     faults=("nothing",),
     way="iterate",
@@ -50,12 +48,12 @@ CASE = dataclasses.replace(
 
 def judged(change):
     """The verdict on a run whose batches are the right ones, but for a change."""
-    stream = soak_oracle.stream_of(CASE, soak_pipelines.words_of(CASE.seed))
+    stream = stream_of(CASE, words_of(CASE.seed))
     batches = [stream.at(step) for step in range(2 * stream.steps_per_epoch)]
     entries = [
         {"after": number, "digest": batch.digest, "samples": batch.samples} for number, batch in enumerate(batches, 1)
     ]
-    verdict = soak_verdict.Verdict(CASE, stream, len(entries), [])
+    verdict = Verdict(CASE, stream, len(entries), [])
     change(entries)
     verdict.judge(entries)
     return bool(verdict.wrong), verdict.lost, verdict.repeated
@@ -77,7 +75,7 @@ def test_what_is_lost_repeated_swapped_or_changed_is_found():
 
 # Each is bounded by itself, so a faster machine runs the same ones. `make soak` explores.
 CASES = [
-    *range(1000, 1000 + len(soak_cases.FIRST)),
+    *range(1000, 1000 + len(FIRST)),
     1066,  # few descriptors while a checkpoint is saved
     78101,  # an interrupt while a cache is closed
     491096173,  # a tar file that is gone when a worker starts
@@ -89,7 +87,7 @@ def test_pipelines_come_through_every_fault():
     ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1500)
     assert ran.returncode == 0, ran.stdout[-30_000:]
     rows = dict(re.findall(r"^(\w[\w ,]*?) +(\d+)(?: +\d+){5}$", ran.stdout, re.MULTILINE))
-    assert rows.keys() == soak_cases.FAULTS.keys(), ran.stdout
+    assert rows.keys() == FAULTS.keys(), ran.stdout
     assert min(map(int, rows.values())) >= 1, ran.stdout
     total = f"total: {len(CASES)} runs, \\d+ faults, 0 lost, 0 repeated, 0 leaks, 0 findings"
     assert re.search(total, ran.stdout), ran.stdout

@@ -193,9 +193,9 @@ def test_a_key_without_an_index_is_warned_of_in_a_large_table(folder):
 
 
 def test_the_database_is_only_read(digits):
-    source = pictures(digits)
+    source: Any = pictures(digits)
     with pytest.raises(sqlite3.OperationalError, match="readonly"):
-        source._table._database.fetch("DELETE FROM digits")
+        source._table.keyed_rows._database.fetch("DELETE FROM digits")
     with refuses(ValueError, "digits.db"):
         SqliteSource(digits, query="DELETE FROM digits RETURNING id", key="id")
     assert len(pictures(digits)) == SAMPLES
@@ -346,12 +346,12 @@ def test_a_locked_database_is_named_after_the_timeout(digits):
 
 
 def test_every_thread_has_a_connection_that_ends_with_it(digits):
-    source = pictures(digits)
+    source: Any = pictures(digits)
     opened = []
 
     def read():
         source.read(np.array([1]))
-        opened.append(source._table._database._local.connection.database)
+        opened.append(source._table.keyed_rows._database._local.connection.database)
 
     threads = [threading.Thread(target=read) for _ in range(3)]
     for thread in threads:

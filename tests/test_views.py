@@ -508,3 +508,12 @@ def test_a_predicate_that_raises_names_its_sample():
     with pytest.raises(KeyError) as caught:
         ms.views.select(arrays(), _raises)
     assert "This came from select(_raises) at sample 0." in caught.value.__notes__
+
+
+@pytest.mark.parametrize("name", ["nested", "weighted"])
+def test_verify_proves_views(name):
+    for source in (arrays("shuffle"), dataset("shuffle")):
+        loader = ms.DataLoader([VIEWS[name](source), ms.RandomMapTransform(_noisy), ms.BatchTransform(BATCH)])
+        verification = loader.verify(executors=[ms.InGraph(), ms.Threads(2)], hosts=[1, 2, 4], progress=False)
+        assert {row.check: row.result for row in verification.rows}["samples"] == "ok"
+        assert "view" in str(loader.explain())

@@ -50,7 +50,7 @@ def to_store(leaf: Any) -> Any:
     return np.asarray(leaf) if jax.process_count() > 1 and leaf.is_fully_addressable else leaf
 
 
-def copied(arrays: Mapping[int, Any]) -> list[ArrayPart]:
+def copy_parts(arrays: Mapping[int, Any]) -> list[ArrayPart]:
     """The parts that this process writes, copied, so that the arrays may be changed or donated."""
     parts = []
     for number, array in arrays.items():

@@ -216,7 +216,7 @@ class PendingSave:
             self.error = error if self.error is None else self.error
 
     def _write(self) -> None:
-        parts = _arrays.copied(self.arrays)
+        parts = _arrays.copy_parts(self.arrays)
         self._copied.set()
         folder = folders.temporary(self.directory, self.step)
         folder.mkdir(exist_ok=True)  # without its parents: where a disk is gone, another one would be written to
@@ -256,7 +256,7 @@ class PendingSave:
             self._mark(number).unlink()
         contents = manifest.take_stock(folder, self.step, self.metrics, self._linked)
         with open(folder / manifest.NAME, "xb") as file:
-            file.write(contents.encoded())
+            file.write(contents.encode())
             file.flush()
             os.fsync(file.fileno())
         folders.publish(self.directory, self.step, lambda final: _require_whole(final, self._linked))

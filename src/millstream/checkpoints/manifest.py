@@ -39,7 +39,7 @@ class Manifest:
     metrics: Mapping[str, float | None]
     files: Mapping[str, tuple[int, str]]
 
-    def encoded(self) -> bytes:
+    def encode(self) -> bytes:
         """As JSON; the last entry is the SHA-256 of all before it."""
         files = {name: {"size": size, "sha256": digest} for name, (size, digest) in sorted(self.files.items())}
         facts = {"format": _FORMAT, "version": _VERSION, "step": self.step, "metrics": self.metrics, "files": files}

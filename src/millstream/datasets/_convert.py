@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from millstream.reading.contracts import PyTree
-from millstream.reading.dtypes import kept
+from millstream.reading.dtypes import to_jax_dtype
 from millstream.text.errors import describe_value, noted, require_items
 
 
@@ -30,7 +30,7 @@ def dataset_to_jax(dataset: Any, storage_device: Any = "cpu") -> PyTree:
         require_items(caller, "as_array_dict(), or a dataset", dataset)
     try:
         stacked = dataset.as_array_dict() if hasattr(dataset, "as_array_dict") else _stacked(dataset)
-        arrays = jax.tree.map(lambda leaf: kept(caller, leaf), stacked)
+        arrays = jax.tree.map(lambda leaf: to_jax_dtype(caller, leaf), stacked)
         return jax.device_put(arrays, DevicePutTransform(storage_device).placement)
     except Exception as error:
         given = f"{describe_value(dataset)} and storage_device={describe_value(storage_device)}"

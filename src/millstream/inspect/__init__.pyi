@@ -3,13 +3,13 @@
 from millstream.inspect._explain import ExplainedStage as ExplainedStage
 from millstream.inspect._explain import Explanation as Explanation
 from millstream.inspect._explain import explain as explain
-from millstream.inspect._tune import TimedStage as TimedStage
-from millstream.inspect._tune import TriedOptions as TriedOptions
-from millstream.inspect._tune import Tuning as Tuning
 from millstream.inspect._tune import tune as tune
-from millstream.inspect._verify import Difference as Difference
-from millstream.inspect._verify import Verification as Verification
-from millstream.inspect._verify import VerificationRow as VerificationRow
+from millstream.inspect._tuning import TimedStage as TimedStage
+from millstream.inspect._tuning import TriedOptions as TriedOptions
+from millstream.inspect._tuning import Tuning as Tuning
+from millstream.inspect._verification import Difference as Difference
+from millstream.inspect._verification import Verification as Verification
+from millstream.inspect._verification import VerificationRow as VerificationRow
 from millstream.inspect._verify import verify as verify
 
 __all__: list[str]

@@ -11,16 +11,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from millstream.loader.build import stages
+from millstream.inspect._plan_words import (
+    count_made_ahead,
+    device_words,
+    ending_words,
+    mesh_words,
+    place_words,
+    plan_in_words,
+    reader_words,
+    state_bytes,
+)
 from millstream.loader.loader import DataLoader
-from millstream.pipeline.pipeline import Pipeline, masking_stages
-from millstream.pipeline.placement import BatchPlacement
+from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.stages import apply_stage, stage_names
 from millstream.pipeline.state import is_traced
 from millstream.pipeline.streams import BatchedStream, MappedStream, stages_of
 from millstream.pipeline.transform import Transform
-from millstream.plan.ordering import Shuffle
-from millstream.plan.plan import Batching, Plan
+from millstream.plan.plan import Plan
 from millstream.reading.contracts import PyTree, Stream
 from millstream.reading.derived_sources import CollatedSource, is_random, named_parts
 from millstream.reading.host_source import ArrayRows, HostSource
@@ -38,17 +45,6 @@ from millstream.transforms.device import DevicePutTransform
 
 _HEADER = ("stage", "where", "shape and dtype", "per batch", "memory", "note")
 _LEAVES = 8  # that a cell lists
-_ORDERS = {
-    "itemwise": "a different order every epoch",
-    "reseed": "the same order every epoch, with new keys",
-    "repeat": "the same batches every epoch, in the same order",
-    "batchwise": "the same batches every epoch, in a different order",
-}
-_ERRORS = {
-    "raise": "a sample that raises ends the stream",
-    "skip item": "the row of a sample that raises is masked",
-    "skip batch": "the batch of a sample that raises is left out",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +140,7 @@ def explain(loader: DataLoader) -> Explanation:
     pipeline = loader.pipeline
     placement = pipeline.placement if isinstance(pipeline, Pipeline) else None
     with contextlib.nullcontext() if placement is None else jax.set_mesh(placement.mesh):
-        return Explanation(_rows(loader), _plan_in_words(loader))
+        return Explanation(_rows(loader), plan_in_words(loader))
 
 
 def require_loader(caller: str, loader: Any, *, built: bool = False) -> None:
@@ -188,18 +184,10 @@ def _row(
 
 
 def _rows(loader: DataLoader) -> list[ExplainedStage]:
-    rows, ahead = _stream_rows(loader.pipeline, 1), _made_ahead(loader)
+    rows, ahead = _stream_rows(loader.pipeline, 1), count_made_ahead(loader)
     if ahead and rows[-1].bytes_per_batch is not None:
         rows[-1] = _holding(rows[-1], ahead * rows[-1].bytes_per_batch, f"{ahead} made ahead")
     return rows
-
-
-def _made_ahead(loader: DataLoader) -> int:
-    """How many batches the compiled program makes ahead."""
-    pipeline = loader.pipeline
-    if not isinstance(pipeline, Pipeline) or pipeline.host is not None or any(one.effects for one in pipeline.stages):
-        return 0
-    return loader.options["prefetch"]
 
 
 def _holding(row: ExplainedStage, memory: int, note: str) -> ExplainedStage:
@@ -221,21 +209,17 @@ def _stream_rows(stream: Any, times: int) -> list[ExplainedStage]:
     else:
         name, notes, where = type(stream).__name__, ["a stream, drawn step by step"], "device"
     if isinstance(stream, BatchedStream):
-        notes.append(f"last batch: {_ending_words(stream.batching)}")
-    memory = _state_bytes(stream) - (_state_bytes(inner) if isinstance(inner, Stream) else 0)
+        notes.append(f"last batch: {ending_words(stream.batching)}")
+    memory = state_bytes(stream) - (state_bytes(inner) if isinstance(inner, Stream) else 0)
     return [*rows, _row(name, where, stream.element_spec(), times, memory, notes)]
-
-
-def _state_bytes(stream: Any) -> int:
-    return nbytes(jax.eval_shape(stream.init_state, jax.random.key(0)))
 
 
 def _pipeline_rows(pipeline: Pipeline, times: int) -> list[ExplainedStage]:
     per_batch = times * math.prod(pipeline.plan.axes)
-    device = "device" if pipeline.placement is None else f"device, over {_mesh_words(pipeline.placement)}"
+    device = "device" if pipeline.placement is None else f"device, over {mesh_words(pipeline.placement)}"
     if pipeline.host is None:
         return [_array_row(pipeline, device, per_batch), *_compiled_rows(pipeline, device, device, per_batch)]
-    reader = _reader_words(pipeline.host)
+    reader = reader_words(pipeline.host)
     rows = _host_rows(pipeline.host.source, reader, per_batch)
     rows += _compiled_rows(pipeline, reader, device, per_batch)
     if pipeline.objects is None:
@@ -252,7 +236,7 @@ def _array_row(pipeline: Pipeline, device: str, per_batch: int) -> ExplainedStag
     else:
         shards = [shard for leaf in leaves for shard in leaf.addressable_shards]
         memory = sum(shard.data.nbytes for shard in shards)
-        notes.append(f"arrays on {_device_words({shard.device for shard in shards})}")
+        notes.append(f"arrays on {device_words({shard.device for shard in shards})}")
     name = "arrays" if pipeline.source is None else type(pipeline.source).__name__
     return _row(name, device, pipeline.sample_spec(), per_batch, memory, notes)
 
@@ -303,7 +287,7 @@ def _compiled_rows(pipeline: Pipeline, reader: str, device: str, per_batch: int)
             batching = batchings.pop(0)
             value, mask = _stacked((value, mask), batching.size)
             per_batch //= batching.size
-            notes.append(f"last batch: {_ending_words(batching)}")
+            notes.append(f"last batch: {ending_words(batching)}")
         else:
             value, mask = _traced(name, stage, value, mask)
             where = where if stage.passive else device  # from here on the compiled program does the work
@@ -333,128 +317,8 @@ def _where(usual: str, stage: Transform) -> str:
 
 def _notes(stage: Transform) -> list[str]:
     if isinstance(stage, DevicePutTransform):
-        return [f"to {_place_words(stage.placement)}"]
+        return [f"to {place_words(stage.placement)}"]
     if isinstance(stage, BufferTransform):
         held, given = f"{stage.capacity:,} values, {stage.write_mode}", f"{stage.sample_size:,} {stage.mode}"
         return [f"holds {held}", f"gives {given}"]
     return ["random"] if stage.keyed else []
-
-
-def _plan_in_words(loader: DataLoader) -> dict[str, str]:
-    """What an epoch is, who reads and where batches go, by name."""
-    pipeline = loader.pipeline
-    if isinstance(pipeline, Pipeline):
-        words = _indexed_words(pipeline, _made_ahead(loader))
-    else:
-        words = {
-            "epoch": f"{pipeline.steps_per_epoch:,} steps of a stream, which depend on the steps before them",
-            "made": "one step at a time in the compiled program, never ahead",
-            "state": f"{size_text(_state_bytes(pipeline))}, all that the stream remembers",
-        }
-    if masking := masking_stages(pipeline):
-        words["mask"] = f"set by {', '.join(masking)}: how many rows count is known when a batch is made"
-    if random := _random_stages(pipeline):
-        words["random stages"] = ", ".join(random)
-    return words | {"handed out": _hand_over_words(loader)}
-
-
-def _indexed_words(pipeline: Pipeline, made_ahead: int) -> dict[str, str]:
-    plan, host = pipeline.plan, pipeline.host
-    batches = "batch" if plan.steps_per_epoch == 1 else "batches"
-    kind = f"{batches} of {' x '.join(f'{size:,}' for size in plan.axes)}" if plan.batchings else "single samples"
-    words = {
-        "samples": f"{plan.samples:,}",
-        "order": _order_words(plan.shuffle),
-        "epoch": f"{plan.steps_per_epoch:,} {kind}",
-    }
-    if plan.batchings:
-        moved = "; it may come anywhere in an epoch" if plan.shuffle.mode == "batchwise" else ""
-        words["last batch"] = "; of batches of them: ".join(map(_ending_words, plan.batchings)) + moved
-    if host is None:
-        words["made"] = f"in the compiled program, {_ahead_words(made_ahead)}"
-    else:
-        order = "in order" if host.ordered else "in the order in which they are read"
-        several = isinstance(host.executor, Processes) and host.executor.workers > 1
-        each = ", each at a batch of its own" if several else ""
-        words["read"] = f"by {_reader_words(host)}{each}, {_ahead_words(host.ahead(plan))}, {order}"
-        words["errors"] = _ERRORS[host.on_error]
-        if host.cache is not None:
-            words["cache"] = f"{host.cache.folder} ({host.cache.mode})"
-    if pipeline.placement is not None:
-        words["shards"] = _shard_words(pipeline.placement)
-    return words | {"state": "a key and a step"}
-
-
-def _reader_words(host: ReadConfig) -> str:
-    count = host.source.readers if host.executor is None else getattr(host.executor, "workers", 1)
-    one, many = ("process", "processes") if isinstance(host.executor, Processes) else ("thread", "threads")
-    return f"{count} {'worker ' if one == 'process' else ''}{one if count == 1 else many}"
-
-
-def _ahead_words(batches: int) -> str:
-    return f"{batches:,} ahead of the one in use" if batches else "when they are asked for"
-
-
-def _order_words(shuffle: Shuffle) -> str:
-    first = "" if shuffle.first_epoch or shuffle.words == "sequential" else "; the first one in sequence"
-    meaning = "in sequence, every epoch" if shuffle.words == "sequential" else _ORDERS[shuffle.mode]
-    return f"{shuffle.words.split(',')[0]}: {meaning}{first}"
-
-
-def _ending_words(batching: Batching) -> str:
-    """What the last batch of an epoch is like."""
-    left = batching.inner % batching.size
-    if left == 0:
-        return "full"
-    if batching.ending == "drop":
-        return f"full; {left:,} left over and dropped"
-    if batching.ending == "pad":
-        return f"{left:,} of {batching.size:,} rows real, the others padding"
-    return f"{batching.size - left:,} of {batching.size:,} rows from the next epoch"
-
-
-def _mesh_words(placement: BatchPlacement) -> str:
-    return "mesh (" + ", ".join(f"{name}: {size}" for name, size in placement.sharding.mesh.shape.items()) + ")"
-
-
-def _shard_words(placement: BatchPlacement) -> str:
-    sharding, rows = placement.of(1), placement.local_rows()
-    hosts = len({device.process_index for device in sharding.device_set})
-    per_device = math.prod(sharding.shard_shape((placement.size,)))
-    words = f"{placement.size:,} rows over {_mesh_words(placement)}, {per_device:,} per device"
-    if hosts > 1:
-        words += f"; {hosts} processes, of which this one has {len(rows):,} rows, from {rows[0]} to {rows[-1]}"
-    return words
-
-
-def _device_words(devices: Any) -> str:
-    names = sorted(f"{device.platform}:{device.id}" for device in devices)
-    return names[0] if len(names) == 1 else f"{len(names)} devices, {names[0]} to {names[-1]}"
-
-
-def _place_words(place: Any) -> str:
-    if place is None:
-        return "JAX's default device"
-    return _device_words(place.device_set if isinstance(place, jax.sharding.Sharding) else [place])
-
-
-def _hand_over_words(loader: DataLoader) -> str:
-    pipeline = loader.pipeline
-    if isinstance(pipeline, Pipeline) and pipeline.objects is not None:
-        return "as Python objects"
-    if isinstance(pipeline, Pipeline) and pipeline.placement is not None:
-        return f"over {_place_words(pipeline.placement.sharding)}"
-    place = next((one.placement for one in stages(pipeline)[::-1] if isinstance(one, DevicePutTransform)), None)
-    if place is None:
-        data = [leaf for leaf in jax.tree.leaves(loader) if isinstance(leaf, jax.Array) and not is_traced(leaf)]
-        place = data[0].sharding if data else None
-        return f"on {_place_words(place)}"
-    return f"{'over' if isinstance(place, jax.sharding.Sharding) else 'on'} {_place_words(place)}"
-
-
-def _random_stages(pipeline: Any) -> list[str]:
-    """The names of all stages that use keys."""
-    host = pipeline.host if isinstance(pipeline, Pipeline) else None
-    read = [] if host is None else [name for name, part in named_parts(host.source) if is_random(part)]
-    compiled = stages(pipeline)
-    return read + [name for name, stage in zip(stage_names(compiled), compiled, strict=True) if stage.keyed]

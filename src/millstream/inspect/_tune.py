@@ -6,28 +6,26 @@ import itertools
 import math
 import os
 import pathlib
-import statistics
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
 
-from millstream.inspect._explain import calculating, require_loader
+from millstream.inspect._explain import require_loader
+from millstream.inspect._stage_times import READING, SKIPPING, time_stages
+from millstream.inspect._tuning import Executor, TimedStage, TriedOptions, Tuning, executor_code
 from millstream.loader.loader import DataLoader
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.state import key_words
-from millstream.plan.planned import PlannedSteps
 from millstream.reading.executor import InGraph
 from millstream.reading.processes import Processes
-from millstream.reading.reading import Reading, Report
 from millstream.reading.threads import Threads
 from millstream.text.bar_line import ProgressLine
-from millstream.text.errors import function_name, require_bool, require_callable, require_positive
-from millstream.text.tables import WIDTH, name_table, text_table, time_text
+from millstream.text.errors import require_bool, require_callable, require_positive
+from millstream.text.tables import time_text
 
-Executor = InGraph | Threads | Processes | None
 Step = Callable[[Any, Any], Any]
 Setting = tuple[Executor, int]  # an executor and its prefetch
 
@@ -38,113 +36,6 @@ _LONGEST_ROUND = 0.1  # of the time: a setting whose batches take longer is not 
 _CLOSE = 0.07  # of the best: a rate nearer to it than this is as good
 _CLOSE_IN_GRAPH = 0.25  # a program that makes its batches itself can also run whole epochs, in `scan_epoch`
 _LOCKED = 1.25  # two threads that read less than this as much as one hold each other up
-_MOST_REPEATS = 50
-_SKIPPING = 'A loader with on_error="skip item" continues without samples that cannot be read.'
-
-
-@dataclasses.dataclass(frozen=True)
-class TimedStage:
-    """How long a stage of a pipeline takes.
-
-    Example:
-        >>> tuning = loader.tune(seconds=0.5, progress=False)
-        >>> [(stage.stage, stage.per) for stage in tuning.stages]
-        [('compiled stages', 'batch')]
-
-    Attributes:
-        stage: Its name.
-        per: Whether the seconds are for a sample or for a batch.
-        seconds: How long it takes, alone, in one thread.
-        cpu_seconds: How much of that it is busy; the rest of the time it waits. None if that is not known.
-    """
-
-    stage: str
-    per: Literal["sample", "batch"]
-    seconds: float
-    cpu_seconds: float | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class TriedOptions:
-    """The speed of a loader with some options.
-
-    Example:
-        >>> tried = loader.tune(seconds=0.5, progress=False).tried[0]
-        >>> tried.executor, tried.samples_per_second > 0
-        (InGraph(), True)
-
-    Attributes:
-        executor: Where samples are read.
-        prefetch: How many batches ahead.
-        samples_per_second: Samples that came through the loop; None if it was not tried.
-        idle: The share of the loop's time, from 0 to 1, in which it waited for a batch; None without a step.
-        cores: How many cores were busy, workers included; None if that is not known.
-        note: Why it was not tried, or anything else worth knowing.
-    """
-
-    executor: Executor
-    prefetch: int
-    samples_per_second: float | None = None
-    idle: float | None = None
-    cores: float | None = None
-    note: str = ""
-
-
-class Tuning:
-    """What a loader's stages cost, its speed with other options, and which are best; printed, tables and code.
-
-    See `tune`.
-
-    Example:
-        >>> tuning = loader.tune(seconds=0.5, progress=False)
-        >>> faster = loader.replace(**tuning.options)
-        >>> sorted(tuning.options)
-        ['executor', 'prefetch']
-
-    Attributes:
-        stages: How long each stage takes, alone.
-        tried: The speed with other options, and with the present ones.
-        options: The best ones, for `DataLoader.replace`.
-        reason: Why, with the figures.
-        code: The same as code.
-    """
-
-    def __init__(
-        self,
-        stages: list[TimedStage],
-        tried: list[TriedOptions],
-        options: dict[str, Any],
-        reason: str,
-        others: dict[str, str],
-    ) -> None:
-        self.stages = stages
-        self.tried = tried
-        self.options = options
-        self.reason = reason
-        chosen = {"executor": _code(options["executor"]), "prefetch": str(options["prefetch"])}
-        arguments = ", ".join(f"{name}={text}" for name, text in (chosen | others).items())
-        self.code = f"ms.DataLoader(pipeline, {arguments})"
-
-    def __repr__(self) -> str:
-        stages = [
-            (row.stage, time_text(row.seconds), "" if row.cpu_seconds is None else time_text(row.cpu_seconds), row.per)
-            for row in self.stages
-        ]
-        header, times = ("executor", "prefetch", "samples/s", "idle", "cores", "note"), ("time", "of it busy")
-        tables = [
-            text_table(("stage", *times, "per"), stages, numbers=times, width=WIDTH),
-            text_table(header, map(self._cells, self.tried), numbers=header[1:-1], prose=("note",), width=WIDTH),
-            name_table([("advice", self.code), ("because", self.reason)], width=WIDTH),
-        ]
-        return "\n\n".join(tables)
-
-    def _cells(self, row: TriedOptions) -> tuple[str, ...]:
-        chosen = {"executor": row.executor, "prefetch": row.prefetch} == self.options
-        rate = "" if row.samples_per_second is None else f"{row.samples_per_second:,.0f}"
-        idle = "" if row.idle is None else f"{row.idle:.0%}"
-        cores = "" if row.cores is None else f"{row.cores:.2g}"
-        note = "; ".join(filter(None, ["advised" if chosen else "", row.note]))
-        return _code(row.executor), str(row.prefetch), rate, idle, cores, note
 
 
 def tune(
@@ -176,7 +67,7 @@ def tune(
     words = np.asarray(key_words("tune", jax.random.key(0) if key is None else key))
     with contextlib.closing(ProgressLine("tune", shown=progress)) as line:
         line.say("timing the stages")
-        stages, per_sample = _time_stages(loader, words, _STAGES * seconds)
+        stages, per_sample = time_stages(loader, words, _STAGES * seconds)
         grid = _Grid(loader, words, (1 - _STAGES) * seconds, step, line)
         tried = grid.run(per_sample)
     rates = {(row.executor, row.prefetch): row.samples_per_second for row in tried if row.samples_per_second}
@@ -206,95 +97,26 @@ def _require_tunable(loader: DataLoader, seconds: Any, step: Any, progress: Any)
         )
 
 
-def _time_stages(loader: DataLoader, words: np.ndarray, seconds: float) -> tuple[list[TimedStage], float | None]:
-    """How long the stages take, and the seconds per sample if samples are read in this process."""
-    pipeline = loader.pipeline
-    if pipeline.host is None:
-        state, alone = loader.init_state(words), loader.replace()
-        return [TimedStage("compiled stages", "batch", _median(lambda: alone.next_batch(state)[::2], seconds))], None
-    arrays = pipeline.host.source.sample_spec.empty(pipeline.host.layout(pipeline.plan).rows)
-    for array in arrays:  # not all rows may come to be read
-        array[...] = None if array.dtype.hasobject else 0
-    read, per_sample = [], None
-    if getattr(pipeline.host.executor, "startup", None) is None:  # what it prepares is there in workers alone
-        try:
-            read = _time_reading(pipeline, words, arrays, 0.6 * seconds)
-        except Exception as error:
-            error.add_note(f"tune was timing the stages. {_SKIPPING}")
-            raise
-        per_sample = read[-1].seconds
-    return [*read, *_time_delivery(pipeline, words, arrays, 0.4 * seconds)], per_sample
+class _UnreadSteps:
+    """Steps that no turn has drawn: none must find in a cache what an earlier one has read."""
 
+    def __init__(self, loader: DataLoader, words: np.ndarray) -> None:
+        self._loader, self._words = loader, words
+        self.first = 0
 
-def _time_reading(pipeline: Pipeline, words: np.ndarray, out: list[np.ndarray], seconds: float) -> list[TimedStage]:
-    """How long reading takes in this thread: by stage, and all of it."""
-    host = pipeline.host
-    assert host is not None
-    run, size = PlannedSteps(pipeline.plan, words, host.rows), host.layout(pipeline.plan).rows
-    part, deadline = 1 if host.source.reads_samples else size, time.perf_counter() + seconds
-    samples, elapsed, cpu, total = 0, 0.0, 0.0, Report()
-    for number in itertools.count():
-        step, first = divmod(number * part, size)
-        if number == 1:  # the first reading opens files and fills caches; it counts only if there is time for no other
-            samples, elapsed, cpu, total = 0, 0.0, 0.0, Report()
-        request = run.request(step, host.source.keyed)
-        begun, cpu_begun = time.perf_counter(), time.thread_time()
-        report = Reading(host.source, request, out, tolerant=host.tolerant).read(first, first + part)
-        cpu, elapsed = cpu + time.thread_time() - cpu_begun, elapsed + time.perf_counter() - begun
-        samples += int(request.real[first : first + part].sum())
-        total.add(report)
-        if time.perf_counter() >= deadline:
-            break
-    count = max(1, samples)
-    rows = [TimedStage(name, "sample", taken / count) for name, taken in total.times.items()]
-    return [*rows, TimedStage("reading, all of it", "sample", elapsed / count, cpu / count)]
-
-
-def _time_delivery(pipeline: Pipeline, words: np.ndarray, arrays: list[np.ndarray], seconds: float) -> list[TimedStage]:
-    """How long a batch takes from the host's memory to the device, and through the compiled stages."""
-    if pipeline.objects is not None:
-        return []
-    host, placement = pipeline.host, pipeline.placement
-    assert host is not None
-    axes = host.layout(pipeline.plan).axes
-    rows = [leaf.reshape((*axes, *leaf.shape[1:])) for leaf in arrays]
-
-    def hand_over() -> list[Any]:
-        if placement is None or host.rows is None:
-            return jax.device_put(rows)
-        return [placement.place(leaf, host.rows) for leaf in rows]
-
-    numbers = PlannedSteps(pipeline.plan, words, coordinates=pipeline.coordinates).numbers(0)
-
-    @jax.jit
-    def make_batch(rows: list[Any]) -> Any:
-        return pipeline.planned(words, numbers, rows)
-
-    with contextlib.nullcontext() if placement is None else jax.set_mesh(placement.mesh):
-        stages = [TimedStage("hand-over", "batch", _median(hand_over, seconds / 2))]
-        # A user's function must not be called with a batch that is only partly read.
-        if calculating(pipeline.stages) and not any(stage.effects for stage in pipeline.stages):
-            there = hand_over()
-            stages.append(TimedStage("compiled stages", "batch", _median(lambda: make_batch(there), seconds / 2)))
-    return stages
-
-
-def _median(run: Callable[[], Any], seconds: float) -> float:
-    """The usual time of a call, after one that compiles."""
-    jax.block_until_ready(run())
-    times, deadline = [], time.perf_counter() + seconds
-    while not times or (time.perf_counter() < deadline and len(times) < _MOST_REPEATS):
-        begun = time.perf_counter()
-        jax.block_until_ready(run())
-        times.append(time.perf_counter() - begun)
-    return statistics.median(times)
+    def take(self, steps: int) -> Any:
+        """The state before that many of them."""
+        first = 0 if self.first + steps > self._loader.pipeline.plan.step_limit else self.first
+        self.first = first + steps
+        return self._loader.init_state(self._words, step=first)
 
 
 class _Trial:
     """A loader with the options of a setting, and the turns it has had."""
 
-    def __init__(self, loader: DataLoader, setting: Setting, step: Step | None) -> None:
+    def __init__(self, loader: DataLoader, setting: Setting, step: Step | None, unread: "_UnreadSteps") -> None:
         self.executor, self.prefetch = setting
+        self._unread = unread
         # What is in a cache says nothing about reading, and a trial must not write into it.
         self.loader = loader.replace(executor=self.executor, prefetch=self.prefetch, cache=None)
         self.begun = False  # whether there was a batch
@@ -303,24 +125,24 @@ class _Trial:
         # Batches that are read side by side end at about the same time, so that only rounds of them can be compared.
         self._round = _batches_side_by_side(self.loader.pipeline)
 
-    def turn(self, seconds: float, begin: Callable[[int], Any]) -> None:
-        """Draw batches for about this long; `begin` gives the state before a number of steps."""
-        before = self.result() if self._turns else self._draw(1, seconds, begin)  # which starts workers, and compiles
+    def turn(self, seconds: float) -> None:
+        """Draw batches for about this long."""
+        before = self.result() if self._turns else self._draw(1, seconds)  # which starts workers, and compiles
         per_round = self._round * math.prod(self.loader.pipeline.plan.axes)
-        self._turns.append(self._draw(max(_ROUNDS, round(seconds * _rate(before) / per_round)), seconds, begin))
+        self._turns.append(self._draw(max(_ROUNDS, round(seconds * _rate(before) / per_round)), seconds))
 
-    def _draw(self, rounds: int, seconds: float, begin: Callable[[int], Any]) -> TriedOptions:
+    def _draw(self, rounds: int, seconds: float) -> TriedOptions:
         """Draw rounds of batches, from the first reading to the last; fewer if they take twice the time."""
         steps, samples, waited, cpu = rounds * self._round, 0, 0.0, _cpu_seconds()
         # Nothing after these steps is read, which would disturb the next turn.
-        with contextlib.closing(self.loader.iterate(begin(steps), steps=steps)) as batches:
+        with contextlib.closing(self.loader.iterate(self._unread.take(steps), steps=steps)) as batches:
             begun = time.perf_counter()
             for number in range(1, steps + 1):
                 asked = time.perf_counter()
                 try:
                     drawn = jax.block_until_ready(next(batches, None))
                 except Exception as error:
-                    error.add_note(_SKIPPING)
+                    error.add_note(SKIPPING)
                     raise
                 waited += time.perf_counter() - asked
                 if drawn is not None:  # if it is, the last batches were skipped
@@ -377,7 +199,7 @@ class _Grid:
         self, loader: DataLoader, words: np.ndarray, seconds: float, step: Step | None, line: ProgressLine
     ) -> None:
         self._loader, self._words, self._seconds, self._step, self._line = loader, words, seconds, step, line
-        self._begun, self._next_step = time.perf_counter(), 0
+        self._begun, self._unread = time.perf_counter(), _UnreadSteps(loader, words)
         host = loader.pipeline.host
         self.present = InGraph() if host is None else loader.options["executor"]
         self.readers = 1 if host is None else host.source.readers
@@ -413,7 +235,7 @@ class _Grid:
 
     def _first_turn(self, setting: Setting, opened: contextlib.ExitStack) -> _Trial | str:
         """Give a setting its first turn; or say why worker processes cannot read these data."""
-        first, trial = self._next_step, _Trial(self._loader, setting, self._step)
+        first, trial = self._unread.first, _Trial(self._loader, setting, self._step, self._unread)
         if isinstance(trial.executor, Processes):  # which take long to start; threads would only keep their buffers
             opened.enter_context(trial.loader)
         try:
@@ -435,19 +257,13 @@ class _Grid:
         return f"a batch would take about {time_text(seconds)}" if seconds > _LONGEST_ROUND * self._seconds else None
 
     def _turn(self, trial: _Trial) -> None:
-        name = f"{_code(trial.executor)}, prefetch={trial.prefetch}"
+        name = f"{executor_code(trial.executor)}, prefetch={trial.prefetch}"
         self._line.say(f"{name} ({self._elapsed():.0%} of {self._seconds:.3g} s)")
         try:
-            trial.turn(self._turn_seconds, self._state)
+            trial.turn(self._turn_seconds)
         except Exception as error:
             error.add_note(f"tune was trying {name}.")
             raise
-
-    def _state(self, steps: int) -> Any:
-        """The state before steps that no turn has drawn: none must find in a cache what an earlier one has read."""
-        first = 0 if self._next_step + steps > self._loader.pipeline.plan.step_limit else self._next_step
-        self._next_step = first + steps
-        return self._loader.init_state(self._words, step=first)
 
     def _elapsed(self) -> float:
         """The share of the time that is over."""
@@ -514,22 +330,8 @@ def preferred(rates: dict[Setting, float], present: Executor, readers: int) -> S
     return min((setting for setting, rate in rates.items() if is_good(setting[0], rate)), key=simplicity)
 
 
-def _code(executor: Executor) -> str:
-    """An executor as it is written in a program: what differs from the defaults."""
-    if not dataclasses.is_dataclass(executor):
-        return repr(executor)
-    arguments = []
-    for field in dataclasses.fields(executor):
-        value = getattr(executor, field.name)
-        if field.default is dataclasses.MISSING:
-            arguments.append(repr(value))
-        elif value != field.default:
-            arguments.append(f"{field.name}={function_name(value) if callable(value) else repr(value)}")
-    return f"ms.{type(executor).__name__}({', '.join(arguments)})"
-
-
 def _name(executor: Executor) -> str:
-    return "no executor" if executor is None else _code(executor).removeprefix("ms.")
+    return "no executor" if executor is None else executor_code(executor).removeprefix("ms.")
 
 
 def _reason(options: dict[str, Any], present: Executor, tried: list[TriedOptions], stages: list[TimedStage]) -> str:
@@ -538,7 +340,7 @@ def _reason(options: dict[str, Any], present: Executor, tried: list[TriedOptions
     chosen = next(row for row in measured if {"executor": row.executor, "prefetch": row.prefetch} == options)
     now = next((row for row in measured if row.executor == present), None)
     sentences = []
-    reading = next((stage for stage in stages if stage.stage == "reading, all of it"), None)
+    reading = next((stage for stage in stages if stage.stage == READING), None)
     if reading is not None:
         busy = min(reading.seconds, reading.cpu_seconds or 0.0)
         how = "all of it busy" if busy > 0.9 * reading.seconds else f"busy for {time_text(busy)} of them"
@@ -547,10 +349,8 @@ def _reason(options: dict[str, Any], present: Executor, tried: list[TriedOptions
     if reading is not None and {1, 2} <= threads.keys():
         why = ": it keeps the GIL, or the cores are busy" if threads[2] < _LOCKED * threads[1] else ""
         sentences.append(f"2 threads read {threads[2] / threads[1]:.2f}x as much as 1{why}.")
-    name, idle = (
-        _name(chosen.executor),
-        "" if chosen.idle is None else f", and the loop waits {chosen.idle:.0%} of its time",
-    )
+    name = _name(chosen.executor)
+    idle = "" if chosen.idle is None else f", and the loop waits {chosen.idle:.0%} of its time"
     gain = f"{name[0].upper()}{name[1:]} gives {_rate(chosen):,.0f} samples/s{idle}"
     if now is not None and now.executor == chosen.executor:
         gain += ": that is what the loader has now"

@@ -1,9 +1,10 @@
 """Columns of Arrow as NumPy arrays."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from millstream.integrations._table import missing_value, not_numbers, other_length
 
 
 class Unreadable(Exception):
@@ -19,28 +20,41 @@ class Unreadable(Exception):
         self.row = row
         self.sizes = sizes
 
+    def at(self, caller: str, column: str, index: int) -> ValueError:
+        """What a user is told of it, once it is known which sample it is."""
+        if self.sizes is None:
+            return missing_value(caller, column, index)
+        return other_length(caller, column, index, *self.sizes)
 
-def require_numbers(refuse: Callable[..., Exception], name: str, kind: Any) -> None:
+
+def is_numbers(kind: Any) -> bool:
+    """Whether an Arrow type is made of numbers, bools, or lists of them."""
+    from pyarrow import types
+
+    inner = _inner(kind)
+    return types.is_boolean(inner) or types.is_integer(inner) or types.is_floating(inner)
+
+
+def require_numbers(caller: str, name: str, kind: Any) -> None:
     """Refuse a column that is not made of numbers, bools, or lists of them.
 
     Args:
-        refuse: Makes the error, from the name, the type and advice.
+        caller: The caller's name, for errors.
         name: The column.
         kind: Its Arrow type.
     """
     from pyarrow import types
 
-    inner = _inner(kind)
-    if types.is_boolean(inner) or types.is_integer(inner) or types.is_floating(inner):
+    if is_numbers(kind):
         return
-    advice = ""
+    inner, advice = _inner(kind), ""
     if types.is_dictionary(inner):
         advice = " Its codes need not mean the same in all parts of a table; store them as a column of whole numbers."
     elif types.is_temporal(inner):
         advice = " Cast dates and times to whole numbers of a unit that you choose."
     elif types.is_decimal(inner):
         advice = " Cast it to float64."
-    raise refuse(name, kind, advice)
+    raise not_numbers(caller, name, kind, advice)
 
 
 def to_numpy(array: Any, shape: tuple[int, ...] | None = None) -> np.ndarray:

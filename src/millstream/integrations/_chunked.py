@@ -1,16 +1,14 @@
 """Tables that come in chunks: record batches of Arrow, row groups of Parquet."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from millstream.integrations._arrow_columns import Unreadable, require_numbers, to_numpy
-from millstream.integrations._table import Row, TableSource, chosen_columns
-from millstream.plan.ordering import Ordering
-from millstream.reading.contracts import PyTree
-from millstream.reading.samples import SampleSpec
+from millstream.integrations._file_chunks import InMemoryColumns
+from millstream.integrations._table import Row, chosen_columns
 from millstream.text.errors import table
 
 
@@ -60,31 +58,62 @@ class Chunks(Protocol):
         ...
 
 
-class ChunkedSource(TableSource):
-    """The rows of chunks."""
+class Decoder:
+    """Makes of chunks what is kept of them: columns as arrays, or, for a function on rows, the chunks as they are.
 
-    def __init__(
-        self, caller: str, ordering: Ordering, prefetch_size: int, row_fn: Callable[[Row], PyTree] | None
-    ) -> None:
-        super().__init__(caller, ordering, prefetch_size, row_fn)
-        self._shapes: dict[str, tuple[int, ...]] = {}
+    Args:
+        caller: The caller's name, for errors.
+        as_arrays: Whether columns become arrays.
+    """
 
-    def _settle_on(self, schema: Any, chunks: Chunks) -> None:
-        """Read from these chunks, once the types of their columns are known to be good."""
-        if self._row_fn is None:
-            for field in schema:
-                require_numbers(self._no_numbers, field.name, field.type)
+    def __init__(self, caller: str, as_arrays: bool) -> None:
+        self._caller, self._as_arrays = caller, as_arrays
+        self._shapes: dict[str, tuple[int, ...]] = {}  # of the first row, which the others must have
+
+    def __call__(self, samples: Sequence[range], table: Any) -> Any:
+        """What is kept of a table, which is chunks with these samples."""
+        if not self._as_arrays:
+            return table
+        columns = {}
+        for name in table.column_names:
+            try:
+                columns[name] = to_numpy(_one_array(table.column(name)), self._shapes.get(name))
+            except Unreadable as error:
+                index = next(itertools.islice(itertools.chain.from_iterable(samples), error.row, None))
+                raise error.at(self._caller, name, index) from None
+        self._shapes = self._shapes or {name: column.shape[1:] for name, column in columns.items()}
+        return columns
+
+
+def require_schema(caller: str, schema: Any) -> None:
+    """Refuse columns that cannot become arrays."""
+    for field in schema:
+        require_numbers(caller, field.name, field.type)
+
+
+class ChunkedTable:
+    """The rows of chunks.
+
+    Args:
+        chunks: Where they come from.
+
+    Attributes:
+        in_memory: All columns, if they fit into memory.
+    """
+
+    def __init__(self, chunks: Chunks) -> None:
+        self.in_memory: InMemoryColumns | None = None
         self._chunks = chunks
         self._ends = np.cumsum(chunks.sizes, dtype=np.int64)
         self._firsts = self._ends - chunks.sizes
-        self._settle()
-        if isinstance(self.sample_spec, SampleSpec) and self._row_fn is None:
-            self._shapes = self.sample_spec.unflatten(list(self.sample_spec.shapes))
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def take(self, indices: np.ndarray) -> Mapping[str, np.ndarray]:
+        """The rows at `indices`, an array for each column."""
+        if self.in_memory is not None:
+            return self.in_memory.take(indices)
         taken: dict[str, np.ndarray] = {}
         if len(self._ends) == 1:
             for _, columns in self._chunks.contents([0]):
@@ -98,6 +127,7 @@ class ChunkedSource(TableSource):
         return taken
 
     def rows(self, indices: np.ndarray) -> Sequence[Row]:
+        """The rows at `indices`, each as a dict of Python's own values."""
         found: list[Row] = [{}] * len(indices)
         for rows, inside, chunk in self._pieces(indices):
             for row, values in zip(rows.tolist(), chunk.take(inside).to_pylist(), strict=True):
@@ -122,26 +152,6 @@ class ChunkedSource(TableSource):
             rows = [order[parts[number]] for number in numbers]
             behind = [inside[parts[number]] + start for number, start in zip(numbers, before, strict=True)]
             yield np.concatenate(rows), np.concatenate(behind), contents
-
-    def _contents(self, numbers: Sequence[int], table: Any) -> Any:
-        """What is kept of chunks that lie one after the other: columns as arrays, or the table for `row_fn`."""
-        if self._row_fn is not None:
-            return table
-        columns = {}
-        for name in table.column_names:
-            try:
-                columns[name] = to_numpy(_one_array(table.column(name)), self._shapes.get(name))
-            except Unreadable as error:
-                raise self._unreadable(name, self._sample_at(numbers, error.row), error.sizes) from None
-        return columns
-
-    def _sample_at(self, numbers: Sequence[int], row: int) -> int:
-        """The sample in a row of chunks that lie one after the other."""
-        for number in numbers:
-            if row < self._chunks.sizes[number]:
-                return int(self._firsts[number]) + row
-            row -= self._chunks.sizes[number]
-        raise AssertionError("a row after the last one")
 
 
 def _one_array(column: Any) -> Any:

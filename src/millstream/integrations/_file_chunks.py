@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import itertools
 import os
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -119,13 +120,24 @@ def readable(kind: str, file: DataFile) -> Iterator[None]:
         ) from None
 
 
+def sample_ranges(sizes: Sequence[int]) -> list[range]:
+    """The samples of each chunk.
+
+    Example:
+        >>> from millstream.integrations._file_chunks import sample_ranges
+        >>> sample_ranges([2, 3])
+        [range(0, 2), range(2, 5)]
+    """
+    return [range(end - size, end) for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
+
+
 class FileChunks:
     """The chunks of all files, one after another. A subclass reads them. A copy in another process has its own cache.
 
     Args:
         files: The files.
         sizes: For each file, how many rows each of its chunks has.
-        contents: `contents(numbers, table)` makes of chunks what is kept of them.
+        decode: `decode(samples, table)` makes of chunks, which have these ranges of samples, what is kept of them.
         limit: Bytes to keep.
         together: Whether several chunks of a file are read by one call. Their contents must be arrays.
     """
@@ -134,15 +146,16 @@ class FileChunks:
         self,
         files: Sequence[DataFile],
         sizes: Sequence[Sequence[int]],
-        contents: Callable[[list[int], Any], Any],
+        decode: Callable[[list[range], Any], Any],
         limit: int,
         together: bool = False,
     ) -> None:
         self.sizes = [size for of_file in sizes for size in of_file]
         self.row_bytes = 0.0
+        self._samples = sample_ranges(self.sizes)
         self._files = files
         self._places = [(file, number) for file, of_file in enumerate(sizes) for number in range(len(of_file))]
-        self._make_contents = contents
+        self._decode = decode
         self._limit = limit
         self._at_once = min(limit, _TOGETHER) if together else -1
         self._begin()
@@ -232,10 +245,10 @@ class FileChunks:
                 raise ValueError(
                     f"{name} is damaged: it has {table.num_rows} rows where it announced {rows}. Get it again."
                 )
-            return self._make_contents(numbers, table)
+            return self._decode([self._samples[number] for number in numbers], table)
         except Exception as error:
-            first, behind = sum(self.sizes[: numbers[0]]), sum(self.sizes[: numbers[-1] + 1])
-            note = f"This came from reading samples {first} to {behind - 1}, from {name}."
+            first, last = self._samples[numbers[0]].start, self._samples[numbers[-1]].stop - 1
+            note = f"This came from reading samples {first} to {last}, from {name}."
             raise noted(error, note)  # noqa: B904 (`from` would take away the error's own cause)
 
 

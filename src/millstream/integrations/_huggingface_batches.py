@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from millstream.integrations._arrow_columns import Unreadable, require_numbers, to_numpy
+from millstream.integrations._arrow_columns import Unreadable, is_numbers, to_numpy
 from millstream.integrations._table import made_samples
 from millstream.reading.contracts import PyTree
 from millstream.reading.interrupts import OneThread
@@ -33,12 +33,7 @@ _EXACT = {
 
 def are_numbers(schema: Any, columns: Sequence[str]) -> bool:
     """Whether these columns are numbers, or lists and arrays of numbers."""
-    try:
-        for name in columns:
-            require_numbers(_NotNumbers, name, _storage_type(schema.field(name).type))
-    except _NotNumbers:
-        return False
-    return True
+    return all(is_numbers(_storage_type(schema.field(name).type)) for name in columns)
 
 
 def numbers_table(table: Any, columns: Sequence[str]) -> Any:
@@ -59,10 +54,6 @@ def numbers_table(table: Any, columns: Sequence[str]) -> Any:
             column if kind == column.type else pa.chunked_array([part.storage for part in column.chunks], kind)
         )
     return InMemoryTable(pa.table(stored))
-
-
-class _NotNumbers(Exception):
-    pass
 
 
 def _storage_type(kind: Any) -> Any:

@@ -1,11 +1,12 @@
 """What all tables have in common: rows by number, columns as arrays."""
 
+import dataclasses
 import glob
 import os
 import pathlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from millstream.reading.contracts import PyTree
 from millstream.reading.dtypes import narrowed
 from millstream.reading.host_source import HostSource
 from millstream.reading.samples import NotAnArray, SampleSpec, first_sample, spec_of, spec_or_objects
-from millstream.reading.stats import spent
+from millstream.reading.stats import add_time
 from millstream.sources.array import check_reading
 from millstream.text.errors import (
     describe_leaf,
@@ -80,8 +81,56 @@ def _expanded(caller: str, path: Path, suffixes: Sequence[str]) -> Sequence[Path
     return sorted(own)
 
 
+class Table(Protocol):
+    """A table whose rows are read by their numbers."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, indices: np.ndarray) -> Mapping[str, np.ndarray]:
+        """The rows at `indices`, an array for each column."""
+        ...
+
+    def rows(self, indices: np.ndarray) -> Sequence[Row]:
+        """The rows at `indices`, each as a dict of Python's own values, for `row_fn`."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class FrameTable:
+    """A table in memory. One of the two goes to worker processes: arrays, which they share, or the frame."""
+
+    length: int
+    columns: Mapping[str, np.ndarray]
+    frame: Any
+    rows_of: Callable[[Any, np.ndarray], Sequence[Row]]
+
+    def __len__(self) -> int:
+        return self.length
+
+    def take(self, indices: np.ndarray) -> Mapping[str, np.ndarray]:
+        """The rows at `indices`, an array for each column."""
+        return {name: np.take(column, indices, axis=0) for name, column in self.columns.items()}
+
+    def rows(self, indices: np.ndarray) -> Sequence[Row]:
+        """The rows at `indices`, each as a dict of Python's own values."""
+        return self.rows_of(self.frame, indices)
+
+
+def check_options(caller: str, ordering: Ordering, prefetch_size: int, row_fn: Callable[[Row], PyTree] | None) -> None:
+    """Refuse wrong options before a table is opened."""
+    check_reading(caller, ordering, prefetch_size)
+    if row_fn is not None:
+        require_callable(caller, "row_fn", row_fn)
+
+
+def require_rows(caller: str, table: Sized) -> None:
+    """Refuse a table without rows."""
+    if len(table) == 0:
+        raise ValueError(f"{caller} needs at least one row. There is none.")
+
+
 class TableSource(HostSource):
-    """The rows of a table. A subclass has a length and `take`, and calls `_settle` when it can be read.
+    """The rows of a table.
 
     A sample is a dict with a number or an array for each column, or whatever `row_fn` makes of a row.
     """
@@ -89,51 +138,35 @@ class TableSource(HostSource):
     reads_together = True  # one request for all rows of a batch
 
     def __init__(
-        self, caller: str, ordering: Ordering, prefetch_size: int, row_fn: Callable[[Row], PyTree] | None
+        self,
+        caller: str,
+        table: Table,
+        ordering: Ordering,
+        prefetch_size: int,
+        row_fn: Callable[[Row], PyTree] | None,
     ) -> None:
-        check_reading(caller, ordering, prefetch_size)
-        if row_fn is not None:
-            require_callable(caller, "row_fn", row_fn)
-        self._caller = caller
-        self._row_fn = row_fn
+        require_rows(caller, table)
+        self._caller, self._table, self._row_fn = caller, table, row_fn
         self.calls_users = row_fn is not None
         self.ordering: Ordering = ordering
         self.prefetch_size = prefetch_size
-
-    def take(self, indices: np.ndarray) -> Mapping[str, np.ndarray]:
-        """The rows at `indices`, an array for each column."""
-        raise NotImplementedError
-
-    def rows(self, indices: np.ndarray) -> Sequence[Row]:
-        """The rows at `indices`, each as a dict of Python's own values."""
-        columns = self.take(indices)
-        return [
-            dict(zip(columns, row, strict=True))
-            for row in zip(*(column.tolist() for column in columns.values()), strict=True)
-        ]
-
-    def _require_rows(self) -> None:
-        if len(self) == 0:
-            raise ValueError(f"{self._caller} needs at least one row. There is none.")
-
-    def _settle(self) -> None:
-        """Find out what a sample is, by the first row."""
-        self._require_rows()
-        first = np.zeros(1, np.int64)
-        if self._row_fn is not None:
-            self.first_sample, samples = first_sample(lambda index: self._samples(np.array([index])), range(len(self)))
-            self.sample_spec = spec_or_objects(self._caller, samples[0])
+        if row_fn is not None:
+            self.first_sample, samples = first_sample(lambda index: self._samples(np.array([index])), range(len(table)))
+            self.sample_spec = spec_or_objects(caller, samples[0])
             return
-        columns = self.take(first)
+        columns = table.take(np.zeros(1, np.int64))
         if not columns:
-            raise ValueError(f"{self._caller} needs at least one column. There is none.")
+            raise ValueError(f"{caller} needs at least one column. There is none.")
         self._dtypes = {name: column.dtype for name, column in columns.items()}
         try:
-            self.sample_spec = spec_of(self._caller, {name: column[0] for name, column in columns.items()})
+            self.sample_spec = spec_of(caller, {name: column[0] for name, column in columns.items()})
         except NotAnArray as error:
             raise TypeError(
                 f"{error} Choose other columns with columns=[...], or make arrays of it with row_fn=lambda row: ..."
             ) from None
+
+    def __len__(self) -> int:
+        return len(self._table)
 
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
         if len(indices) == 0:
@@ -145,8 +178,8 @@ class TableSource(HostSource):
             return
         assert isinstance(spec, SampleSpec)
         begun = time.perf_counter()
-        columns = self.take(indices)
-        spent("read", begun)
+        columns = self._table.take(indices)
+        add_time("read", begun)
         leaves, dtypes = spec.flatten(self._caller, dict(columns)), spec.flatten(self._caller, self._dtypes)
         for name, leaf, dtype, target in zip(spec.names, leaves, dtypes, out, strict=True):
             if leaf.shape != target.shape or leaf.dtype != dtype:
@@ -160,62 +193,31 @@ class TableSource(HostSource):
 
     def _samples(self, indices: np.ndarray) -> list[Any]:
         assert self._row_fn is not None
-        return made_samples(self._caller, "row_fn", self._row_fn, indices.tolist(), self.rows(indices))
-
-    def _no_numbers(self, column: str, kind: object, advice: str = "") -> TypeError:
-        """What is raised for a column that is not made of numbers."""
-        return TypeError(
-            f"{self._caller} needs columns of numbers or bools. Column {column!r} is of the type {kind}.{advice} "
-            "Choose other columns with columns=[...], or make arrays of it with row_fn=lambda row: ..."
-        )
-
-    def _no_null(self, column: str, index: int) -> ValueError:
-        """What is raised for a missing value."""
-        return ValueError(
-            f"{self._caller} needs a value in every row. Column {column!r} has none at sample {index}. "
-            "Fill or drop such rows, choose other columns, or say what becomes of them with row_fn=lambda row: ..."
-        )
-
-    def _unreadable(self, column: str, index: int, sizes: tuple[int, int] | None) -> ValueError:
-        return self._no_null(column, index) if sizes is None else self._other_length(column, index, *sizes)
-
-    def _other_length(self, column: str, index: int, found: int, expected: int) -> ValueError:
-        """What is raised for a list that is longer or shorter than that of the first row."""
-        return ValueError(
-            f"{self._caller} needs lists of one length in a column. Column {column!r} has {found} values at sample "
-            f"{index}, and {expected} at sample 0. Pad or cut them, or say how with row_fn=lambda row: ..."
-        )
+        return made_samples(self._caller, "row_fn", self._row_fn, indices.tolist(), self._table.rows(indices))
 
 
-class FrameSource(TableSource):
-    """A table in memory, whose columns are made into arrays once. A subclass has `_array` and `rows`."""
+def not_numbers(caller: str, column: str, kind: object, advice: str = "") -> TypeError:
+    """What is raised for a column that is not made of numbers."""
+    return TypeError(
+        f"{caller} needs columns of numbers or bools. Column {column!r} is of the type {kind}.{advice} "
+        "Choose other columns with columns=[...], or make arrays of it with row_fn=lambda row: ..."
+    )
 
-    def __init__(
-        self,
-        caller: str,
-        frame: Any,
-        names: Sequence[str],
-        ordering: Ordering,
-        prefetch_size: int,
-        row_fn: Callable[[Row], PyTree] | None,
-    ) -> None:
-        super().__init__(caller, ordering, prefetch_size, row_fn)
-        self._length = len(frame)
-        self._require_rows()
-        # One of the two goes to worker processes: arrays, which they share, or the frame.
-        self._columns = {name: self._array(name, frame[name]) for name in names} if row_fn is None else {}
-        self._frame = None if row_fn is None else frame
-        self._settle()
 
-    def __len__(self) -> int:
-        return self._length
+def missing_value(caller: str, column: str, index: int) -> ValueError:
+    """What is raised for a missing value."""
+    return ValueError(
+        f"{caller} needs a value in every row. Column {column!r} has none at sample {index}. "
+        "Fill or drop such rows, choose other columns, or say what becomes of them with row_fn=lambda row: ..."
+    )
 
-    def take(self, indices: np.ndarray) -> Mapping[str, np.ndarray]:
-        return {name: np.take(column, indices, axis=0) for name, column in self._columns.items()}
 
-    def _array(self, name: str, column: Any) -> np.ndarray:
-        """A column as an array, without a copy where that is possible."""
-        raise NotImplementedError
+def other_length(caller: str, column: str, index: int, found: int, expected: int) -> ValueError:
+    """What is raised for a list that is longer or shorter than that of the first row."""
+    return ValueError(
+        f"{caller} needs lists of one length in a column. Column {column!r} has {found} values at sample "
+        f"{index}, and {expected} at sample 0. Pad or cut them, or say how with row_fn=lambda row: ..."
+    )
 
 
 def chosen_columns(caller: str, available: Sequence[Any], columns: Sequence[str] | None) -> list[str]:

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from millstream.integrations._chunked import ChunkedSource, common_schema
-from millstream.integrations._file_chunks import DataFile, FileChunks, readable
-from millstream.integrations._table import Paths, Row, chosen_columns, find_files
+from millstream.integrations._chunked import ChunkedTable, Decoder, common_schema, require_schema
+from millstream.integrations._file_chunks import DataFile, FileChunks, readable, sample_ranges
+from millstream.integrations._table import Paths, Row, TableSource, check_options, chosen_columns, find_files
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import needs, require_int
@@ -20,7 +20,7 @@ class _IpcBatches(FileChunks):
         files: The files.
         opened: Each of them, opened.
         columns: The columns to read.
-        contents: `contents([number], batch)` makes of a batch what is kept of it.
+        decode: `decode([samples], batch)` makes of a batch, which has this range of samples, what is kept of it.
         limit: Bytes to keep of what cannot be used where it is mapped, because it is compressed or far away.
     """
 
@@ -29,11 +29,11 @@ class _IpcBatches(FileChunks):
         files: Sequence[DataFile],
         opened: Sequence["_IpcFile"],
         columns: Sequence[str],
-        contents: Callable[[list[int], Any], Any],
+        decode: Callable[[list[range], Any], Any],
         limit: int,
     ) -> None:
         self._columns = list(columns)
-        super().__init__(files, [file.sizes() for file in opened], contents, limit)
+        super().__init__(files, [file.sizes() for file in opened], decode, limit)
 
     def _begin(self) -> None:
         super()._begin()
@@ -127,7 +127,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 
-class ArrowSource(ChunkedSource):
+class ArrowSource(TableSource):
     """The rows of a pyarrow `Table`, or of Arrow IPC files (also known as Feather), which are mapped into memory.
 
     Columns are used where they lie; only bools, compressed batches and files of other machines are unpacked, and kept
@@ -169,18 +169,37 @@ class ArrowSource(ChunkedSource):
         caller = "ArrowSource"
         with needs(caller, "pyarrow", "parquet"):
             import pyarrow as pa
-        super().__init__(caller, ordering, prefetch_size, row_fn)
+        check_options(caller, ordering, prefetch_size, row_fn)
         require_int(caller, "cache_bytes", cache_bytes, least=0)
+        decode = Decoder(caller, row_fn is None)
         if isinstance(data, pa.Table | pa.RecordBatch):
             given: Any = data
             table = given.select(chosen_columns(caller, given.schema.names, columns))
             batches = table.to_batches() if isinstance(table, pa.Table) else [table]
-            self._settle_on(table.schema, _Batches(batches, self._contents))
-            return
-        files = [DataFile(caller, path) for path in find_files(caller, data, [".arrow", ".feather", ".ipc"])]
-        opened = [_IpcFile(file) for file in files]
-        schema = common_schema(caller, [file.name for file in files], [file.schema for file in opened], columns)
-        self._settle_on(schema, _IpcBatches(files, opened, schema.names, self._contents, cache_bytes))
+            schema, chunks = table.schema, _Batches(batches, decode)
+        else:
+            schema, chunks = _open_files(caller, data, columns, decode, cache_bytes)
+        if row_fn is None:
+            require_schema(caller, schema)
+        super().__init__(caller, ChunkedTable(chunks), ordering, prefetch_size, row_fn)
+
+
+def _open_files(
+    caller: str, paths: Any, columns: Sequence[str] | None, decode: Decoder, limit: int
+) -> tuple[Any, _IpcBatches]:
+    """The schema of files, and their record batches.
+
+    Args:
+        caller: The caller's name, for errors.
+        paths: The files, folders or patterns.
+        columns: The columns to read; None for all.
+        decode: Makes of a batch what is kept of it.
+        limit: Bytes to keep.
+    """
+    files = [DataFile(caller, path) for path in find_files(caller, paths, [".arrow", ".feather", ".ipc"])]
+    opened = [_IpcFile(file) for file in files]
+    schema = common_schema(caller, [file.name for file in files], [file.schema for file in opened], columns)
+    return schema, _IpcBatches(files, opened, schema.names, decode, limit)
 
 
 class _Batches:
@@ -188,14 +207,15 @@ class _Batches:
 
     Args:
         batches: The batches.
-        contents: `contents([number], batch)` makes of a batch what is kept of it.
+        decode: `decode([samples], batch)` makes of a batch, which has this range of samples, what is kept of it.
     """
 
-    def __init__(self, batches: Sequence[Any], contents: Callable[[list[int], Any], Any]) -> None:
+    def __init__(self, batches: Sequence[Any], decode: Callable[[list[range], Any], Any]) -> None:
         self._batches = batches
         self.sizes: list[int] = [batch.num_rows for batch in batches]
-        self._make_contents = contents
-        self._made: dict[int, Any] = {}
+        self._samples = sample_ranges(self.sizes)
+        self._decode = decode
+        self._decoded: dict[int, Any] = {}
 
     def __getstate__(self) -> tuple[np.ndarray, Any]:
         """The batches as bytes, which worker processes share, and which are none but theirs if the table is a slice."""
@@ -205,16 +225,16 @@ class _Batches:
         with pa.ipc.new_stream(sink, self._batches[0].schema) as stream:
             for batch in self._batches:
                 stream.write_batch(batch)
-        return np.frombuffer(sink.getvalue(), np.uint8), self._make_contents
+        return np.frombuffer(sink.getvalue(), np.uint8), self._decode
 
     def __setstate__(self, state: tuple[np.ndarray, Any]) -> None:
         import pyarrow as pa
 
-        stream, contents = state
-        _Batches.__init__(self, list(pa.ipc.open_stream(pa.py_buffer(stream))), contents)
+        stream, decode = state
+        _Batches.__init__(self, list(pa.ipc.open_stream(pa.py_buffer(stream))), decode)
 
     def contents(self, numbers: Sequence[int]) -> Iterator[tuple[list[int], Any]]:
         for number in numbers:
-            if number not in self._made:
-                self._made[number] = self._make_contents([number], self._batches[number])
-            yield [number], self._made[number]
+            if number not in self._decoded:
+                self._decoded[number] = self._decode([self._samples[number]], self._batches[number])
+            yield [number], self._decoded[number]

@@ -9,14 +9,15 @@ from millstream.files.changed import WatchedFiles
 from millstream.integrations._arrow_columns import Unreadable, to_numpy
 from millstream.integrations._huggingface_batches import HuggingFaceBatches as HuggingFaceBatches
 from millstream.integrations._huggingface_batches import are_numbers, numbers_table
-from millstream.integrations._table import Row, TableSource, chosen_columns
+from millstream.integrations._table import Row, TableSource, check_options, chosen_columns, missing_value
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
-from millstream.reading.samples import SampleSpec
 from millstream.text.errors import describe_value, needs
 
 if TYPE_CHECKING:
     import datasets
+
+_CALLER = "HuggingFaceSource"
 
 
 class HuggingFaceSource(TableSource):
@@ -53,18 +54,23 @@ class HuggingFaceSource(TableSource):
         ordering: Ordering = "shuffle",
         prefetch_size: int = 64,
     ) -> None:
-        super().__init__("HuggingFaceSource", ordering, prefetch_size, row_fn)
-        self._require_dataset(dataset)
+        check_options(_CALLER, ordering, prefetch_size, row_fn)
+        _require_dataset(dataset)
+        super().__init__(_CALLER, _DatasetTable(dataset, columns, row_fn is None), ordering, prefetch_size, row_fn)
+
+
+class _DatasetTable:
+    """The rows of a dataset: of its Arrow table where they are numbers, otherwise as the dataset formats them."""
+
+    def __init__(self, dataset: Any, columns: Sequence[str] | None, as_arrays: bool) -> None:
         self._dataset = dataset
         self._custom = dataset.format["type"] == "custom"
         # What a transform gives is known when it is called.
-        self._columns = columns if self._custom else chosen_columns(self._caller, dataset.format["columns"], columns)
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        self._files = WatchedFiles(self._caller, (file["filename"] for file in dataset.cache_files))
+        self._columns = columns if self._custom else chosen_columns(_CALLER, dataset.format["columns"], columns)
+        self._as_arrays = as_arrays
+        self._shapes: dict[str, tuple[int, ...]] = {}  # of the first row, which the others must have
+        self._files = WatchedFiles(_CALLER, (file["filename"] for file in dataset.cache_files))
         self._open()
-        self._settle()
-        if isinstance(self.sample_spec, SampleSpec) and row_fn is None:
-            self._shapes = self.sample_spec.unflatten(list(self.sample_spec.shapes))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("_formatted", "_table", "_mapping")}
@@ -78,13 +84,14 @@ class HuggingFaceSource(TableSource):
 
     def take(self, indices: np.ndarray) -> Mapping[str, np.ndarray]:
         self._files.check(indices)
-        columns = self._gathered(indices) if self._table is not None else self._as_formatted(indices)
+        columns = self._gather(indices) if self._table is not None else self._format(indices)
         self._files.check(indices)
+        self._shapes = self._shapes or {name: column.shape[1:] for name, column in columns.items()}
         return columns
 
     def rows(self, indices: np.ndarray) -> list[Row]:
         self._files.check(indices)
-        columns = self._chosen(self._formatted[indices.tolist()])
+        columns = self._choose(self._formatted[indices.tolist()])
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         self._files.check(indices)
         return rows
@@ -97,7 +104,7 @@ class HuggingFaceSource(TableSource):
             return
         names = list(self._columns or ())
         kind, kwargs = dataset.format["type"], dataset.format["format_kwargs"]
-        if self._row_fn is not None:
+        if not self._as_arrays:
             # The tables of other formats have no rows of Python's own values.
             kind, kwargs = (None, {}) if kind in ("arrow", "pandas", "polars") else (kind, kwargs)
             self._formatted = dataset.with_format(kind, names, **kwargs)
@@ -108,7 +115,7 @@ class HuggingFaceSource(TableSource):
             self._table = numbers_table(dataset.data, names)
             self._mapping = None if dataset._indices is None else dataset._indices.column(0).to_numpy()
 
-    def _gathered(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+    def _gather(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Rows of the Arrow table."""
         assert self._table is not None
         places = indices if self._mapping is None else self._mapping[indices].astype(np.int64)
@@ -117,12 +124,12 @@ class HuggingFaceSource(TableSource):
             try:
                 columns[name] = to_numpy(table.column(name).combine_chunks(), self._shapes.get(name))
             except Unreadable as error:
-                raise self._unreadable(name, int(indices[error.row]), error.sizes) from None
+                raise error.at(_CALLER, name, int(indices[error.row])) from None
         return columns
 
-    def _as_formatted(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+    def _format(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Rows as the dataset decodes or transforms them."""
-        found = self._chosen(self._formatted[indices.tolist()])
+        found = self._choose(self._formatted[indices.tolist()])
         return {name: self._one_shape(name, column, indices) for name, column in found.items()}
 
     def _one_shape(self, name: str, column: Any, indices: np.ndarray) -> np.ndarray:
@@ -131,30 +138,31 @@ class HuggingFaceSource(TableSource):
             cells = [None if cell is None else np.asarray(cell) for cell in column]
             for index, cell in zip(indices.tolist(), cells, strict=True):
                 if cell is None:
-                    raise self._no_null(name, index)
+                    raise missing_value(_CALLER, name, index)
                 expected = self._shapes.get(name, cells[0].shape)  # pyright: ignore[reportOptionalMemberAccess]
                 if cell.shape != expected:
                     raise ValueError(
-                        f"{self._caller} needs values of one shape in a column. Column {name!r} has the shape "
+                        f"{_CALLER} needs values of one shape in a column. Column {name!r} has the shape "
                         f"{cell.shape} at sample {index}, and {expected} at sample 0. Make them equal, with "
                         "dataset.with_transform or row_fn=lambda row: ..."
                     )
             array = np.stack(cells)  # pyright: ignore[reportArgumentType, reportCallIssue]
         return array
 
-    def _chosen(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+    def _choose(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         if not self._custom:
             return dict(batch)
-        return {name: batch[name] for name in chosen_columns(self._caller, list(batch), self._columns)}
+        return {name: batch[name] for name in chosen_columns(_CALLER, list(batch), self._columns)}
 
-    def _require_dataset(self, dataset: Any) -> None:
-        with needs(self._caller, "datasets", "huggingface"):
-            import datasets
-        if isinstance(dataset, datasets.Dataset):
-            return
-        fix = ""
-        if isinstance(dataset, datasets.DatasetDict):
-            fix = f" Choose one of its parts: {', '.join(f'dataset[{part!r}]' for part in dataset)}."
-        elif isinstance(dataset, datasets.IterableDataset):
-            fix = " One that is only iterable has no order to choose; see HuggingFaceBatches."
-        raise TypeError(f"{self._caller} needs a datasets.Dataset. Got {describe_value(dataset)}.{fix}")
+
+def _require_dataset(dataset: Any) -> None:
+    with needs(_CALLER, "datasets", "huggingface"):
+        import datasets
+    if isinstance(dataset, datasets.Dataset):
+        return
+    fix = ""
+    if isinstance(dataset, datasets.DatasetDict):
+        fix = f" Choose one of its parts: {', '.join(f'dataset[{part!r}]' for part in dataset)}."
+    elif isinstance(dataset, datasets.IterableDataset):
+        fix = " One that is only iterable has no order to choose; see HuggingFaceBatches."
+    raise TypeError(f"{_CALLER} needs a datasets.Dataset. Got {describe_value(dataset)}.{fix}")

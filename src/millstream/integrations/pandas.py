@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
 
-from millstream.integrations._table import FrameSource, Row, chosen_columns
+from millstream.integrations._table import (
+    FrameTable,
+    Row,
+    TableSource,
+    check_options,
+    chosen_columns,
+    missing_value,
+    not_numbers,
+    require_rows,
+)
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value, needs
@@ -16,7 +25,7 @@ if TYPE_CHECKING:
     import pandas
 
 
-class PandasSource(FrameSource):
+class PandasSource(TableSource):
     """The rows of a pandas `DataFrame`. Columns are made into arrays once, without a copy where that is possible.
 
     Numbers and bools stay what they are, a categorical column becomes its codes, and cells that are lists or arrays of
@@ -50,63 +59,68 @@ class PandasSource(FrameSource):
         ordering: Ordering = "shuffle",
         prefetch_size: int = 64,
     ) -> None:
-        names = chosen_columns("PandasSource", _require_frame("PandasSource", frame), columns)
-        super().__init__("PandasSource", frame[names], names, ordering, prefetch_size, row_fn)
+        caller = "PandasSource"
+        names = chosen_columns(caller, _require_frame(caller, frame), columns)
+        check_options(caller, ordering, prefetch_size, row_fn)
+        require_rows(caller, frame)
+        arrays = {name: _array(name, frame[name]) for name in names} if row_fn is None else {}
+        table = FrameTable(len(frame), arrays, None if row_fn is None else frame[names], _rows)
+        super().__init__(caller, table, ordering, prefetch_size, row_fn)
 
-    def rows(self, indices: np.ndarray) -> Sequence[Row]:
-        assert self._frame is not None
-        return self._frame.iloc[indices].to_dict("records")
 
-    def _array(self, name: str, column: Any) -> np.ndarray:
-        import pandas as pd
+def _rows(frame: Any, indices: np.ndarray) -> Sequence[Row]:
+    return frame.iloc[indices].to_dict("records")
 
-        dtype = column.dtype
-        if isinstance(dtype, np.dtype) and dtype.kind in "biufc":
-            return column.to_numpy()
-        if isinstance(dtype, pd.CategoricalDtype):
-            codes = column.cat.codes.to_numpy()
-            return codes if codes.min(initial=0) >= 0 else self._refuse_null(name, column)
-        if column.isna().any():
-            self._refuse_null(name, column)
-        if isinstance(dtype, np.dtype) and dtype.kind == "O":
-            return self._stacked(name, column)
-        # Nullable columns, pandas' own and those of Arrow, which say what NumPy calls them.
-        plain = getattr(dtype, "numpy_dtype", np.dtype(object))
-        if plain.kind not in "biuf":
-            return self._of_arrow(name, column)
-        return column.to_numpy(dtype=plain)
 
-    def _refuse_null(self, name: str, column: Any) -> Any:
-        raise self._no_null(name, int(column.isna().to_numpy().argmax()))
+def _array(name: str, column: Any) -> np.ndarray:
+    """A column as an array, without a copy where that is possible."""
+    import pandas as pd
 
-    def _stacked(self, name: str, column: Any) -> np.ndarray:
-        """Cells that are arrays or lists, as one array."""
-        first = column.iloc[0] if len(column) else None
-        if not isinstance(first, np.ndarray | list | tuple):
-            raise self._no_numbers(name, f"object, such as {describe_value(first)}")
-        cells: list[np.ndarray] = []
-        for index, cell in enumerate(column):
-            cells.append(_dense(cell))
-            if cells[-1].shape != cells[0].shape:
-                raise ValueError(
-                    f"{self._caller} needs cells of one shape in a column. Column {name!r} has {describe_value(cell)} "
-                    f"at sample {index}, and the shape {cells[0].shape} at sample 0. Pad them, or use row_fn=..."
-                )
-        return np.stack(cells)
+    dtype = column.dtype
+    if isinstance(dtype, np.dtype) and dtype.kind in "biufc":
+        return column.to_numpy()
+    if column.isna().any():
+        raise missing_value("PandasSource", name, int(column.isna().to_numpy().argmax()))
+    if isinstance(dtype, pd.CategoricalDtype):
+        return column.cat.codes.to_numpy()
+    if isinstance(dtype, np.dtype) and dtype.kind == "O":
+        return _stack_cells(name, column)
+    # Nullable columns, pandas' own and those of Arrow, which say what NumPy calls them.
+    plain = getattr(dtype, "numpy_dtype", np.dtype(object))
+    if plain.kind not in "biuf":
+        return _from_arrow(name, column)
+    return column.to_numpy(dtype=plain)
 
-    def _of_arrow(self, name: str, column: Any) -> np.ndarray:
-        """A column of Arrow's lists, which pandas has no NumPy name for."""
-        import pandas as pd
 
-        if not isinstance(column.dtype, pd.ArrowDtype):
-            raise self._no_numbers(name, column.dtype)
-        from millstream.integrations._arrow_columns import Unreadable, require_numbers, to_numpy
+def _stack_cells(name: str, column: Any) -> np.ndarray:
+    """Cells that are arrays or lists, as one array."""
+    first = column.iloc[0]
+    if not isinstance(first, np.ndarray | list | tuple):
+        raise not_numbers("PandasSource", name, f"object, such as {describe_value(first)}")
+    cells: list[np.ndarray] = []
+    for index, cell in enumerate(column):
+        cells.append(_dense(cell))
+        if cells[-1].shape != cells[0].shape:
+            raise ValueError(
+                f"PandasSource needs cells of one shape in a column. Column {name!r} has {describe_value(cell)} "
+                f"at sample {index}, and the shape {cells[0].shape} at sample 0. Pad them, or use row_fn=..."
+            )
+    return np.stack(cells)
 
-        require_numbers(self._no_numbers, name, column.dtype.pyarrow_dtype)
-        try:
-            return to_numpy(column.array.__arrow_array__().combine_chunks())
-        except Unreadable as error:
-            raise self._unreadable(name, error.row, error.sizes) from None
+
+def _from_arrow(name: str, column: Any) -> np.ndarray:
+    """A column of Arrow's lists, which pandas has no NumPy name for."""
+    import pandas as pd
+
+    if not isinstance(column.dtype, pd.ArrowDtype):
+        raise not_numbers("PandasSource", name, column.dtype)
+    from millstream.integrations._arrow_columns import Unreadable, require_numbers, to_numpy
+
+    require_numbers("PandasSource", name, column.dtype.pyarrow_dtype)
+    try:
+        return to_numpy(column.array.__arrow_array__().combine_chunks())
+    except Unreadable as error:
+        raise error.at("PandasSource", name, error.row) from None
 
 
 class PandasRows(Sequence[Row]):

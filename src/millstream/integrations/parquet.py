@@ -1,13 +1,11 @@
 """Parquet files as sources."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
-from millstream.integrations._chunked import ChunkedSource, common_schema
+from millstream.integrations._chunked import ChunkedTable, Decoder, common_schema, require_schema
 from millstream.integrations._file_chunks import ChunkCache, DataFile, FileChunks, InMemoryColumns, readable
-from millstream.integrations._table import Paths, Row, find_files
+from millstream.integrations._table import Paths, Row, TableSource, check_options, find_files
 from millstream.plan.ordering import Ordering
 from millstream.reading import is_worker
 from millstream.reading.contracts import PyTree
@@ -23,7 +21,7 @@ class _ParquetGroups(FileChunks):
         files: The files.
         footers: Their metadata.
         columns: The columns to read.
-        contents: `contents(numbers, table)` makes of groups what is kept of them.
+        decode: `decode(samples, table)` makes of groups, which have these ranges of samples, what is kept of them.
         limit: Bytes to keep.
         together: Whether groups are decoded by one call where that is possible.
     """
@@ -33,13 +31,13 @@ class _ParquetGroups(FileChunks):
         files: Sequence[DataFile],
         footers: Sequence[Any],
         columns: Sequence[str],
-        contents: Callable[[list[int], Any], Any],
+        decode: Callable[[list[range], Any], Any],
         limit: int,
         together: bool,
     ) -> None:
         sizes = [[footer.row_group(group).num_rows for group in range(footer.num_row_groups)] for footer in footers]
         self._columns = list(columns)
-        super().__init__(files, sizes, contents, limit, together)
+        super().__init__(files, sizes, decode, limit, together)
         for file, footer in enumerate(footers):
             self._footers.put(file, footer, footer.serialized_size)
 
@@ -73,7 +71,7 @@ def _read_footer(file: DataFile) -> Any:
         return pq.read_metadata(stream)
 
 
-class ParquetSource(ChunkedSource):
+class ParquetSource(TableSource):
     """The rows of Parquet files, in any order, without ever holding the files in memory.
 
     Rows are found by row group. Of a group, the chosen columns are decoded when one of its rows is wanted, and kept for
@@ -121,18 +119,18 @@ class ParquetSource(ChunkedSource):
         caller = "ParquetSource"
         with needs(caller, "pyarrow", "parquet"):
             import pyarrow.parquet  # noqa: F401
-        super().__init__(caller, ordering, prefetch_size, row_fn)
+        check_options(caller, ordering, prefetch_size, row_fn)
         require_int(caller, "cache_bytes", cache_bytes, least=0)
         files = [DataFile(caller, path) for path in find_files(caller, paths, [".parquet", ".pq"])]
         footers = [_read_footer(file) for file in files]
         names = [file.name for file in files]
         schema = common_schema(caller, names, [footer.schema.to_arrow_schema() for footer in footers], columns)
-        groups = _ParquetGroups(files, footers, schema.names, self._contents, cache_bytes, together=row_fn is None)
-        self._kept: InMemoryColumns | None = None
-        self._settle_on(schema, groups)
-        if row_fn is None and groups.row_bytes * len(self) <= cache_bytes:
+        if row_fn is None:
+            require_schema(caller, schema)
+        decode = Decoder(caller, row_fn is None)
+        groups = _ParquetGroups(files, footers, schema.names, decode, cache_bytes, together=row_fn is None)
+        table = ChunkedTable(groups)
+        super().__init__(caller, table, ordering, prefetch_size, row_fn)
+        if row_fn is None and groups.row_bytes * len(table) <= cache_bytes:
             groups.keep_nothing()
-            self._kept = InMemoryColumns(groups)
-
-    def take(self, indices: np.ndarray) -> Mapping[str, np.ndarray]:
-        return super().take(indices) if self._kept is None else self._kept.take(indices)
+            table.in_memory = InMemoryColumns(groups)

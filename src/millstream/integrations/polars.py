@@ -5,7 +5,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from millstream.integrations._table import FrameSource, Row, chosen_columns
+from millstream.integrations._table import (
+    FrameTable,
+    Row,
+    TableSource,
+    check_options,
+    chosen_columns,
+    missing_value,
+    not_numbers,
+    other_length,
+    require_rows,
+)
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value, needs
@@ -19,7 +29,7 @@ _NUMBERS = {"Boolean", "Float16", "Float32", "Float64"} | {
 }
 
 
-class PolarsSource(FrameSource):
+class PolarsSource(TableSource):
     """The rows of a Polars `DataFrame`. Columns are made into arrays once, without a copy where that is possible.
 
     Numbers and bools stay what they are, an `Enum` becomes the codes of its categories, and `Array` and `List` columns
@@ -60,44 +70,52 @@ class PolarsSource(FrameSource):
         if not isinstance(frame, pl.DataFrame):
             raise TypeError(f"{caller} needs a polars DataFrame. Got {describe_value(frame)}.")
         names = chosen_columns(caller, frame.columns, columns)
-        super().__init__(caller, frame.select(names), names, ordering, prefetch_size, row_fn)
+        check_options(caller, ordering, prefetch_size, row_fn)
+        require_rows(caller, frame)
+        arrays = {name: _array(name, frame[name]) for name in names} if row_fn is None else {}
+        table = FrameTable(len(frame), arrays, None if row_fn is None else frame.select(names), _rows)
+        super().__init__(caller, table, ordering, prefetch_size, row_fn)
 
-    def rows(self, indices: np.ndarray) -> Sequence[Row]:
-        assert self._frame is not None
-        return self._frame[indices].to_dicts()
 
-    def _array(self, name: str, column: Any) -> np.ndarray:
-        import polars as pl
+def _rows(frame: Any, indices: np.ndarray) -> Sequence[Row]:
+    return frame[indices].to_dicts()
 
-        if column.dtype == pl.Categorical:
-            advice = " Its codes are not the same in every process; cast it to a pl.Enum of its categories."
-            raise self._no_numbers(name, column.dtype, advice)
-        return self._values(name, column, per_row=1)
 
-    def _values(self, name: str, values: Any, per_row: int) -> np.ndarray:
-        """A column, or what is inside its lists, of which a row has that many."""
-        import polars as pl
+def _array(name: str, column: Any) -> np.ndarray:
+    """A column as an array, without a copy where that is possible."""
+    import polars as pl
 
-        if values.null_count():
-            raise self._no_null(name, int(values.is_null().arg_max()) // per_row)
-        if isinstance(values.dtype, pl.List | pl.Array):
-            size = self._size(name, values, per_row)
-            inner = self._values(name, values.explode()[: len(values) * size], per_row * size)
-            return inner.reshape(len(values), size, *inner.shape[1:])
-        if isinstance(values.dtype, pl.Enum):
-            return values.to_physical().to_numpy()
-        if str(values.dtype) not in _NUMBERS:
-            raise self._no_numbers(name, values.dtype)
-        return values.to_numpy()
+    if column.dtype == pl.Categorical:
+        advice = " Its codes are not the same in every process; cast it to a pl.Enum of its categories."
+        raise not_numbers("PolarsSource", name, column.dtype, advice)
+    return _values(name, column, per_row=1)
 
-    def _size(self, name: str, values: Any, per_row: int) -> int:
-        import polars as pl
 
-        if isinstance(values.dtype, pl.Array):
-            return values.dtype.size
-        sizes = values.list.len().to_numpy()
-        size = int(sizes[0]) if len(sizes) > 0 else 0  # there are none inside empty lists
-        if (sizes != size).any():
-            odd = int(np.argmax(sizes != size))
-            raise self._other_length(name, odd // per_row, int(sizes[odd]), size)
-        return size
+def _values(name: str, values: Any, per_row: int) -> np.ndarray:
+    """A column, or what is inside its lists, of which a row has that many."""
+    import polars as pl
+
+    if values.null_count():
+        raise missing_value("PolarsSource", name, int(values.is_null().arg_max()) // per_row)
+    if isinstance(values.dtype, pl.List | pl.Array):
+        size = _size(name, values, per_row)
+        inner = _values(name, values.explode()[: len(values) * size], per_row * size)
+        return inner.reshape(len(values), size, *inner.shape[1:])
+    if isinstance(values.dtype, pl.Enum):
+        return values.to_physical().to_numpy()
+    if str(values.dtype) not in _NUMBERS:
+        raise not_numbers("PolarsSource", name, values.dtype)
+    return values.to_numpy()
+
+
+def _size(name: str, values: Any, per_row: int) -> int:
+    import polars as pl
+
+    if isinstance(values.dtype, pl.Array):
+        return values.dtype.size
+    sizes = values.list.len().to_numpy()
+    size = int(sizes[0]) if len(sizes) > 0 else 0  # there are none inside empty lists
+    if (sizes != size).any():
+        odd = int(np.argmax(sizes != size))
+        raise other_length("PolarsSource", name, odd // per_row, int(sizes[odd]), size)
+    return size

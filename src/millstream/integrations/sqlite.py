@@ -1,6 +1,7 @@
 """Tables and queries of SQLite databases."""
 
 import array
+import dataclasses
 import math
 import os
 import sqlite3
@@ -10,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from millstream.integrations._sqlite_rows import Database, KeyedRows, Parameters
-from millstream.integrations._table import Row, TableSource
+from millstream.integrations._table import Row, TableSource, check_options, missing_value, require_rows
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value, listed, require_mapping, require_text
 
+_Forms = dict[str, tuple[tuple[int, ...], np.dtype]]  # the shape and dtype of each column
 _WORDS = {"f": "numbers", "c": "numbers", "i": "whole numbers", "u": "whole numbers", "b": "0 and 1"}
 
 
@@ -140,7 +142,8 @@ class SqliteSource(TableSource):
         prefetch_size: int = 64,
         timeout: float = 5.0,
     ) -> None:
-        super().__init__("SqliteSource", ordering, prefetch_size, row_fn)
+        caller = "SqliteSource"
+        check_options(caller, ordering, prefetch_size, row_fn)
         if (table is None) == (query is None):
             raise ValueError("SqliteSource needs table= or query=, one of them.")
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
@@ -149,73 +152,81 @@ class SqliteSource(TableSource):
             raise ValueError("SqliteSource needs arrays= or row_fn=, not both: row_fn makes arrays of its own.")
         for name, text in {"table": table, "query": query, "key": key}.items():
             if text is not None:
-                require_text(self._caller, name, text)
+                require_text(caller, name, text)
         if arrays is not None:
-            require_mapping(self._caller, "arrays", arrays, "a dict of (shape, dtype) by column")
+            require_mapping(caller, "arrays", arrays, "a dict of (shape, dtype) by column")
         bound = _bound(table, parameters)
-        database = Database(self._caller, path, timeout)
+        database = Database(caller, path, timeout)
         try:
-            self._table = KeyedRows(self._caller, database, table, query, bound, key, columns)
+            rows = KeyedRows(caller, database, table, query, bound, key, columns)
         except sqlite3.Error as error:
             raise ValueError(f"SqliteSource cannot read {database.path}: {error}.") from error
-        self._forms = self._checked_forms({} if arrays is None else arrays)
-        if row_fn is None and len(self) > 0:
+        forms = _checked_forms({} if arrays is None else arrays, rows.columns)
+        require_rows(caller, rows)
+        if row_fn is None:
             # The first row says what a column holds, and the others are held to it.
-            self._forms = {name: ((), column.dtype) for name, column in self._first_row().items()} | self._forms
-        self._settle()
+            forms = _first_forms(rows, forms) | forms
+        super().__init__(caller, _SqliteTable(rows, forms), ordering, prefetch_size, row_fn)
+
+
+@dataclasses.dataclass(frozen=True)
+class _SqliteTable:
+    """The rows of a database, with the shape and dtype of each column."""
+
+    keyed_rows: KeyedRows
+    forms: _Forms
 
     def __len__(self) -> int:
-        return len(self._table)
+        return len(self.keyed_rows)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        _, *columns = zip(*self._table.fetch(indices), strict=True)
-        return {
-            name: self._column(name, values, indices) for name, values in zip(self._table.columns, columns, strict=True)
-        }
+        _, *columns = zip(*self.keyed_rows.fetch(indices), strict=True)
+        named = zip(self.keyed_rows.columns, columns, strict=True)
+        return {name: self._column(name, values, indices) for name, values in named}
 
     def rows(self, indices: np.ndarray) -> list[Row]:
-        return [dict(zip(self._table.columns, row[1:], strict=True)) for row in self._table.fetch(indices)]
+        return [dict(zip(self.keyed_rows.columns, row[1:], strict=True)) for row in self.keyed_rows.fetch(indices)]
 
     def _column(self, name: str, values: tuple[Any, ...], indices: np.ndarray) -> np.ndarray:
-        shape, dtype = self._forms[name]
-        place = f"{self._caller}: column {name!r}"
+        shape, dtype = self.forms[name]
+        place = f"SqliteSource: column {name!r}"
         try:
             if shape == ():
                 return _number_column(place, values, indices, dtype)
             return _blob_column(place, values, indices, shape, dtype)
         except ValueError:
             if None in values:
-                raise self._no_null(name, int(indices[values.index(None)])) from None
+                raise missing_value("SqliteSource", name, int(indices[values.index(None)])) from None
             raise
 
-    def _first_row(self) -> dict[str, np.ndarray]:
-        """The columns of the first row whose form was not given."""
-        [row] = self.rows(np.zeros(1, np.int64))
-        found = {}
-        for name, value in row.items():
-            if name not in self._forms:
-                if value is None:
-                    raise self._no_null(name, 0)
-                found[name] = _first_column(f"{self._caller}: column {name!r}", value)
-        return found
 
-    def _checked_forms(
-        self, arrays: Mapping[str, tuple[tuple[int, ...], Any]]
-    ) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-        forms = {}
-        for name, form in arrays.items():
-            try:
-                shape, dtype = tuple(form[0]), np.dtype(form[1])
-                legal = name in self._table.columns and dtype.kind in "biufc" and all(axis >= 1 for axis in shape)
-            except (TypeError, IndexError):
-                legal, shape, dtype = False, (), np.dtype(bool)
-            if not legal:
-                raise ValueError(
-                    "SqliteSource needs arrays to be a (shape, dtype) pair, of numbers, for columns that are there. "
-                    f"Got {name!r}: {describe_value(form)}; there are {self._table.columns}."
-                )
-            forms[name] = (shape, dtype)
-        return forms
+def _first_forms(rows: KeyedRows, known: _Forms) -> _Forms:
+    """The forms of the columns that are not known, by the first row."""
+    [row] = rows.fetch(np.zeros(1, np.int64))
+    found = {}
+    for name, value in zip(rows.columns, row[1:], strict=True):
+        if name not in known:
+            if value is None:
+                raise missing_value("SqliteSource", name, 0)
+            found[name] = (), _first_column(f"SqliteSource: column {name!r}", value).dtype
+    return found
+
+
+def _checked_forms(arrays: Mapping[str, tuple[tuple[int, ...], Any]], columns: Sequence[str]) -> _Forms:
+    forms = {}
+    for name, form in arrays.items():
+        try:
+            shape, dtype = tuple(form[0]), np.dtype(form[1])
+            legal = name in columns and dtype.kind in "biufc" and all(axis >= 1 for axis in shape)
+        except (TypeError, IndexError):
+            legal, shape, dtype = False, (), np.dtype(bool)
+        if not legal:
+            raise ValueError(
+                "SqliteSource needs arrays to be a (shape, dtype) pair, of numbers, for columns that are there. "
+                f"Got {name!r}: {describe_value(form)}; there are {columns}."
+            )
+        forms[name] = (shape, dtype)
+    return forms
 
 
 def _bound(table: str | None, parameters: Any) -> Parameters:

@@ -17,7 +17,7 @@ from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
 from millstream.reading.host_source import SampleReader
 from millstream.reading.samples import first_sample, spec_or_objects
-from millstream.reading.stats import spent
+from millstream.reading.stats import add_time
 from millstream.sources.array import check_ordering
 from millstream.sources.image_file import Opening
 from millstream.sources.npy import decode_npy
@@ -212,7 +212,7 @@ class WebDatasetSource(SampleReader):
         begun = time.perf_counter()
         try:
             files = dict(zip(names, shard.read_ranges(self._index.spans[index].tolist()), strict=True))
-            spent("read", begun)
+            add_time("read", begun)
             if self._sample_fn is not None:
                 return self._sample_fn(self._key(index), files)
             where = f"{shard.name}, {self._key(index)}"

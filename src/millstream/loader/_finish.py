@@ -78,7 +78,7 @@ class Finish:
             rows = [self._on_device(leaf) for leaf in rows]
         elif self._device is not None:
             rows = [place(leaf, self._device) for leaf in rows]
-        leaves = self._untouched(rows, filled) if self._plain else self._made(key, numbers, rows, filled)
+        leaves = self._pass_through(rows, filled) if self._plain else self._run_stages(key, numbers, rows, filled)
         if self._placement is not None:
             leaves = [self._placement.hand_over(leaf) for leaf in leaves]
         elif self._device is not None:
@@ -86,17 +86,17 @@ class Finish:
         remember(request.step, leaves[:-1])  # the last one is the mask
         return jax.tree.unflatten(self._structure, leaves)
 
-    def _untouched(self, rows: list[Any], filled: ReadBatch) -> list[Any]:
+    def _pass_through(self, rows: list[Any], filled: ReadBatch) -> list[Any]:
         """The leaves of a batch that has no compiled stages."""
         large = [isinstance(leaf, jax.Array) or leaf.nbytes >= _LARGE for leaf in rows]
         small = iter(
-            () if all(large) else _copied([leaf for leaf, whole in zip(rows, large, strict=True) if not whole])
+            () if all(large) else _copy_small([leaf for leaf, whole in zip(rows, large, strict=True) if not whole])
         )
         leaves = [_whole(leaf) if whole else next(small) for leaf, whole in zip(rows, large, strict=True)]
         full = filled.samples == self._layout.rows and not filled.report.failed
         return [*leaves, self._full_mask if full else self._on_device(self.mask(filled))]
 
-    def _made(self, key: Any, numbers: np.ndarray | None, rows: list[Any], filled: ReadBatch) -> list[Any]:
+    def _run_stages(self, key: Any, numbers: np.ndarray | None, rows: list[Any], filled: ReadBatch) -> list[Any]:
         """The leaves of a batch that goes through compiled stages."""
         passing, given = self._large, rows
         if passing:
@@ -151,7 +151,7 @@ def _trace(pipeline: Pipeline) -> tuple[Any, dict[int, int]]:
 
 
 @jax.jit
-def _copied(leaves: list[Any]) -> list[Any]:
+def _copy_small(leaves: list[Any]) -> list[Any]:
     """Small arrays, all at once: for them a compiled program that copies is the fastest way to the device."""
     return leaves
 

@@ -25,12 +25,12 @@ def require_agreement(caller: str, facts: Facts) -> None:
         return
     encoded = json.dumps(list(facts)).encode()
     text, digest = np.frombuffer(encoded, np.uint8), np.frombuffer(hashlib.sha256(encoded).digest(), np.uint32)
-    lengths_and_digests = _gathered(np.array([len(text), *digest], np.uint32))
+    lengths_and_digests = _gather(np.array([len(text), *digest], np.uint32))
     if (lengths_and_digests[:, 1:] == digest).all():
         return
     padded = np.zeros(int(lengths_and_digests[:, 0].max()), np.uint8)
     padded[: len(text)] = text
-    texts = _gathered(padded)
+    texts = _gather(padded)
     told = [
         dict(json.loads(bytes(text[:length])))
         for text, length in zip(texts, lengths_and_digests[:, 0].tolist(), strict=True)
@@ -53,5 +53,5 @@ def _differences(told: list[dict[str, str]]) -> list[str]:
     return lines
 
 
-def _gathered(values: np.ndarray) -> np.ndarray:
+def _gather(values: np.ndarray) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(values))

@@ -30,6 +30,7 @@ class BatchInfo:
         step_in_epoch: Its number there.
         indices: The indices of its samples, with the axes of the mask; -1 where a row is padding. If several processes
             read a batch, those of the rows that this one reads.
+        positions: Where these samples stand in the view, if the source is one; otherwise the same as `indices`.
         additional: What the source returned beside the arrays, by name: a list with an element per row, None where a
             sample returned nothing. Empty if none did.
         place: The epoch it has its samples and keys from, and its number in that epoch. Batches that come back, as
@@ -42,6 +43,7 @@ class BatchInfo:
     epoch: int
     step_in_epoch: int
     indices: np.ndarray
+    positions: np.ndarray
     additional: dict[str, list[Any]]
     place: tuple[int, int]
     failed: dict[int, BaseException]
@@ -78,6 +80,7 @@ def describe_batch(pipeline: Pipeline, request: Request, report: Report) -> Batc
         epoch,
         step_in_epoch,
         np.where(request.real, request.indices, -1).reshape(axes),
+        np.where(request.real, request.positions.astype(np.int64), -1).reshape(axes),
         _by_name(report.extras, len(request.real)),
         request.place,
         report.failed,

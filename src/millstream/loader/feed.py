@@ -122,9 +122,9 @@ class StreamFeed(_Unread):
     def next(self, state: PyTree) -> tuple[PyTree, PyTree, Any]:
         """The value of a state, the state after it, and the mask."""
         self.stats.batches += 1
-        return self._made(state)
+        return self._make_next(state)
 
-    def _made(self, state: PyTree) -> tuple[PyTree, PyTree, Any]:
+    def _make_next(self, state: PyTree) -> tuple[PyTree, PyTree, Any]:
         value, state, mask = self._program.run(next_batch, self._program.static, self._program.arrays, state)
         value, mask = as_placed((value, mask), self._device)
         return value, state, mask
@@ -137,7 +137,7 @@ class StreamFeed(_Unread):
 
     def draw(self, state: PyTree) -> Drawn:
         """The value of a state, and the state after it."""
-        value, state, mask = self._made(state)
+        value, state, mask = self._make_next(state)
         return (value, mask), state, readable(mask) if self._masked else mask.size
 
     def move(self, state: PyTree, steps: int) -> "StreamFeed":

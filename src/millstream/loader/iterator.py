@@ -74,7 +74,7 @@ class BatchIterator(Iterator[Any]):
             return self._draw_next()
 
     def _draw_next(self) -> Any:
-        self._clock.asked()
+        self._clock.on_request()
         self._interrupts.waiting = True
         try:
             value = self._next()
@@ -90,7 +90,7 @@ class BatchIterator(Iterator[Any]):
         if value is None:
             self.close()
             raise StopIteration
-        self._clock.answered()
+        self._clock.on_delivery()
         return value
 
     def _next(self) -> Any:
@@ -237,13 +237,13 @@ class _WaitClock:
         self._stats = stats
         self._returned: float | None = None
 
-    def asked(self) -> None:
+    def on_request(self) -> None:
         """A batch is asked for, now."""
         self._asked = time.perf_counter()
         if self._returned is not None:
             self._stats.loop += self._asked - self._returned
 
-    def answered(self) -> None:
+    def on_delivery(self) -> None:
         """It is handed out, now."""
         waited = time.perf_counter() - self._asked
         if self._returned is None:

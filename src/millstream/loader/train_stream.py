@@ -215,8 +215,8 @@ class TrainStream:
         validation: DataLoader | MixedLoader | None = None,
         every: Period = ("epoch", 1),
     ) -> None:
-        self._train = _checked("train", train)
-        self._validation = None if validation is None else _checked("validation", validation)
+        self._train = _require_loader("train", train)
+        self._validation = None if validation is None else _require_loader("validation", validation)
         interval = self._batches("every", every, least=1)
         if self._validation is None:
             self._schedule = PassSchedule(STEP_LIMIT + 1, 0)  # a pass is never due
@@ -327,7 +327,7 @@ def _part(name: str, loader: DataLoader | MixedLoader, words: np.ndarray, number
     return SubStream(name, loader.iterate(state, steps=len(numbers), with_info=with_info), numbers.start)
 
 
-def _checked(name: str, loader: Any) -> DataLoader | MixedLoader:
+def _require_loader(name: str, loader: Any) -> DataLoader | MixedLoader:
     return loader if isinstance(loader, MixedLoader) else require_indexed("TrainStream", name, loader)
 
 

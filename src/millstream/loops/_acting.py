@@ -55,7 +55,7 @@ def has_policy(dataset: Any) -> bool:
     return bool(getattr(dataset, "has_policy", False))
 
 
-def acting(caller: str, policy: Policy, dataset: Any) -> Acting | None:
+def resolve_policy(caller: str, policy: Policy, dataset: Any) -> Acting | None:
     """What `policy=` of a loop asks for; None if nothing is to be set.
 
     Args:

@@ -99,7 +99,7 @@ def concatenate(values: list[Any], weights: list[int]) -> np.ndarray:
     return np.concatenate(values)
 
 
-def _reduced(function: Callable[..., Any]) -> Aggregator:
+def _reducer(function: Callable[..., Any]) -> Aggregator:
     return lambda values, _: _plain(function(np.stack(values), axis=0))
 
 
@@ -112,9 +112,9 @@ _WORDS: dict[str, Aggregator | None] = {
     "mean": mean,
     "last": lambda values, _: values[-1],
     "first": lambda values, _: values[0],
-    "sum": _reduced(np.sum),
-    "min": _reduced(np.min),
-    "max": _reduced(np.max),
+    "sum": _reducer(np.sum),
+    "min": _reducer(np.min),
+    "max": _reducer(np.max),
     "concatenate": concatenate,
     "drop": None,
 }
@@ -134,7 +134,7 @@ def _as_aggregator(caller: str, given: Any) -> Aggregator | None:
             f"{caller} needs aggregation as {', '.join(_WORDS)}, a function of (values) or (values, weights), or a "
             f"dict of these by collection or entry. Got {describe_value(given)}."
         )
-    required = _required(given)
+    required = _count_required(given)
     if required > 2:
         raise TypeError(
             f"{caller} calls an aggregation with (values) or (values, weights). {function_name(given)} needs "
@@ -143,7 +143,7 @@ def _as_aggregator(caller: str, given: Any) -> Aggregator | None:
     return given if required == 2 else lambda values, _: given(values)
 
 
-def _required(fn: Callable[..., Any]) -> int:
+def _count_required(fn: Callable[..., Any]) -> int:
     """How many arguments a function insists on; 1 for those that do not tell, such as `max`."""
     try:
         parameters = inspect.signature(fn).parameters.values()

@@ -128,7 +128,7 @@ class StepBurst:
                         array = array[name]
                     state = state if new is None else new
                 except (LookupError, TypeError, ValueError):
-                    form, (logs, state) = None, self._absorbed(loop_state, state, output, task.name)
+                    form, (logs, state) = None, self._apply_output(loop_state, state, output, task.name)
                     array = array_of(logs, state)
                 kept.append(logs)
                 for check in checks:
@@ -142,7 +142,7 @@ class StepBurst:
             self.drawn, self.waited = drawn, waited
             self.samples = [*map(size_of, sizes)] if counts_later else sizes
 
-    def _absorbed(self, loop_state: LoopState, state: Any, output: Any, name: str) -> tuple[Logs, Any]:
+    def _apply_output(self, loop_state: LoopState, state: Any, output: Any, name: str) -> tuple[Logs, Any]:
         """Logs and state after a step that returned something else than most."""
         loop_state.state, loop_state.logs = state, Logs()
         if output is not None:

@@ -164,9 +164,9 @@ class TaskCalls:
     def data_ended(self) -> bool:
         """The data have ended; whether an interrupt has done that."""
         self._parts.loop_state.reason = "the data ended"
-        return self._interrupted()
+        return self._is_interrupted()
 
-    def ended(self, elapsed: Elapsed) -> bool | None:
+    def check_end(self, elapsed: Elapsed) -> bool | None:
         """Whether an interrupt has ended the steps; None if nothing has."""
         parts, loop_state = self._parts, self._parts.loop_state
         for saver in parts.savers:
@@ -179,9 +179,9 @@ class TaskCalls:
             return False
         if parts.preemption is not None and parts.preemption.reached():
             parts.interrupts.terminate()
-        return True if parts.interrupts.asked and self._interrupted() else None
+        return True if parts.interrupts.asked and self._is_interrupted() else None
 
-    def _interrupted(self) -> bool:
+    def _is_interrupted(self) -> bool:
         """Whether an interrupt has come, which is then the reason."""
         if not self._parts.interrupts.check():
             return False

@@ -174,7 +174,7 @@ class Batches:
     def __init__(self, dataset: Iterable[Any], batch_size_fn: Callable[[Any], int] | None) -> None:
         self.iterator: Any = iter(dataset)
         self.draw: Callable[[], Any] = self.iterator.__next__
-        self.size_of: Callable[[Any], int] = batch_size if batch_size_fn is None else _checked(batch_size_fn)
+        self.size_of: Callable[[Any], int] = batch_size if batch_size_fn is None else _checked_size_fn(batch_size_fn)
         if batch_size_fn is None and hasattr(self.iterator, "samples"):
             self.size_of = lambda _: self.iterator.samples
         self.may_break = not hasattr(self.iterator, "get_state")
@@ -332,7 +332,7 @@ def loader_state(caller: str, loader: Any, key: Any, data_state: PyTree, step: i
     return loader.init_state(key, step) if step else loader.init_state(key)
 
 
-def _checked(batch_size_fn: Callable[[Any], int]) -> Callable[[Any], int]:
+def _checked_size_fn(batch_size_fn: Callable[[Any], int]) -> Callable[[Any], int]:
     """A user's function that must give a number of rows."""
 
     def size_of(batch: Any) -> int:

@@ -336,7 +336,7 @@ class FusedSteps:
             parts.in_flight.add(array_of(logs, loop_state.state))
             calls.observe(len(samples) if logs else 1 if loop_state.logs else 0)
             parts.in_step = False
-            interrupted = calls.ended(elapsed)
+            interrupted = calls.check_end(elapsed)
             if interrupted is not None:
                 return interrupted
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from millstream.loops._dataset import batch_size
+from millstream.loops.named_values import asked_for, named_parameters
 from millstream.text.errors import describe_leaf, describe_value, function_name, require_callable
 
 Values = dict[str, Any]  # what a step knows, by name; "mask", if there is one, is a bool array
@@ -47,7 +48,7 @@ class MeanOf(NamedTuple):
     fn: Callable[..., Any]
 
     def update(self, arrays: Arrays, values: Values) -> Arrays:
-        given = asked_for(self.fn, values)
+        given = _arguments(self.fn, values)
         result = jnp.asarray(self.fn(**given))
         mask = values.get("mask")
         if mask is None:
@@ -84,10 +85,10 @@ class Merged(NamedTuple):
             parameter.name == "mask" or parameter.kind == parameter.VAR_KEYWORD
             for parameter in _parameters(self._maker)
         )
-        return self._update(arrays, _blanked(values)) if takes_mask else _row_by_row(self._update, arrays, values)
+        return self._update(arrays, _zero_padding(values)) if takes_mask else _row_by_row(self._update, arrays, values)
 
     def _update(self, arrays: Arrays, values: Values) -> Arrays:
-        return self._with(arrays, self._maker(**asked_for(self._maker, values)))
+        return self._with(arrays, self._maker(**_arguments(self._maker, values)))
 
     @property
     def _maker(self) -> Any:
@@ -117,11 +118,13 @@ class Updated(NamedTuple):
     heeds_mask: bool
 
     def update(self, arrays: Arrays, values: Values) -> Arrays:
-        return self._update(arrays, _blanked(values)) if self.heeds_mask else _row_by_row(self._update, arrays, values)
+        if self.heeds_mask:
+            return self._update(arrays, _zero_padding(values))
+        return _row_by_row(self._update, arrays, values)
 
     def _update(self, arrays: Arrays, values: Values) -> Arrays:
         metric = jax.tree.unflatten(self.structure, arrays)
-        new = metric.update(**asked_for(metric.update, values))
+        new = metric.update(**_arguments(metric.update, values))
         return _arrays_of(metric if new is None else new, self.structure, arrays)
 
     def merge(self, arrays: Arrays, other: Arrays) -> Arrays:
@@ -150,11 +153,11 @@ def as_kind(name: str, metric: Any) -> tuple[Kind, Arrays]:
     is_class = isinstance(metric, type)
     kind: Any = metric if is_class else type(metric)
     if hasattr(kind, "merge") and (hasattr(kind, "from_model_output") or hasattr(kind, "single_from_model_output")):
-        arrays, structure = _flattened(name, metric.empty() if is_class else metric)
+        arrays, structure = _copy_arrays(name, metric.empty() if is_class else metric)
         return Merged(kind, structure), arrays
     if all(hasattr(kind, method) for method in ("update", "compute", "reset")):
         metric = metric() if is_class else metric
-        arrays, structure = _flattened(name, metric)
+        arrays, structure = _copy_arrays(name, metric)
         return Updated(structure, _heeds_mask(metric)), arrays
     if is_class or not callable(metric):
         raise TypeError(
@@ -166,33 +169,19 @@ def as_kind(name: str, metric: Any) -> tuple[Kind, Arrays]:
     return MeanOf(metric), (jnp.zeros((2, 2)),)
 
 
-def asked_for(fn: Any, values: Values) -> Values:
+def _arguments(fn: Any, values: Values) -> Values:
     """Those of the values that a function has arguments for."""
-    parameters = _parameters(fn)
-    if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
-        return values
-    needed = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
-    missing = [name for name in needed if name not in values]
+    given, missing = asked_for(f"Metrics: {function_name(fn)}", fn, values)
     if missing:
         raise TypeError(
             f"Metrics.update was not given {', '.join(missing)}, which {function_name(fn)} asks for. "
             f"It was given {', '.join(values) or 'nothing'}."
         )
-    return {parameter.name: values[parameter.name] for parameter in parameters if parameter.name in values}
+    return given
 
 
 def _parameters(fn: Any) -> list[inspect.Parameter]:
-    """The parameters of a function that can be given by name."""
-    try:
-        parameters = list(inspect.signature(fn).parameters.values())
-    except (TypeError, ValueError):
-        parameters = None
-    if parameters is None or any(parameter.kind == parameter.POSITIONAL_ONLY for parameter in parameters):
-        raise TypeError(
-            f"Metrics gives values by name, and {function_name(fn)} does not take them so. "
-            "Wrap it: lambda preds, target: ..."
-        )
-    return [parameter for parameter in parameters if parameter.kind != parameter.VAR_POSITIONAL]
+    return named_parameters(f"Metrics: {function_name(fn)}", fn)
 
 
 def _sum_and_count(fn: Any, result: jax.Array, mask: jax.Array) -> jax.Array:
@@ -227,7 +216,7 @@ def _rowwise(mask: jax.Array, values: Any) -> list[bool]:
     return [getattr(leaf, "shape", ())[: mask.ndim] == mask.shape for leaf in jax.tree.leaves(values)]
 
 
-def _blanked(values: Values) -> Values:
+def _zero_padding(values: Values) -> Values:
     """Values with zeros in place of padding: who multiplies by a mask would make NaN of a NaN there."""
     mask, rest = values.get("mask"), {name: value for name, value in values.items() if name != "mask"}
     if mask is None:
@@ -243,26 +232,26 @@ def _blanked(values: Values) -> Values:
 
 def _row_by_row(update: Callable[[Arrays, Values], Arrays], arrays: Arrays, values: Values) -> Arrays:
     """One update per row, kept if the row is real: the only way to leave rows out of what knows no mask."""
-    mask, values = values.get("mask"), _blanked(values)
+    mask, values = values.get("mask"), _zero_padding(values)
     if mask is None:
         return update(arrays, values)
     del values["mask"]
     leaves, tree = jax.tree.flatten(values)
     rowwise = _rowwise(mask, leaves)
     if not any(rowwise):
-        return _chosen(mask.any(), update(arrays, values), arrays)
+        return _select(mask.any(), update(arrays, values), arrays)
     rows = [leaf for leaf, has_rows in zip(leaves, rowwise, strict=True) if has_rows]
     each = [jnp.reshape(row, (mask.size, 1, *row.shape[mask.ndim :])) for row in rows]
 
     def step(arrays: Arrays, row: Any) -> tuple[Arrays, None]:
         real, parts = row[0], iter(row[1])
         one = [next(parts) if has_rows else leaf for leaf, has_rows in zip(leaves, rowwise, strict=True)]
-        return _chosen(real, update(arrays, jax.tree.unflatten(tree, one)), arrays), None
+        return _select(real, update(arrays, jax.tree.unflatten(tree, one)), arrays), None
 
     return jax.lax.scan(step, arrays, (mask.ravel(), each))[0]
 
 
-def _chosen(first: jax.Array, ours: Arrays, theirs: Arrays) -> Arrays:
+def _select(first: jax.Array, ours: Arrays, theirs: Arrays) -> Arrays:
     return tuple(jnp.where(first, a, b) for a, b in zip(ours, theirs, strict=True))
 
 
@@ -275,7 +264,7 @@ def _heeds_mask(metric: Any) -> bool:
     return any(parameter.name == "mask" for parameter in _parameters(metric.update))
 
 
-def _flattened(name: str, metric: Any) -> tuple[Arrays, Any]:
+def _copy_arrays(name: str, metric: Any) -> tuple[Arrays, Any]:
     """The arrays of a metric, as copies: whoever gave it keeps his own, even if these are donated."""
     leaves, structure = jax.tree.flatten(metric)
     if not leaves or jax.tree_util.all_leaves([metric]):

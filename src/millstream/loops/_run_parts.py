@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from millstream.loops._acting import Policy, acting
+from millstream.loops._acting import Policy, resolve_policy
 from millstream.loops._clock import Clock
 from millstream.loops._dataset import Batches, Loader, LoaderBatches, as_dataset, open_batches, save_position
 from millstream.loops._dispatch_limiter import DispatchLimiter
@@ -79,7 +79,7 @@ class RunParts:
             raise TypeError(f"{caller} needs batch_size_fn to be a function. Got {describe_value(size_fn)}.")
         dataset = as_dataset(caller, dataset)
         self.dataset: Any = dataset
-        self.acting = acting(caller, options.policy, dataset)
+        self.acting = resolve_policy(caller, options.policy, dataset)
         self.tasks = [task for task in bound if not task.observes]
         self.observers = sorted((task for task in bound if task.observes), key=lambda task: task.saves)
         callbacks = parts([*self.on_start, *self.tasks, *self.observers, *self.on_end])

@@ -83,7 +83,7 @@ class Steps:
             if parts.observers:
                 calls.observe(1 if loop_state.logs else 0)
             parts.in_step = False
-        return calls.ended(loop_state.elapsed)
+        return calls.check_end(loop_state.elapsed)
 
     def _keep(self, burst: StepBurst, alone: Task | None) -> None:
         """Count, commit and show the steps of a burst, and be in the step that it has begun and not done."""

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from millstream.loops.callback import Call, Callback, Observer, adapted, bind
+from millstream.loops.callback import Call, Callback, Observer, adapt, bind
 from millstream.loops.schedules import Schedule, as_schedule
 from millstream.text.errors import describe_value, function_name
 
@@ -81,5 +81,5 @@ def parts(tasks: Iterable[Task]) -> list[Callback]:
 
 
 def _bind(caller: str, schedule: Schedule | None, callback: Any) -> Task:
-    callback = adapted(callback)
+    callback = adapt(callback)
     return Task(schedule, bind(caller, callback), function_name(callback), callback)

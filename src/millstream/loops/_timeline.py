@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from millstream.loops._clock import StepSpan
-from millstream.loops.column import packed, unpacked
+from millstream.loops.column import pack_numbers, unpack_numbers
 from millstream.loops.elapsed import Elapsed
 
 _NO_EPOCHS = -1
@@ -42,14 +42,14 @@ class Timeline:
     def append(self, elapsed: Elapsed) -> None:
         """One more row."""
         self._pending.append(elapsed)
-        self._added(1)
+        self._count_rows(1)
 
     def extend(self, passed: StepSpan) -> None:
         """More rows, of several steps."""
         self._pending.append(passed)
-        self._added(len(passed.steps))
+        self._count_rows(len(passed.steps))
 
-    def _added(self, rows: int) -> None:
+    def _count_rows(self, rows: int) -> None:
         self.length += rows
         if self.length - len(self._steps) >= _AT_ONCE:
             self._settle()
@@ -119,7 +119,7 @@ class Timeline:
     def to_state(self, start: int, stop: int) -> dict[str, Any]:
         """The rows from `start` to before `stop`, exactly, as arrays."""
         self._settle()
-        state = {name: packed(np.array(numbers[start:stop])) for name, numbers in self._numbers.items()}
+        state = {name: pack_numbers(np.array(numbers[start:stop])) for name, numbers in self._numbers.items()}
         first, last = (bisect.bisect(self._starts, (row, math.inf)) for row in (start, stop - 1))
         # Of the dates before `start` the last one still counts.
         return {**state, "starts": [[max(row, start), date] for row, date in self._starts[max(first - 1, 0) : last]]}
@@ -132,5 +132,5 @@ class Timeline:
             if date_start != self._date_start:
                 self._begin(row, date_start)
         for name, numbers in self._numbers.items():
-            numbers.frombytes(unpacked(state[name], count, name).astype(numbers.typecode).tobytes())
+            numbers.frombytes(unpack_numbers(state[name], count, name).astype(numbers.typecode).tobytes())
         self.length += count

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from millstream.loops import named
-from millstream.loops._acting import Policy, acting, has_policy
+from millstream.loops._acting import Policy, has_policy, resolve_policy
 from millstream.loops._dataset import Loader, as_dataset
 from millstream.loops._history import History
 from millstream.loops._inner_loop import inner_loop
@@ -155,10 +155,10 @@ def train_loop(
         policy=policy if has_policy(dataset) else None,
         name="train",
     )
-    return Run(state, dataset, list(_training(given, evaluation)), options).run()
+    return Run(state, dataset, list(_training_tasks(given, evaluation)), options).run()
 
 
-def _training(tasks: NamedTasks, evaluation: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
+def _training_tasks(tasks: NamedTasks, evaluation: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
     """What is done at a step, in order."""
     yield EpochBegins(), [*tasks[named.on_epoch_begin], *tasks[named.on_reset_step]]
     yield always(), tasks[named.on_train_batch_begin]
@@ -181,7 +181,7 @@ def _test(
 def _require_sense(tasks: NamedTasks, test_dataset: Any, epoch_duration: Any) -> None:
     """Refuse a test that would never run, and a dataset that could be tested on only once."""
     if test_dataset is None:
-        unused = [name for name in named.TEST if name != named.on_reset_step and tasks.given(name)]
+        unused = [name for name in named.TEST if name != named.on_reset_step and tasks.is_given(name)]
         if unused:
             raise ValueError(f"train_loop got {', '.join(unused)} and no test_dataset to test on.")
     elif not tasks[named.on_test_step]:
@@ -204,7 +204,7 @@ def _require_policy(policy: Policy, dataset: Any, test_dataset: Any) -> None:
     """Refuse an environment without a policy, and a policy without an environment, before anything runs."""
     given = test_dataset if has_policy(test_dataset) else dataset
     if has_policy(given) or not callable(test_dataset):  # what a function will return is not known yet
-        acting("train_loop", policy, given)
+        resolve_policy("train_loop", policy, given)
 
 
 def _shorter(name: str, duration: Any, batches: int) -> int:

@@ -148,7 +148,7 @@ def register_adapter(kind: type, adapter: Callable[[Any], Any]) -> None:
     _adapters[kind] = adapter
 
 
-def adapted(callback: Any) -> Any:
+def adapt(callback: Any) -> Any:
     """A foreign object as a callback, by the adapter of its class; anything else as it is."""
     for kind in type(callback).__mro__:
         if kind in _adapters:
@@ -163,7 +163,7 @@ def bind(caller: str, callback: Any) -> Call:
         caller: The caller's name, for errors.
         callback: A `Callback`, a function, a method, a compiled function, or an object with an adapter.
     """
-    callback = adapted(callback)
+    callback = adapt(callback)
     if hasattr(type(callback), "__loop_callback__"):
         return callback.__loop_callback__
     if not callable(callback):

@@ -260,7 +260,7 @@ class Column:
                 rows.append(self.row_numbers(position, position + len(run)))
                 runs.append(self._run_state(run))
             position += len(run)
-        return {"rows": packed(np.concatenate(rows)), "values": runs} if runs else None
+        return {"rows": pack_numbers(np.concatenate(rows)), "values": runs} if runs else None
 
     def _run_state(self, run: Run) -> dict[str, Any]:
         if isinstance(run, list):
@@ -279,7 +279,7 @@ class Column:
     def append_state(self, state: dict[str, Any], start: int, stop: int) -> None:
         """Add what `to_state` gave, whose rows must lie between the two."""
         runs = [_run_of(run) for run in state["values"]]
-        rows = unpacked(state["rows"], sum(map(len, runs)), f"rows of {self._name}")
+        rows = unpack_numbers(state["rows"], sum(map(len, runs)), f"rows of {self._name}")
         if not len(rows) or rows[0] < start or rows[-1] >= stop or np.any(np.diff(rows) <= 0):
             raise ValueError(f"History.from_state: {self._name} has values of other rows than {start} to {stop - 1}.")
         if any(isinstance(run, np.ndarray) and run.ndim > 1 for run in runs):
@@ -358,14 +358,14 @@ def require_readable(name: str, value: Any) -> None:
         )
 
 
-def packed(numbers: np.ndarray) -> Any:
+def pack_numbers(numbers: np.ndarray) -> Any:
     """Whole numbers as the first and the one after the last, if none is left out; else as they are."""
     if len(numbers) and numbers.dtype.kind == "i" and np.all(np.diff(numbers) == 1):
         return int(numbers[0]), int(numbers[-1]) + 1
     return numbers
 
 
-def unpacked(numbers: Any, count: int, what: str) -> np.ndarray:
+def unpack_numbers(numbers: Any, count: int, what: str) -> np.ndarray:
     """The numbers that `packed` was given, if there are `count` of them."""
     found = numbers[1] - numbers[0] if isinstance(numbers, tuple) else len(numbers)
     if found != count:

@@ -68,14 +68,14 @@ class Curve:
 
 def panels(history: "History", names: list[str] | None, smooth: float | None) -> dict[str, list[Curve]]:
     """The curves of each panel, by the name of the entry it is about."""
-    columns = _chosen(history, names)
+    columns = _choose_columns(history, names)
     entries = {name for _, name in columns}
     labels = _labels(list(columns))
     steps = np.array(history.units()["steps"])
     made: dict[str, list[Curve]] = {}
     for path, column in columns.items():
         values = column.floats()
-        curve = Curve(labels[path], steps[column.row_numbers()], values, _smoothed(values, smooth))
+        curve = Curve(labels[path], steps[column.row_numbers()], values, _smooth(values, smooth))
         made.setdefault(_subject(path[1], entries), []).append(curve)
     # What is said of a metric itself comes first, and its evaluations after it, whatever was logged first.
     return {subject: sorted(curves, key=lambda curve: curve.label != subject) for subject, curves in made.items()}
@@ -86,7 +86,7 @@ def is_loss(name: str) -> bool:
     return _direction(name) < 0
 
 
-def _chosen(history: "History", names: list[str] | None) -> dict[Name, Column]:
+def _choose_columns(history: "History", names: list[str] | None) -> dict[Name, Column]:
     columns = history.columns()
     if names is None:
         found = {path: column for path, column in columns.items() if _has_numbers(column)}
@@ -132,7 +132,7 @@ def _subject(name: str, names: set[str]) -> str:
     return next((base for base in shorter if base in names), name)
 
 
-def _smoothed(values: np.ndarray, share: float | None) -> np.ndarray | None:
+def _smooth(values: np.ndarray, share: float | None) -> np.ndarray | None:
     """The mean of each value and its neighbours, those that are finite."""
     if len(values) <= _FEW or share == 0:
         return None

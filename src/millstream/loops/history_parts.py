@@ -53,7 +53,7 @@ def encode_history(history: History, store: CheckpointStore, step: int) -> dict[
     saved = _saved.setdefault(history, {}).setdefault(str(store.directory), [])
     base, rows = _base(saved, store), len(history)
     final = max(rows - 1, 0)
-    kept = [] if base is None else list(base.parts[: _kept(base.parts, final)])
+    kept = [] if base is None else list(base.parts[: _count_kept(base.parts, final)])
     files: dict[str, bytes | LinkedFile] = {}
     if base is not None:
         files |= {part.name: LinkedFile(base.step, part.size, part.sha256) for part in kept}
@@ -95,7 +95,7 @@ def _base(saved: Sequence[_Saved], store: CheckpointStore) -> _Saved | None:
     return None
 
 
-def _kept(parts: Sequence[_Part], stop: int) -> int:
+def _count_kept(parts: Sequence[_Part], stop: int) -> int:
     """How many parts stay as they are if the rows up to `stop` are saved: the newest become one when they are many."""
     kept = len(parts)
     while True:

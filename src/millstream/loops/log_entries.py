@@ -131,7 +131,7 @@ class Logs(dict[str, dict[str, Any]]):
         """The collection and name of an entry given as "name" or "collection.name"."""
         found = find_entry(name, [path for path, _ in self.entries()])
         if found is None:
-            raise KeyError(f"Logs have no entry {describe_value(name)}. They have: {self._listed()}.")
+            raise KeyError(f"Logs have no entry {describe_value(name)}. They have: {self._entry_names()}.")
         return found
 
     def entry_collection(self, name: str) -> str:
@@ -143,7 +143,7 @@ class Logs(dict[str, dict[str, Any]]):
         collection, entry = self.entry_path(name)
         return self[collection][entry]
 
-    def _listed(self) -> str:
+    def _entry_names(self) -> str:
         return ", ".join(".".join(path) for path, _ in self.entries()) or "none"
 
     def __repr__(self) -> str:

@@ -128,7 +128,7 @@ jax.tree_util.register_pytree_with_keys(Metrics, _flatten_with_keys, _unflatten,
 def _compute(metrics: Metrics) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, kind, arrays in zip(metrics._names, metrics._kinds, metrics._arrays, strict=True):
-        values |= _expanded(name, kind.compute(arrays))
+        values |= _expand(name, kind.compute(arrays))
     return values
 
 
@@ -139,23 +139,23 @@ def with_computed(logs: Logs) -> Logs:
     """Logs in which metric objects are replaced by their values; the same logs if there are none."""
     for entries in logs.values():
         if not _values.issuperset(map(type, entries.values())):
-            return _replaced(logs)
+            return _compute_all(logs)
     return logs
 
 
-def _replaced(logs: Logs) -> Logs:
+def _compute_all(logs: Logs) -> Logs:
     plain, found = Logs(), False
     for (collection, name), value in logs.entries():
         if hasattr(type(value), "compute"):
             found = True
-            plain.add_entries(collection, computed(name, value))
+            plain.add_entries(collection, compute_metric(name, value))
         else:
             _values.add(type(value))
             plain.add_entry(collection, name, value)
     return plain if found else logs
 
 
-def computed(name: str, metric: Any) -> dict[str, Any]:
+def compute_metric(name: str, metric: Any) -> dict[str, Any]:
     """The value of a metric object under its name; several, if it says several things at once.
 
     Args:
@@ -163,22 +163,22 @@ def computed(name: str, metric: Any) -> dict[str, Any]:
         metric: Anything with `compute`. Pytrees are computed by a compiled program.
     """
     if jax.tree_util.all_leaves([metric]):
-        return _expanded(name, metric.compute())
+        return _expand(name, metric.compute())
     try:
-        return _expanded(name, _computed(metric))
+        return _expand(name, _compiled_compute(metric))
     except TypeError:  # it computes on the host, with NumPy or the like, or holds functions or sizes
-        return _expanded(name, metric.compute())
+        return _expand(name, metric.compute())
 
 
 @jax.jit
-def _computed(metric: Any) -> Any:
+def _compiled_compute(metric: Any) -> Any:
     return metric.compute()
 
 
-def _expanded(name: str, value: Any) -> dict[str, Any]:
+def _expand(name: str, value: Any) -> dict[str, Any]:
     """A value under its name; the parts of a dict or dataclass under names of their own."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if not isinstance(value, Mapping):
         return {name: value}
-    return {key: part for inner, given in value.items() for key, part in _expanded(f"{name}_{inner}", given).items()}
+    return {key: part for inner, given in value.items() for key, part in _expand(f"{name}_{inner}", given).items()}

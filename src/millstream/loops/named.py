@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from millstream.loops._tasks import Pairs, as_pairs
-from millstream.loops.callback import Observer, adapted
+from millstream.loops.callback import Observer, adapt
 from millstream.text.errors import describe_value, function_name
 
 
@@ -84,19 +84,19 @@ class NamedTasks:
         for schedule, listed in as_pairs(caller, {} if tasks is None else tasks):
             kept = [callback for callback in listed if not self._is_left_out(callback)]
             if isinstance(schedule, str):
-                self._by_name[self._named(schedule)] += kept
-                self._given.add(self._named(schedule))
+                self._by_name[self._full_name(schedule)] += kept
+                self._given.add(self._full_name(schedule))
             else:
                 self.others.append((schedule, kept))
-        for callback in _listed(caller, callbacks):
+        for callback in _callback_list(caller, callbacks):
             if not self._is_left_out(callback):
-                self._register(adapted(callback), watched)
+                self._register(adapt(callback), watched)
 
     def __getitem__(self, name: str) -> list[Any]:
         """The callbacks of a named schedule."""
         return self._by_name[name]
 
-    def given(self, name: str) -> bool:
+    def is_given(self, name: str) -> bool:
         """Whether the user has named this schedule in the tasks."""
         return name in self._given
 
@@ -112,7 +112,7 @@ class NamedTasks:
             if callable(method) and _SHORT.get(name, name) in self._by_name:
                 self._by_name[_SHORT.get(name, name)].append(method)
 
-    def _named(self, name: str) -> str:
+    def _full_name(self, name: str) -> str:
         full = _SHORT.get(name, name)
         if full not in self._by_name:
             raise ValueError(f"{self._caller} has no named schedule {name!r}. It has: {', '.join(self._names)}.")
@@ -141,7 +141,7 @@ class NamedTasks:
         return self._leave_out and getattr(callback, "only_real_runs", False)
 
 
-def _listed(caller: str, callbacks: Iterable[Any] | None) -> list[Any]:
+def _callback_list(caller: str, callbacks: Iterable[Any] | None) -> list[Any]:
     if callbacks is None:
         return []
     if not isinstance(callbacks, list | tuple):

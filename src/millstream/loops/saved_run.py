@@ -229,7 +229,7 @@ def save_run(
 ) -> None:
     """Save a run; all arguments are of one moment, and may change as soon as this returns."""
     kept = _storable(state)
-    remembered = _CallbackStates({name: callback.get_state() for name, callback in _named(callbacks).items()}, kept)
+    remembered = _CallbackStates({name: callback.get_state() for name, callback in _by_name(callbacks).items()}, kept)
     document = {
         "format": _FORMAT,
         "elapsed": {name: getattr(elapsed, name) for name in FIELDS},
@@ -261,7 +261,7 @@ def load_run(
     run: list[_SavedDocument] = []
 
     def like(checkpoint: Checkpoint) -> PyTree:
-        run[:] = [_decoded(checkpoint)]
+        run[:] = [_decode_run(checkpoint)]
         return run[0].tree_like(caller, state, loader)
 
     with CheckpointStore(directory, read_only=True) as store:
@@ -322,7 +322,7 @@ class _SavedDocument:
         return {"state": kept, "data": data, "callbacks": _tree_like(self.callbacks, kept)}
 
 
-def _decoded(checkpoint: Checkpoint) -> _SavedDocument:
+def _decode_run(checkpoint: Checkpoint) -> _SavedDocument:
     """What a checkpoint holds of a run; whatever else it is, is damage."""
     try:
         document = checkpoint.document
@@ -362,12 +362,12 @@ def _data_state(caller: str, position: Position, data: PyTree, loader: Any, key:
 
 def restore_callbacks(callbacks: list[Callback], saved: SavedRun) -> None:
     """Let callbacks resume from what they remembered."""
-    for name, callback in _named(callbacks).items():
+    for name, callback in _by_name(callbacks).items():
         if name in saved.callbacks:
             callback.set_state(dict(saved.callbacks[name]))
 
 
-def _named(callbacks: list[Callback]) -> dict[str, Callback]:
+def _by_name(callbacks: list[Callback]) -> dict[str, Callback]:
     """Callbacks by class, numbered where there are several of one."""
     named: dict[str, Callback] = {}
     for callback in callbacks:

@@ -123,11 +123,11 @@ def readable(mask: Any) -> Any:
     if not isinstance(mask, jax.Array):
         return mask
     if not mask.is_fully_addressable:
-        mask = _replicated(mask.sharding.mesh)(mask)  # pyright: ignore[reportAttributeAccessIssue]
+        mask = _replicator(mask.sharding.mesh)(mask)  # pyright: ignore[reportAttributeAccessIssue]
     mask.copy_to_host_async()
     return mask
 
 
 @functools.cache
-def _replicated(mesh: Any) -> Callable[[jax.Array], jax.Array]:
+def _replicator(mesh: Any) -> Callable[[jax.Array], jax.Array]:
     return jax.jit(lambda leaf: leaf, out_shardings=NamedSharding(mesh, PartitionSpec()))

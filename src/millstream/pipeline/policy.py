@@ -37,7 +37,7 @@ def get_policy_state(state: PyTree) -> PyTree:
         >>> ms.rl.get_policy_state(state).shape
         (4, 2)
     """
-    return _acting("get_policy_state", state).policy_state
+    return _acting_state("get_policy_state", state).policy_state
 
 
 def has_policy(state: PyTree) -> bool:
@@ -47,7 +47,7 @@ def has_policy(state: PyTree) -> bool:
 
 def memories(state: PyTree) -> list[str]:
     """The names of the leaves of the policy state inside a state that the policy changes by itself."""
-    acting = _acting("memories", state)
+    acting = _acting_state("memories", state)
     return [name for (name, _), own in zip(_leaves(acting.policy_state), acting.per_env, strict=True) if own]
 
 
@@ -60,7 +60,7 @@ def set_policy_state(caller: str, state: PyTree, policy_state: PyTree, new_episo
         policy_state: The new one. A leaf kept per environment may have a row for each, or one for all of them.
         new_episode: What the policy is told at its next step; None leaves it as it is.
     """
-    acting = _acting(caller, state)
+    acting = _acting_state(caller, state)
     flag = acting.new_episode if new_episode is None else _as_flags(caller, new_episode, acting.new_episode.shape)
     fitted = _fit(caller, acting, policy_state)
     changed = dataclasses.replace(acting, policy_state=fitted, new_episode=flag)
@@ -125,7 +125,7 @@ def _fit(caller: str, acting: ActingState, policy_state: PyTree) -> PyTree:
     return given
 
 
-def _acting(caller: str, state: PyTree) -> ActingState:
+def _acting_state(caller: str, state: PyTree) -> ActingState:
     found = [node for node in jax.tree.leaves(state, is_leaf=_is_acting) if isinstance(node, ActingState)]
     if len(found) != 1:
         raise ValueError(

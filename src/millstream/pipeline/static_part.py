@@ -72,7 +72,7 @@ class StaticPart:
         if structure != self._structure:
             raise TypeError(f"{_RULE} The step changed its structure from\n  {self._structure}\nto\n  {structure}")
         changed = [
-            (f"carry{jax.tree_util.keystr(path)}", f"{_described(kept)} became {describe_value(leaf)}")
+            (f"carry{jax.tree_util.keystr(path)}", f"{_describe_kept(kept)} became {describe_value(leaf)}")
             for (path, leaf), kept in zip(paths, self.leaves, strict=True)
             if not _fits(kept, leaf)
         ]
@@ -170,7 +170,7 @@ def _fits(kept: Any, leaf: Any) -> bool:
     return leaf is kept or (type(leaf) is type(kept) and _exact(leaf) == _exact(kept))
 
 
-def _described(kept: Any) -> str:
+def _describe_kept(kept: Any) -> str:
     return "an array" if kept is _ARRAY else describe_value(kept)
 
 

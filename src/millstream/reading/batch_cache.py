@@ -92,7 +92,7 @@ class OpenCache:
         path = self._file(epoch, number)
         try:
             found = self.format.unpack(path, epoch, number, self._verified)
-            additional = _decoded(path, found.additional)
+            additional = _decode_extras(path, found.additional)
         except FileNotFoundError:
             if self.mode != "cache-only":
                 return None
@@ -172,7 +172,7 @@ class OpenCache:
         )
 
 
-def _decoded(path: pathlib.Path, encoded: bytes) -> list[Any] | None:
+def _decode_extras(path: pathlib.Path, encoded: bytes) -> list[Any] | None:
     try:
         return decode(encoded) if encoded else None
     except ValueError as error:

@@ -90,7 +90,7 @@ class BatchFormat:
             number: The number in the epoch it has to be of.
             verified: Files whose checksum was right before; this one is added.
         """
-        with _opened(path) as file:
+        with _open_batch(path) as file:
             stamp = Stamp.of(file.fileno())
             offsets, sizes = self._require_header(file, stamp.size, path, epoch, number)
             content = _content(file, stamp.size)
@@ -156,7 +156,7 @@ def _sections(layout: BatchFormat, ok_size: int, additional_size: int) -> tuple[
     return json.dumps(described), starts
 
 
-def _opened(path: pathlib.Path) -> BufferedReader:
+def _open_batch(path: pathlib.Path) -> BufferedReader:
     try:
         return plain_reader(path, follow=True)
     except NotPlainFile:

@@ -79,7 +79,7 @@ def _find_holders(objects: list[Any]) -> list[list[str]]:
                         _add(found[node.number], text)
                     elif len(level) < _BREADTH and (_may_be_batch(node) or {*found[node.number]} <= {_LIBRARY}):
                         level.append(_Node(holder, node, node.number))
-        outermost |= {node.number: _unnamed(node.value) for node in level}
+        outermost |= {node.number: _describe_unnamed(node.value) for node in level}
         if not level:
             break
     for number, text in outermost.items():
@@ -186,7 +186,7 @@ def _words(path: list[Any], name: str, where: str) -> str:
     return f"{text}, where `{name}` is {where}" if steps else f"{text}, {where}"
 
 
-def _unnamed(value: Any) -> str:
+def _describe_unnamed(value: Any) -> str:
     size = f" of {len(value)}" if type(value) in (dict, set, *_SEQUENCES) else ""
     return f"a {type(value).__name__}{size} that no variable names"
 

@@ -136,7 +136,7 @@ class ArrayCache:
         self._cache: OpenCache | None = None
         self._contents: CacheContents | None = None
         if spec is not None:
-            self._open(_flattened(spec, self._of)[0])
+            self._open(_flatten_batch(spec, self._of)[0])
         else:
             self._find()
 
@@ -164,7 +164,7 @@ class ArrayCache:
         epoch, number = _place(info)
         if self._mode != "read-write":
             return
-        contents, leaves = _flattened(tree, self._of)
+        contents, leaves = _flatten_batch(tree, self._of)
         if self._contents is not None:
             contents.require_same("ArrayCache", self._path, json.loads(self._contents.manifest()))
         cache = self._open(contents) if self._cache is None else self._cache
@@ -209,7 +209,7 @@ def _place(info: Any) -> tuple[int, int]:
     return epoch, number
 
 
-def _flattened(tree: PyTree, of: Mapping[str, str]) -> tuple[CacheContents, list[Any]]:
+def _flatten_batch(tree: PyTree, of: Mapping[str, str]) -> tuple[CacheContents, list[Any]]:
     structure, leaves = flatten("ArrayCache", tree)
     if not leaves:
         raise ValueError(f"ArrayCache needs at least one array. Got {describe_value(tree)}.")

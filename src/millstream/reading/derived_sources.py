@@ -72,7 +72,7 @@ class MappedSource(SampleReader):
         self.readers = readers
         key = np.zeros(2, np.uint32) if self.keyed else None
         self.first_sample, (sample, _) = first_sample(
-            lambda index: self._mapped(index, key), range(len(self)) if first is None else first
+            lambda index: self._map_sample(index, key), range(len(self)) if first is None else first
         )
         self.sample_spec = spec_or_objects(name, sample)
 
@@ -84,11 +84,11 @@ class MappedSource(SampleReader):
         return item_of(self._inner, index)
 
     def read_row(self, index: int, out: Sequence[np.ndarray], row: int, key: np.ndarray | None) -> Any:
-        mapped, extra = self._mapped(index, key)
+        mapped, extra = self._map_sample(index, key)
         self.sample_spec.write(self._name, out, row, index, mapped)
         return extra
 
-    def _mapped(self, index: int, key: np.ndarray | None) -> tuple[PyTree, Any]:
+    def _map_sample(self, index: int, key: np.ndarray | None) -> tuple[PyTree, Any]:
         with timed("reading"):
             sample, extra = self._inner.read_sample(index, key)
         try:
@@ -127,7 +127,7 @@ class CollatedSource(HostSource):
         self.prefetch_size = self._inner.prefetch_size
         self.readers = self._inner.readers
         keys = np.zeros((size, 2), np.uint32) if self.keyed else None
-        same = lambda index: self._collated(np.full(size, index, np.int64), keys)  # noqa: E731
+        same = lambda index: self._collate_samples(np.full(size, index, np.int64), keys)  # noqa: E731
         self.first_sample, batch = first_sample(same, range(len(self)) if first is None else first)
         self.sample_spec = self._spec_of_rows(batch, size)
 
@@ -135,7 +135,7 @@ class CollatedSource(HostSource):
         return len(self._inner)
 
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
-        batch, spec = self._collated(indices, keys), self.sample_spec
+        batch, spec = self._collate_samples(indices, keys), self.sample_spec
         if isinstance(spec, ObjectSpec):
             out[0][:] = None
             out[0][0] = batch
@@ -147,7 +147,7 @@ class CollatedSource(HostSource):
         """The item as the source was given it."""
         return item_of(self._inner, index)
 
-    def _collated(self, indices: np.ndarray, keys: np.ndarray | None) -> PyTree:
+    def _collate_samples(self, indices: np.ndarray, keys: np.ndarray | None) -> PyTree:
         with timed("reading"):
             samples = self._inner.read_samples(indices, keys)
         try:

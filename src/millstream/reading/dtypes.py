@@ -94,7 +94,7 @@ def narrowed(caller: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return array.astype(dtype)
 
 
-def kept(caller: str, value: Any) -> Any:
+def to_jax_dtype(caller: str, value: Any) -> Any:
     """An array of NumPy as JAX keeps it, all else as it is; for a device, which cuts off integers without a word."""
     if not isinstance(value, np.ndarray | np.generic):
         return value

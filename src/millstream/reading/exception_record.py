@@ -75,7 +75,7 @@ def _outline(error: BaseException, room: int) -> dict[str, Any]:
     """All but the traceback. `room` bounds the members of a group, of its groups, and so on, all together."""
     attributes = dict(_attributes(error))
     notes = attributes.pop("__notes__", None)
-    fields = {name: _tried(field.__get__, error) for name, field in _fields(type(error))}
+    fields = {name: _result_or_none(field.__get__, error) for name, field in _fields(type(error))}
     members = fields.pop("exceptions", ())[:room]
     args = () if isinstance(error, BaseExceptionGroup) else _ARGS.__get__(error)
     return {
@@ -129,7 +129,7 @@ def _traceback_text(error: BaseException) -> str:
 
 def _tracker_id(kind: type) -> str | None:
     """Under which id cloudpickle brought this class here by value, if it did."""
-    return _tried(lambda: cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS.get(kind))
+    return _result_or_none(lambda: cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS.get(kind))
 
 
 # In the main process
@@ -138,17 +138,17 @@ def _tracker_id(kind: type) -> str | None:
 def _rebuild(record: dict[str, Any]) -> Exception:
     name, message = str.__str__(record["name"]), str.__str__(record["message"])  # a TypeError for anything but text
     for number, address in enumerate(record["classes"]):
-        kind = _known(*address)
+        kind = _find_class(*address)
         if kind is None:
             continue
         try:
             kind = kind if number == 0 else _subclass(kind, name, *record["classes"][0][:2])
             if ends_silently(kind):
                 return aloud(kind, message)
-            error = _filled(kind, record)
+            error = _new_instance(kind, record)
             if not _says(error, message):
                 fixed = _subclass(kind, kind.__name__, *_address(kind), __str__=lambda self: message)
-                error = _filled(fixed, record)
+                error = _new_instance(fixed, record)
             return error
         except Exception:  # a metaclass that refuses, say; a base further up will do
             continue
@@ -162,9 +162,9 @@ def _says(error: Exception, message: str) -> bool:
         return False
 
 
-def _known(module: str, qualname: str, tracker: str | None) -> type[BaseException] | None:
+def _find_class(module: str, qualname: str, tracker: str | None) -> type[BaseException] | None:
     """The exception class of that name or tracker id, if this process has it already. Imports nothing."""
-    found: Any = _tried(lambda: cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker))
+    found: Any = _result_or_none(lambda: cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker))
     if found is None:
         found = sys.modules.get(module)
         for part in qualname.split("."):
@@ -195,7 +195,7 @@ def _subclass(
     return type(name, (_Unannounced, base), {"__module__": module, "__qualname__": qualname, **members})
 
 
-def _filled(kind: type[BaseException], record: dict[str, Any]) -> Any:
+def _new_instance(kind: type[BaseException], record: dict[str, Any]) -> Any:
     """An instance of `kind` with the recorded contents, made by no `__new__` or `__init__` of a user."""
     native: Any = kind
     while native not in _BUILTIN:
@@ -210,7 +210,7 @@ def _filled(kind: type[BaseException], record: dict[str, Any]) -> Any:
         _ARGS.__set__(error, tuple(plain.decode(part) for part in record["args"]))
     for name, field in _fields(kind):
         if name in fields:
-            _tried(field.__set__, error, fields[name])  # a group's are read-only
+            _result_or_none(field.__set__, error, fields[name])  # a group's are read-only
     _attributes(error).update({name: plain.decode(part) for name, part in record["attributes"].items()})
     return error
 
@@ -232,7 +232,7 @@ def _fields(kind: type) -> list[tuple[str, Any]]:
 
 
 def _address(kind: type) -> tuple[str, str]:
-    module = _tried(getattr, kind, "__module__")
+    module = _result_or_none(getattr, kind, "__module__")
     return (module if type(module) is str else ""), kind.__qualname__
 
 
@@ -240,7 +240,7 @@ def _attributes(error: BaseException) -> dict[str, Any]:
     return object.__getattribute__(error, "__dict__")
 
 
-def _tried(compute: Callable[..., Any], *arguments: Any) -> Any:
+def _result_or_none(compute: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return compute(*arguments)
     except Exception:

@@ -151,21 +151,21 @@ class SampleSpec:
             try:
                 leaves = [sample[key] for key in self._keys]
             except KeyError:
-                leaves = self.flatten(_told(caller, index), sample)
+                leaves = self.flatten(_subject(caller, index), sample)
         else:
-            leaves = self.flatten(_told(caller, index), sample)
+            leaves = self.flatten(_subject(caller, index), sample)
         for number, leaf in enumerate(leaves):
             shape, dtype, target = self.shapes[number], self.dtypes[number], out[number]
             if isinstance(leaf, np.ma.MaskedArray):
-                check_array(f"{_told(caller, index)}{self.names[number]}", leaf)
+                check_array(f"{_subject(caller, index)}{self.names[number]}", leaf)
             array = leaf if type(leaf) is np.ndarray else np.asarray(leaf)
             if array.shape == shape and array.dtype == dtype:
                 target[row] = array
                 continue
             name = self.names[number]
             if array.shape != shape or not can_become(array.dtype, dtype):
-                raise _other_array(_told(caller, index), name, array, shape, dtype)
-            target[row] = narrowed(f"{_told(caller, index)}{name}", array, dtype)
+                raise _other_array(_subject(caller, index), name, array, shape, dtype)
+            target[row] = narrowed(f"{_subject(caller, index)}{name}", array, dtype)
 
     def write_rows(self, caller: str, out: Sequence[np.ndarray], rows: PyTree, fix: str = _SAME) -> None:
         """Write the rows of a batch, refusing a different structure, shape or dtype.
@@ -196,7 +196,7 @@ class SampleSpec:
         return tuple(sorted(self.template, key=self.template.__getitem__))
 
 
-def _told(caller: str, index: int | None) -> str:
+def _subject(caller: str, index: int | None) -> str:
     return f"{caller}: the result" if index is None else f"{caller}: sample {index}"
 
 

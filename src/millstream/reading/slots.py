@@ -108,7 +108,7 @@ class Slots:
         layout: Of one batch.
         count: Slots to begin with.
         allocate: Gives that many bytes of aligned memory, zeroed or not.
-        shown: How many of the leaves are handed out; None for all.
+        n_leaves: How many of the leaves are handed out; None for all.
         limit: Bytes at most; None for no limit.
         on_limit: Called once, with the number of batches that are held, when the limit is reached.
     """
@@ -118,13 +118,13 @@ class Slots:
         layout: Layout,
         count: int,
         allocate: Callable[[int], np.ndarray] | None = None,
-        shown: int | None = None,
+        n_leaves: int | None = None,
         limit: int | None = None,
         on_limit: Callable[[int], None] | None = None,
     ) -> None:
         self.layout = layout
         self._allocate = allocate or (lambda size: aligned_empty((size,), np.dtype(np.uint8)))
-        self._shown = shown
+        self._n_leaves = n_leaves
         self._limit = limit
         self._on_limit = on_limit
         self._free: collections.deque[Slot] = collections.deque()  # its operations are atomic: no lock
@@ -134,7 +134,7 @@ class Slots:
         self._grow(count)
 
     @property
-    def held(self) -> int:
+    def n_held(self) -> int:
         """Batches that have been handed out and are still held."""
         return len(self._owners)
 
@@ -157,7 +157,7 @@ class Slots:
 
     def lend(self, slot: Slot) -> list[np.ndarray]:
         """The arrays of a slot, which is free again when the last of them, and of JAX's arrays over them, is gone."""
-        leaves = self.layout.with_axes(slot.leaves[: self._shown])
+        leaves = self.layout.with_axes(slot.leaves[: self._n_leaves])
         if not self._has_another():
             leaves = [leaf.copy() for leaf in leaves]
             self.give_back(slot)
@@ -174,17 +174,17 @@ class Slots:
         if self._limit is None or self._free:
             return True
         gc.collect(0)
-        if self._free or self._grown():
+        if self._free or self._try_to_grow():
             return True
         if time.monotonic() >= self._next_search:  # it takes long, so not for every batch
             gc.collect()
             self._next_search = time.monotonic() + _SEARCH_SECONDS
         if not self._free and self._on_limit is not None:
             told, self._on_limit = self._on_limit, None
-            told(self.held)
+            told(self.n_held)
         return bool(self._free)
 
-    def _grown(self) -> bool:
+    def _try_to_grow(self) -> bool:
         """Make more slots, if the limit and the machine allow it."""
         assert self._limit is not None
         room = (self._limit - self.nbytes) // self.layout.nbytes

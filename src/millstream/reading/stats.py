@@ -15,7 +15,7 @@ def collect_into(times: dict[str, float] | None) -> None:
     _local.inside = 0.0
 
 
-def spent(name: str, begun: float) -> None:
+def add_time(name: str, begun: float) -> None:
     """A stage without others inside it has run from `begun`, by `time.perf_counter`, to now."""
     times = getattr(_local, "times", None)
     if times is not None:

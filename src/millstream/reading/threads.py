@@ -111,7 +111,7 @@ class ThreadBackend:
     def start(self, request: Request) -> _ThreadJob:
         """Have a batch read in the background, by several threads at different rows."""
         if not self._end.alive:
-            raise _ended()
+            raise _ended_error()
         if not self._started:
             self._started = True
             for number in range(self._count):
@@ -134,7 +134,7 @@ class ThreadBackend:
             if job.errors:
                 raise job.errors[min(job.errors)]
             if job.ended:  # by closing, in a different thread
-                raise _ended()
+                raise _ended_error()
         except BaseException:
             self.drop(job)
             raise
@@ -264,7 +264,7 @@ class _Work:
             self.parts.put(None)
 
 
-def _ended() -> RuntimeError:
+def _ended_error() -> RuntimeError:
     return RuntimeError("The reading threads of this stream have been ended. Call loader.iterate(...) for a new one.")
 
 

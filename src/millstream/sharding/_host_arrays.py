@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from millstream.reading.contracts import PyTree
-from millstream.reading.dtypes import kept
+from millstream.reading.dtypes import to_jax_dtype
 from millstream.sharding.global_batch import common_rows, global_rows
 from millstream.sharding.mesh_config import checked_axes, given_or_context_mesh, over_axes
 from millstream.text.errors import describe_leaf, describe_value, table
@@ -57,7 +57,7 @@ def host_to_global_device_array(
     if batch_axis_names is not None:
         raise ValueError(f"{caller} divides nothing over axes when it replicates. Leave batch_axis_names out.")
     leaves, structure = jax.tree.flatten(host_arrays)
-    arrays = [kept(caller, leaf if hasattr(leaf, "shape") else np.asarray(leaf)) for leaf in leaves]
+    arrays = [to_jax_dtype(caller, leaf if hasattr(leaf, "shape") else np.asarray(leaf)) for leaf in leaves]
     shapes = [array.shape for array in arrays]
     return structure.unflatten(jax.make_array_from_process_local_data(over_axes(mesh, ()), arrays, shapes))
 

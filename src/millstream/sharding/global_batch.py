@@ -6,7 +6,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from millstream.reading.contracts import PyTree
-from millstream.reading.dtypes import dtype_of_array, holds_numbers, kept
+from millstream.reading.dtypes import dtype_of_array, holds_numbers, to_jax_dtype
 from millstream.sharding.batch_sharding import as_batch_sharding, nearest, shard_count
 from millstream.text.errors import describe_leaf, describe_value, table
 
@@ -41,7 +41,7 @@ def global_rows(caller: str, local_batch: PyTree, sharding: NamedSharding) -> Py
             f"{caller} needs a number of rows that divides by {here}, the parts of the batch that the devices of this "
             f"process hold (of {shards} in all). Got {rows} rows. {nearest(rows, here)}"
         )
-    leaves, structure = jax.tree.flatten(jax.tree.map(lambda leaf: kept(caller, leaf), local_batch))
+    leaves, structure = jax.tree.flatten(jax.tree.map(lambda leaf: to_jax_dtype(caller, leaf), local_batch))
     shapes = [(rows // here * shards, *leaf.shape[1:]) for leaf in leaves]
     return structure.unflatten(jax.make_array_from_process_local_data(sharding, leaves, shapes))
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from millstream.plan.ordering import Ordering, as_shuffle
 from millstream.reading.contracts import PyTree
-from millstream.reading.dtypes import check_array, holds_numbers, kept
+from millstream.reading.dtypes import check_array, holds_numbers, to_jax_dtype
 from millstream.reading.view import subscript
 from millstream.text.errors import describe_leaf, describe_value, require_int, table
 
@@ -40,7 +40,7 @@ class ArraySampleSource:
     def __post_init__(self) -> None:
         check_ordering("ArraySampleSource", self.ordering)
         check_rows("ArraySampleSource", self.data)
-        object.__setattr__(self, "data", _tree().map(functools.partial(kept, "ArraySampleSource"), self.data))
+        object.__setattr__(self, "data", _tree().map(functools.partial(to_jax_dtype, "ArraySampleSource"), self.data))
 
     def __len__(self) -> int:
         return len(_tree().leaves(self.data)[0])

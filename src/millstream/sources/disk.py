@@ -12,7 +12,7 @@ from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
 from millstream.reading.host_source import SampleReader
 from millstream.reading.samples import ObjectSpec, SampleSpec, first_sample, spec_of, spec_or_objects
-from millstream.reading.stats import spent
+from millstream.reading.stats import add_time
 from millstream.sources.array import check_ordering
 from millstream.text.errors import describe_value, function_name, noted, require_callable, require_int, require_items
 
@@ -72,7 +72,7 @@ class DiskSampleSource(SampleReader):
         try:
             begun = time.perf_counter()
             sample = self.sample_fn(index)
-            spent("sample_fn", begun)
+            add_time("sample_fn", begun)
             return sample
         except Exception as error:
             raise noted(error, f"This came from sample_fn({index}) of DiskSampleSource.")  # noqa: B904
@@ -152,7 +152,7 @@ class DatasetSource(SampleReader):
         try:
             begun = time.perf_counter()
             item = self.dataset[number]
-            spent("dataset", begun)
+            add_time("dataset", begun)
             return item
         except Exception as error:
             raise noted(error, f"This came from {type(self.dataset).__name__}[{number}] in {type(self).__name__}.")  # noqa: B904
@@ -161,7 +161,7 @@ class DatasetSource(SampleReader):
         try:
             begun = time.perf_counter()
             items = self.dataset.__getitems__(numbers)
-            spent("dataset", begun)
+            add_time("dataset", begun)
             return items
         except Exception as error:
             name, caller = type(self.dataset).__name__, type(self).__name__

@@ -15,7 +15,7 @@ from millstream.reading.contracts import PyTree
 from millstream.reading.derived_sources import generator
 from millstream.reading.host_source import SampleReader
 from millstream.reading.samples import SampleSpec, spec_of
-from millstream.reading.stats import spent
+from millstream.reading.stats import add_time
 from millstream.sources.array import check_ordering
 from millstream.text.errors import (
     describe_leaf,
@@ -120,7 +120,7 @@ class FillSource(SampleReader):
         try:
             begun = time.perf_counter()
             returned = self._fill(item, arrays, rng)
-            spent("fill", begun)
+            add_time("fill", begun)
         except Exception as error:
             note = f"This came from {self._caller} at sample {index}, item {describe_value(item)}."
             raise noted(error, note)  # noqa: B904 (`from` would take away the error's own cause)

@@ -10,14 +10,18 @@ import numpy as np
 
 from millstream.files.data_files import local_path
 from millstream.plan.ordering import Ordering
-from millstream.sources.disk import DiskSampleSource
+from millstream.reading.host_source import SampleReader
+from millstream.reading.samples import first_sample, spec_or_objects
+from millstream.reading.stats import timed
+from millstream.sources.array import check_reading
 from millstream.sources.image_file import Opening, require_pillow
-from millstream.text.errors import describe_value
+from millstream.text.errors import describe_value, noted
 
 _SUFFIXES = {".bmp", ".gif", ".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
+_READERS = 4  # threads, if the loader has no executor
 
 
-class ImageFolderSource(DiskSampleSource):
+class ImageFolderSource(SampleReader):
     """The images below a folder as `{"image": uint8 (height, width, 3), "label": int32}`.
 
     Every folder in `root` is a class; labels count them in the order of their names, which `classes` gives.
@@ -35,8 +39,6 @@ class ImageFolderSource(DiskSampleSource):
         prefetch_size: How many images are read before they are needed.
     """
 
-    classes: tuple[str, ...]
-
     def __init__(
         self,
         root: str | os.PathLike[str],
@@ -48,30 +50,35 @@ class ImageFolderSource(DiskSampleSource):
         is_pair = isinstance(size, tuple | list) and len(size) == 2
         if size is not None and not (is_pair and all(type(side) is int and side > 0 for side in size)):
             raise ValueError(f"ImageFolderSource needs size (height, width). Got {describe_value(size)}.")
-        classes, pictures = _list_pictures(local_path("ImageFolderSource", root))
-        object.__setattr__(self, "classes", classes)
-        super().__init__(len(pictures), _ReadPicture(pictures, size), None, ordering, prefetch_size)
+        check_reading("ImageFolderSource", ordering, prefetch_size)
+        self.classes, self._images = _list_images(local_path("ImageFolderSource", root))
+        self._size = size
+        self.ordering: Ordering = ordering
+        self.prefetch_size, self.readers = prefetch_size, _READERS
+        self.first_sample, sample = first_sample(self._sample, range(len(self)))
+        self.sample_spec = spec_or_objects("ImageFolderSource", sample)
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def read_row(self, index: int, out: Sequence[np.ndarray], row: int, key: np.ndarray | None) -> None:
+        self.sample_spec.write("ImageFolderSource", out, row, index, self._sample(index))
+
+    def _sample(self, index: int) -> dict[str, Any]:
+        path, label = self._images[index]
+        try:
+            with timed("image"), path.open("rb") as file:
+                return {"image": decode_image(str(path), file, self._size), "label": np.int32(label)}
+        except Exception as error:
+            raise noted(error, f"This came from ImageFolderSource at sample {index}, {path}.")  # noqa: B904
 
 
-class _ReadPicture:
-    """From an index to a sample; a class so that it can be sent to another process."""
-
-    def __init__(self, pictures: Sequence[tuple[pathlib.Path, int]], size: tuple[int, int] | None) -> None:
-        self.pictures = pictures
-        self.size = size
-
-    def __call__(self, index: int) -> dict[str, Any]:
-        path, label = self.pictures[index]
-        with path.open("rb") as file:
-            return {"image": decode_image(str(path), file, self.size), "label": np.int32(label)}
-
-
-def _list_pictures(root: pathlib.Path) -> tuple[tuple[str, ...], list[tuple[pathlib.Path, int]]]:
+def _list_images(root: pathlib.Path) -> tuple[tuple[str, ...], list[tuple[pathlib.Path, int]]]:
     if not root.is_dir():
         raise FileNotFoundError(f"ImageFolderSource needs a folder of class folders. {root} is none.")
     classes = tuple(sorted(entry.name for entry in root.iterdir() if entry.is_dir()))
     home = root.resolve()
-    pictures = []
+    images = []
     for label, name in enumerate(classes):
         for path in sorted((root / name).rglob("*")):
             if path.suffix.lower() not in _SUFFIXES or path.is_dir():
@@ -81,13 +88,13 @@ def _list_pictures(root: pathlib.Path) -> tuple[tuple[str, ...], list[tuple[path
                     f"ImageFolderSource reads only what is in {root}. {path} is a link to {path.resolve()}. "
                     "Copy the file, or give the folder that holds both."
                 )
-            pictures.append((path, label))
-    if not pictures:
+            images.append((path, label))
+    if not images:
         raise ValueError(
             f"ImageFolderSource needs images ({', '.join(sorted(_SUFFIXES))}) in folders named after their classes. "
             f"{root} has the folders {list(classes)} and no images in them."
         )
-    return classes, pictures
+    return classes, images
 
 
 def decode_image(name: str, file: Any, size: tuple[int, int] | None = None) -> np.ndarray:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from millstream.loops.log_entries import Logs
 from millstream.loops.metrics import Metrics
+from millstream.loops.named_values import asked_for, named_parameters
 from millstream.reading.contracts import PyTree
 from millstream.states import _managed_step
 from millstream.states._batch_layout import BatchLayout, Keys, Parts
@@ -112,7 +113,7 @@ def as_losses(caller: str, losses: Mapping[str, Any] | None) -> Losses:
         if not isinstance(name, str):
             raise TypeError(f"{caller} needs names of losses to be text. Got {describe_value(name)}.")
         require_callable(caller, f"losses[{name!r}]", fn)
-        _parameters(f"losses[{name!r}]", fn)
+        named_parameters(f"losses[{name!r}]", fn)
     return tuple(losses.items())
 
 
@@ -128,7 +129,7 @@ def loss_rows(losses: Losses, values: Mapping[str, Any], weights: jax.Array, *, 
     found = {}
     for name, fn in losses:
         caller = f"The loss {name!r}"
-        given = asked_for(caller, fn, values)
+        given = _arguments(caller, fn, values)
         try:
             value = jnp.asarray(fn(**given))
         except Exception as error:
@@ -162,31 +163,15 @@ def mean_of_rows(rows: jax.Array, weights: jax.Array) -> jax.Array:
     return jnp.sum(jnp.where(weights, rows, jnp.zeros_like(rows))) / jnp.maximum(count, 1).astype(rows.dtype)
 
 
-def asked_for(caller: str, fn: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+def _arguments(caller: str, fn: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the values that a function has arguments for."""
-    parameters = _parameters(caller, fn)
-    if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
-        return dict(values)
-    needed = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
-    missing = [name for name in needed if name not in values]
+    given, missing = asked_for(caller, fn, values)
     if missing:
         raise ValueError(
             f"{caller} asks for {', '.join(missing)}. There are: {', '.join(values)}. Targets are the second part of a "
             "pair (inputs, targets), or an entry of the batch that target_key=... names when the state is created."
         )
-    return {parameter.name: values[parameter.name] for parameter in parameters if parameter.name in values}
-
-
-def _parameters(caller: str, fn: Any) -> list[inspect.Parameter]:
-    try:
-        parameters = list(inspect.signature(fn).parameters.values())
-    except (TypeError, ValueError):
-        parameters = None
-    if parameters is None or any(parameter.kind == parameter.POSITIONAL_ONLY for parameter in parameters):
-        raise TypeError(
-            f"{caller} is given values by name, and does not take them so. Wrap it: lambda preds, target: ..."
-        )
-    return [parameter for parameter in parameters if parameter.kind != parameter.VAR_POSITIONAL]
+    return given
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

@@ -13,7 +13,7 @@ import numpy as np
 from millstream.loops.log_entries import Logs, as_logs
 from millstream.pipeline.state import strong
 from millstream.reading.contracts import PyTree
-from millstream.reading.dtypes import kept
+from millstream.reading.dtypes import to_jax_dtype
 from millstream.states._managed_state import ManagedState, updated
 from millstream.states._precision import cast
 from millstream.states.gradients import Call, gradients
@@ -64,7 +64,7 @@ class ManagedStep:
         except (KeyError, AttributeError):
             run = self._compile(state)
         if any(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(batch)):
-            batch = jax.tree.map(lambda leaf: kept(function_name(self), leaf), batch)
+            batch = jax.tree.map(lambda leaf: to_jax_dtype(function_name(self), leaf), batch)
         return run(state, batch, elapsed if self._takes_elapsed else None)  # its numbers would be arguments, too
 
     def _compile(self, state: Any) -> Traced:

@@ -10,7 +10,7 @@ from jax.core import Tracer
 
 from millstream.pipeline.state import strong_or_none
 from millstream.reading.contracts import PyTree
-from millstream.reading.dtypes import kept
+from millstream.reading.dtypes import to_jax_dtype
 from millstream.states._precision import at_least_32_bits
 from millstream.text.errors import describe_leaf, table
 
@@ -48,7 +48,7 @@ def as_arrays(caller: str, name: str, tree: PyTree, *, copy: bool) -> PyTree:
     """The leaves as JAX arrays."""
 
     def as_array(path: Any, leaf: Any) -> jax.Array:
-        array = strong_or_none(kept(f"{caller}: {name}{jax.tree_util.keystr(path)}", leaf))
+        array = strong_or_none(to_jax_dtype(f"{caller}: {name}{jax.tree_util.keystr(path)}", leaf))
         if array is None:
             found = table([(f"{name}{jax.tree_util.keystr(path)}", describe_leaf(leaf))])
             raise TypeError(

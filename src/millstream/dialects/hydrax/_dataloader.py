@@ -13,7 +13,7 @@ from millstream.dialects.hydrax._batch import Batch, TrainingBatch, ValidationBa
 from millstream.dialects.hydrax._computed_cache import Cachers
 from millstream.dialects.hydrax._data_group import DataGroup, Layouts
 from millstream.dialects.hydrax._group_loader import GroupLoader, Reading
-from millstream.reading.dtypes import kept
+from millstream.reading.dtypes import to_jax_dtype
 from millstream.reading.interrupts import OneThread
 from millstream.text.errors import describe_value, require_callable, require_choice, require_int
 
@@ -338,7 +338,8 @@ def _on_device(arrays: dict[str, np.ndarray], layouts: Layouts) -> dict[str, Any
     import jax.numpy as jnp
 
     return {
-        name: jnp.asarray(kept(f"arrays[{name!r}]", arrays[name]), layout.jax_dtype) for name, layout in layouts.items()
+        name: jnp.asarray(to_jax_dtype(f"arrays[{name!r}]", arrays[name]), layout.jax_dtype)
+        for name, layout in layouts.items()
     }
 
 

@@ -11,7 +11,7 @@ from millstream.dialects.loadax._dataset import Items, View, items_of, require_i
 from millstream.dialects.loadax._sharding import JaxShardingStrategy
 from millstream.loader.iterator import BatchIterator
 from millstream.loader.loader import DataLoader as Engine
-from millstream.reading.dtypes import kept
+from millstream.reading.dtypes import to_jax_dtype
 from millstream.reading.host_source import HostSource
 from millstream.reading.interrupts import OneThread
 from millstream.reading.samples import ObjectSpec
@@ -52,7 +52,7 @@ class Batcher(Generic[T, B]):
         batch = self.batch_fn(items)
         if self.device is None:
             return batch
-        arrays = jax.tree.map(lambda leaf: kept(type(self).__name__, leaf), batch)
+        arrays = jax.tree.map(lambda leaf: to_jax_dtype(type(self).__name__, leaf), batch)
         return jax.device_put(arrays, self.device)
 
 

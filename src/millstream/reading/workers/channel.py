@@ -35,7 +35,7 @@ class Channel:
             if not self._read_more():
                 return None
 
-    def received(self) -> tuple[list[tuple[int, bytes]], bool]:
+    def receive_all(self) -> tuple[list[tuple[int, bytes]], bool]:
         """All frames that are there, after the socket was found readable, and whether the other end is gone.
 
         It raises a ValueError if what came is not a frame.

@@ -65,7 +65,7 @@ class SlotLayout:
         return Layout(self.batch.axes, shapes, dtypes)
 
     @property
-    def shown(self) -> int:
+    def n_leaves(self) -> int:
         """How many of the arrays of a slot are the batch."""
         return 0 if self.batch.objects else len(self.batch.shapes)
 

@@ -27,7 +27,7 @@ def pack(value: Any, shared: SharedFile) -> tuple[int, int]:
 
     Nothing of it goes through the socket: a worker that is slow to start keeps nobody waiting.
     """
-    data, buffers = _pickled(value)
+    data, buffers = _pickle(value)
     views = [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
     starts = np.cumsum([0, *(-(-view.nbytes // ALIGNMENT) * ALIGNMENT for view in views)]).tolist()
     places = [(start, view.nbytes, view.flags.writeable) for start, view in zip(starts, views, strict=False)]
@@ -101,13 +101,13 @@ def _variables(value: Any) -> dict[str, Any]:
 
 def _failure(value: Any) -> Exception | None:
     try:
-        _pickled(value)
+        _pickle(value)
     except Exception as error:
         return error
     return None
 
 
-def _pickled(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
+def _pickle(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
     """A value as bytes, and the memory of its arrays."""
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()

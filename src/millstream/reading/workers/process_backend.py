@@ -86,13 +86,13 @@ class ProcessBackend:
         advice = (
             "Lower prefetch or the batch size, or give the container more shared memory (docker run --shm-size=...)."
         )
-        ring = self._group.shared(f"The loader with {count}", advice)
+        ring = self._group.share_memory(f"The loader with {count}", advice)
         warn = functools.partial(_warn_of_held_batches, limit)
-        self._slots = Slots(layout, slots, ring.grow, shown=self._form.shown, limit=limit, on_limit=warn)
+        self._slots = Slots(layout, slots, ring.grow, n_leaves=self._form.n_leaves, limit=limit, on_limit=warn)
 
     def _open_workers(self, count: int, knowledge: Any, nice: int) -> None:
-        data = self._group.shared("The source's own arrays", "Keep them in files, with NpySource or np.memmap.")
-        control = self._group.shared("The control page", "Take fewer workers.")
+        data = self._group.share_memory("The source's own arrays", "Keep them in files, with NpySource or np.memmap.")
+        control = self._group.share_memory("The control page", "Take fewer workers.")
         try:
             start, size = pack(knowledge, data)
         except OSError:  # no room

@@ -136,7 +136,7 @@ class _Worker:
         arrays = self._arrays(message)
         request = self._form.request(arrays, message.step, self._source.keyed)
         batch = self._form.batch
-        out = batch.empty() if batch.objects else arrays[: self._form.shown]
+        out = batch.empty() if batch.objects else arrays[: self._form.n_leaves]
         reading = Reading(self._source, request, out, tolerant=self._tolerant, at=self._progress.at)
         report, size = Report(), 1 if message.singly else batch.rows
         for first in range(0, batch.rows, size):

@@ -97,7 +97,7 @@ class WorkerGroup:
         # A finalizer that knows the parts, not the group: it runs when the group is forgotten, and at exit.
         self._end = weakref.finalize(self, end_all, self.workers, self.files, self.process_id)
 
-    def shared(self, what: str, advice: str) -> SharedFile:
+    def share_memory(self, what: str, advice: str) -> SharedFile:
         """A new file of shared memory, which ends with the group."""
         self.files.append(SharedFile(what, advice))
         return self.files[-1]
@@ -165,7 +165,7 @@ class WorkerGroup:
     def _listen(self, worker: WorkerProcess) -> bool:
         """Take in what a worker has to say; whether it is still there and makes sense."""
         try:
-            frames, gone = worker.channel.received()
+            frames, gone = worker.channel.receive_all()
             for kind, data in frames:
                 self._handle(worker, kind, data)
         except (ValueError, LookupError, TypeError, AttributeError):  # no frame, or no message of ours

@@ -1,6 +1,6 @@
-"""Random pipelines through random faults, against what should come out: `python tests/soak.py 20` takes twenty minutes.
+"""Random pipelines through random faults, against what should come out: `python tests/soak 20` takes twenty minutes.
 
-Every case is made of one number, which a finding names: `python tests/soak.py --case NUMBER` runs it again. Between
+Every case is made of one number, which a finding names: `python tests/soak --case NUMBER` runs it again. Between
 spells of random cases, trials with faults of their own are made, which judge more than samples (`fault_trials.py`,
 `chaos.py`, `resume_trials.py`).
 """
@@ -22,10 +22,11 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import chaos
-import resume_trials
-import soak_lanes
-from soak_cases import EXECUTORS, FAULTS, case_of
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))  # where tests import from
+
+from soak import chaos, resume_trials
+from soak.cases import EXECUTORS, FAULTS, case_of
+from soak.lanes import start_lane
 
 SPELL = 240.0  # seconds of random cases between two rounds of trials
 PROGRESS = 15.0  # seconds between two lines of progress
@@ -74,7 +75,7 @@ class Tally:
         if result["wrong"]:
             case = case_of(result["number"])
             text = "\n".join(result["wrong"])
-            self.report(f"{text}\n  {case}\n  Again: python tests/soak.py --case {case.number}")
+            self.report(f"{text}\n  {case}\n  Again: python tests/soak --case {case.number}")
 
     def report(self, text: str) -> None:
         """Tell of a finding."""
@@ -100,7 +101,7 @@ class Tally:
 
 def spell(tally: Tally, lanes: Sequence[Iterator[int]], deadline: float = math.inf) -> None:
     """Run cases in several lanes, until a time or to the last one."""
-    started = [soak_lanes.start_lane(numbers, deadline) for numbers in lanes]
+    started = [start_lane(numbers, deadline) for numbers in lanes]
     readers = [os.fdopen(reader) for _, reader in started]
     begun, shown = [0] * len(lanes), time.monotonic()
     with selectors.DefaultSelector() as selector:
@@ -140,7 +141,7 @@ def one_round(seed: int, share: int) -> list[chaos.Outcome]:
 
 def fuzzed(count: int, seed: int) -> chaos.Outcome:
     """Calls of public names with wrong arguments, others in every round."""
-    script = pathlib.Path(__file__).with_name("fuzz_calls.py")
+    script = pathlib.Path(__file__).parent.parent / "fuzz_calls.py"
     command = [sys.executable, str(script), str(count), "--first", str(count * seed)]
     ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     told = re.search(r"(\d+) calls of .* callables, (\d+) answered badly", ran.stdout)

@@ -1,8 +1,8 @@
 """All kinds of faults by their names."""
 
-import soak_reading_faults as reading
-import soak_storage_faults as storage
-from soak_fault import Fault
+from soak import reading_faults as reading
+from soak import storage_faults as storage
+from soak.fault import Fault
 
 ALWAYS = ("sample that always raises", "deadly sample")  # whose batches never come whole
 

@@ -1,7 +1,7 @@
 """Runs that are killed or told to leave at random moments, and taken up again until they are done.
 
-`python resume_trials.py NAME COUNT SEED` prints an outcome as a line of JSON. Processes are forks of this one, which
-has loaded JAX and started nothing of it.
+`python -m soak.resume_trials NAME COUNT SEED`, in `tests`, prints an outcome as a line of JSON. Processes are forks of
+this one, which has loaded JAX and started nothing of it.
 """
 
 import dataclasses
@@ -17,8 +17,6 @@ import tempfile
 import time
 import traceback
 
-import chaos
-import checkpoint_damage
 import jax
 import resume_script as script
 from jax._src import xla_bridge
@@ -26,7 +24,9 @@ from jax._src import xla_bridge
 import millstream as ms
 from millstream.checkpoints import CheckpointStore
 from millstream.files.lock import locked
+from soak import chaos, checkpoint_damage
 
+TESTS = pathlib.Path(__file__).parent.parent
 PATIENCE = 300.0
 KILLS = 6  # of one run; then it is let come to its end
 TRIALS = {}
@@ -214,9 +214,17 @@ def outcome_of(name, runs, seed, folder=None, **variables):
         variables: Of its environment, besides those of this process.
     """
     print(f"{name}: seed {seed}")
-    command = [sys.executable, __file__, name, str(runs), str(seed), *([] if folder is None else [folder])]
+    command = [
+        sys.executable,
+        "-m",
+        "soak.resume_trials",
+        name,
+        str(runs),
+        str(seed),
+        *([] if folder is None else [folder]),
+    ]
     environment = os.environ | variables | {"JAX_PLATFORMS": "cpu"}
-    run = subprocess.run(command, env=environment, capture_output=True, text=True)
+    run = subprocess.run(command, cwd=TESTS, env=environment, capture_output=True, text=True)
     if run.returncode:
         return chaos.Outcome(name, runs, failures=[run.stderr[-8000:]])
     return chaos.Outcome(**json.loads(run.stdout.splitlines()[-1]))

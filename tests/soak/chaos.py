@@ -134,7 +134,7 @@ def tagged(tag: str) -> list[int]:
 def trials(runs: dict[str, int], seed: int, limit: int = 120, **environment: str) -> dict[str, Outcome]:
     """The outcomes of some trials of `fault_trials.py`, all in one process."""
     print(f"seed {seed}")
-    text = f"import runpy; sys.path.insert(0, {str(HERE)!r}); "
+    text = f"import runpy; sys.path.insert(0, {str(HERE.parent)!r}); "
     text += f"runpy.run_path({str(HERE / 'fault_trials.py')!r}, run_name='__main__')"
     script = Script(text, seed, *(f"{name}={count}" for name, count in runs.items()), limit=limit, **environment)
     code, out, error = script.end()

@@ -9,10 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import soak_trouble
-from soak_cases import Case, Part
 
 import millstream as ms
+from soak import trouble as readers
+from soak.cases import Case, Part
+from soak.trouble import Trouble
 
 
 def double(value: Any, mask: Any) -> Any:
@@ -26,7 +27,7 @@ def jitter(value: Any, mask: Any, key: Any) -> Any:
 
 def samples_of(part: Part) -> dict[str, np.ndarray]:
     """All samples of a part as arrays."""
-    rows = [soak_trouble.sample(part.first + index) for index in range(part.samples)]
+    rows = [readers.sample(part.first + index) for index in range(part.samples)]
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
@@ -44,7 +45,7 @@ def _write_npy(arrays: dict[str, np.ndarray], path: pathlib.Path) -> None:
 
 
 def _write_csv(arrays: dict[str, np.ndarray], path: pathlib.Path) -> None:
-    header = ",".join(["index", *(f"x{column}" for column in range(soak_trouble.WIDTH))])
+    header = ",".join(["index", *(f"x{column}" for column in range(readers.WIDTH))])
     rows = [f"{i},{','.join(repr(float(x)) for x in xs)}" for i, xs in zip(*arrays.values(), strict=True)]
     path.write_text("\n".join([header, *rows]) + "\n")
 
@@ -61,7 +62,7 @@ def _write_sqlite(arrays: dict[str, np.ndarray], path: pathlib.Path) -> None:
 def _table(arrays: dict[str, np.ndarray]) -> Any:
     import pyarrow as pa
 
-    xs = pa.FixedSizeListArray.from_arrays(pa.array(arrays["x"].reshape(-1)), soak_trouble.WIDTH)
+    xs = pa.FixedSizeListArray.from_arrays(pa.array(arrays["x"].reshape(-1)), readers.WIDTH)
     return pa.table({"index": pa.array(arrays["index"]), "x": xs})
 
 
@@ -95,7 +96,7 @@ def _write_images(arrays: dict[str, np.ndarray], path: pathlib.Path) -> None:
 
     (path / "all").mkdir(parents=True)
     for number, index in enumerate(arrays["index"]):
-        Image.fromarray(soak_trouble.packed(int(index))).save(path / "all" / f"{number:04}.png")
+        Image.fromarray(readers.packed(int(index))).save(path / "all" / f"{number:04}.png")
 
 
 _WRITERS = {
@@ -115,13 +116,13 @@ def source_of(part: Part, folder: pathlib.Path) -> list[Any]:
     if part.source == "arrays":
         return [ms.ArraySampleSource(samples_of(part), ordering=order)]
     if part.source == "function":
-        return [ms.DiskSampleSource(part.samples, soak_trouble.Reader(part.first), ordering=order)]
+        return [ms.DiskSampleSource(part.samples, readers.Reader(part.first), ordering=order)]
     if part.source == "fill":
         items = range(part.first, part.first + part.samples)
-        spec = {"index": ((), np.int32), "x": ((soak_trouble.WIDTH,), np.float32)}
-        return [ms.sources.FillSource(items, soak_trouble.fill, spec, ordering=order)]
+        spec = {"index": ((), np.int32), "x": ((readers.WIDTH,), np.float32)}
+        return [ms.sources.FillSource(items, readers.fill, spec, ordering=order)]
     if part.source == "items":
-        return [ms.DatasetSource(soak_trouble.Items(part.first, part.samples), ordering=order)]
+        return [ms.DatasetSource(readers.Items(part.first, part.samples), ordering=order)]
     return _source_of_file(part.source, str(written(part, folder)), order)
 
 
@@ -129,14 +130,14 @@ def _source_of_file(kind: str, path: str, order: ms.Shuffle) -> list[Any]:
     if kind == "npy":
         return [ms.NpySource(path, ordering=order)]
     if kind == "csv":
-        dtypes = {"index": np.int32} | {f"x{column}": np.float32 for column in range(soak_trouble.WIDTH)}
-        return [ms.CsvSource(path, dtype=dtypes, ordering=order), ms.HostMapTransform(soak_trouble.from_columns)]
+        dtypes = {"index": np.int32} | {f"x{column}": np.float32 for column in range(readers.WIDTH)}
+        return [ms.CsvSource(path, dtype=dtypes, ordering=order), ms.HostMapTransform(readers.from_columns)]
     if kind == "images":
-        return [ms.ImageFolderSource(path, ordering=order), ms.HostMapTransform(soak_trouble.from_picture)]
+        return [ms.ImageFolderSource(path, ordering=order), ms.HostMapTransform(readers.from_picture)]
     if kind == "sqlite":
         from millstream.integrations.sqlite import SqliteSource
 
-        arrays = {"x": ((soak_trouble.WIDTH,), np.float32)}
+        arrays = {"x": ((readers.WIDTH,), np.float32)}
         return [SqliteSource(path, table="samples", columns=["index", "x"], arrays=arrays, ordering=order)]
     if kind == "parquet":
         from millstream.integrations.parquet import ParquetSource
@@ -148,12 +149,10 @@ def _source_of_file(kind: str, path: str, order: ms.Shuffle) -> list[Any]:
         return [ArrowSource(path, ordering=order)]
     from millstream.integrations.webdataset import WebDatasetSource
 
-    return [WebDatasetSource(path, ordering=order), ms.HostMapTransform(soak_trouble.from_files)]
+    return [WebDatasetSource(path, ordering=order), ms.HostMapTransform(readers.from_files)]
 
 
-def loader_of(
-    case: Case, files: pathlib.Path, trouble: soak_trouble.Trouble, cache: pathlib.Path, timeout: float | None
-) -> Any:
+def loader_of(case: Case, files: pathlib.Path, trouble: Trouble, cache: pathlib.Path, timeout: float | None) -> Any:
     """The loader of a case.
 
     Args:
@@ -189,7 +188,7 @@ def _maps_of(part: Part, buffered: bool) -> list[Any]:
         ms.BatchTransform(size, drop_last=ending == "drop", pad_last_batch=ending == "pad")
         for size, ending in part.batches
     ]
-    stages: list[Any] = [] if part.host_map is None else [host[part.host_map](getattr(soak_trouble, part.host_map))]
+    stages: list[Any] = [] if part.host_map is None else [host[part.host_map](getattr(readers, part.host_map))]
     if part.device_map in ("before", "random"):
         stages.append(ms.MapTransform(double) if part.device_map == "before" else ms.RandomMapTransform(jitter))
     return [*stages, *batches, *([ms.MapTransform(double)] if part.device_map == "after" else [])]

@@ -10,12 +10,12 @@ import hashlib
 from typing import Any
 
 import numpy as np
-import soak_trouble
-from soak_cases import Case, Part
 
 from millstream.loader.mixed import WeightedOrder
 from millstream.plan import order
 from millstream.plan.keys import fold, name_words, named_key
+from soak import trouble
+from soak.cases import Case, Part
 
 Row = tuple[int, int] | None  # the epoch that a sample has its keys from, and its number; None for padding
 
@@ -176,7 +176,7 @@ class PartStream:
 
     def _stacked(self, rows: Any) -> Expected:
         if not isinstance(rows, list):
-            leaves = {"index": np.int32(0), "x": np.zeros(soak_trouble.WIDTH, np.float32)}
+            leaves = {"index": np.int32(0), "x": np.zeros(trouble.WIDTH, np.float32)}
             leaves = leaves if rows is None else self._sample(*rows)
             return Expected({name: np.asarray(leaf) for name, leaf in leaves.items()}, np.asarray(rows is not None))
         inner = [self._stacked(row) for row in rows]
@@ -185,13 +185,13 @@ class PartStream:
 
     @np.errstate(over="ignore")
     def _sample(self, epoch: int, index: int) -> dict[str, Any]:
-        part, value = self._part, soak_trouble.sample(self._part.first + index)
+        part, value = self._part, trouble.sample(self._part.first + index)
         if part.host_map == "doubled":
-            value = soak_trouble.doubled(value)
+            value = trouble.doubled(value)
         elif part.host_map == "shaken":
             key = [*self._key("millstream sample 1", epoch, index), *name_words("RandomHostMapTransform(shaken)")]
             philox = np.random.Philox(key=np.array(key, np.uint32).view(np.uint64))
-            value = soak_trouble.shaken(value, np.random.Generator(philox))
+            value = trouble.shaken(value, np.random.Generator(philox))
         if part.device_map in ("before", "after"):
             value["x"] = value["x"] * np.float32(2)
         elif part.device_map == "random":

@@ -3,10 +3,10 @@
 import collections
 from typing import Any
 
-import soak_oracle
-from soak_cases import LEFT_OUT, Case
-from soak_fault import Fault
-from soak_faults import ALWAYS
+from soak import oracle
+from soak.cases import LEFT_OUT, Case
+from soak.fault import Fault
+from soak.faults import ALWAYS
 
 
 class Verdict:
@@ -81,11 +81,11 @@ class Verdict:
         if entry.get("after", self._step) != self._step:
             self.wrong.append(f"the state after batch {self._step - 1} says {entry['after']}")
 
-    def _forms(self, step: int | None = None) -> tuple[dict[Any, soak_oracle.Expected], bool]:
+    def _forms(self, step: int | None = None) -> tuple[dict[Any, oracle.Expected], bool]:
         """What the next batch may be, by its digest, and whether it may be left out."""
         case, whole = self._case, self._stream.at(self._step if step is None else step)
         always, once = self._always & {*whole.samples}, self._once & {*whole.samples}
-        forms: list[soak_oracle.Expected] = [] if always else [whole]
+        forms: list[oracle.Expected] = [] if always else [whole]
         left_out = False
         if case.on_error == "skip item":
             forms += [whole.without(always | some) for some in (set(), once)]

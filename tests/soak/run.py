@@ -8,12 +8,13 @@ from typing import Any
 
 import jax
 import numpy as np
-import soak_oracle
-from soak_cases import PROGRAMS, Case
-from soak_fault import Disk
-from soak_faults import ALWAYS, KINDS
-from soak_pipelines import loader_of, words_of
-from soak_trouble import Trouble
+
+from soak import oracle
+from soak.cases import PROGRAMS, Case
+from soak.fault import Disk
+from soak.faults import ALWAYS, KINDS
+from soak.pipelines import loader_of, words_of
+from soak.trouble import Trouble
 
 ERRORS = 12  # that may come of the faults of one run
 
@@ -42,7 +43,7 @@ class Run:
         self.case, self.folder, self.log = case, folder, log
         self.chance = case.chance
         self.words = words_of(case.seed)
-        self.stream = soak_oracle.stream_of(case, self.words)
+        self.stream = oracle.stream_of(case, self.words)
         self.steps = max(2, case.epochs * self.stream.steps_per_epoch // 2)
         if case.way == "scan":
             self.steps = -(-self.steps // self.stream.steps_per_epoch) * self.stream.steps_per_epoch
@@ -84,7 +85,7 @@ class Run:
         """A batch has come; from here on it counts as used."""
         leaves, mask = {name: np.asarray(leaf) for name, leaf in batch.items()}, np.asarray(mask)
         samples = leaves["index"][mask].tolist()
-        entry = {"after": after, "digest": soak_oracle.digest(leaves, mask), "samples": samples}
+        entry = {"after": after, "digest": oracle.digest(leaves, mask), "samples": samples}
         if self.case.buffered:
             entry["state"] = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(state)]
         self.note(entry)

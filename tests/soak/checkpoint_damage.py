@@ -1,4 +1,6 @@
-"""Damaged and forged checkpoints, loaded and resumed: `python checkpoint_damage.py COUNT SEED` prints what went wrong.
+"""Damaged and forged checkpoints, loaded and resumed.
+
+`python -m soak.checkpoint_damage COUNT SEED`, in `tests`, prints what went wrong.
 
 Each trial changes the newest of two checkpoints of a run: bits, cuts, deletions, swaps, links, pipes, folders in the
 place of files, and JSON that is changed and sealed again. Then the run is restored. What comes has to be the newest
@@ -146,7 +148,7 @@ def reseal(folder):
     """Write the manifest that belongs to what is there."""
     found = read_manifest(folder)
     (folder / NAME).unlink()
-    (folder / NAME).write_bytes(take_stock(folder, found.step, found.metrics).encoded())
+    (folder / NAME).write_bytes(take_stock(folder, found.step, found.metrics).encode())
 
 
 def seal(path, facts):

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow.parquet  # noqa: F401 (before forks, because it takes its time)
-import soak_runs
-from soak_cases import Case, case_of
-from soak_fault import Disk
-from soak_programs import run_program
+
+from soak.cases import Case, case_of
+from soak.fault import Disk
+from soak.programs import run_program
+from soak.runs import run_case
 
 LIMIT = 180  # seconds that a case may take
 CASES = 150  # of one process, whose compiled programs add up
@@ -75,7 +76,7 @@ def _serve(asked: int, answer: int, base: pathlib.Path, disk: Disk, said: pathli
     with os.fdopen(asked) as questions:
         for line in questions:
             faulthandler.dump_traceback_later(LIMIT, exit=True)
-            result = soak_runs.run_case(case_of(int(line)), base, base, disk)
+            result = run_case(case_of(int(line)), base, base, disk)
             os.write(answer, json.dumps(result).encode() + b"\n")
             faulthandler.cancel_dump_traceback_later()
     return 0

@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import soak_oracle
-from soak_run import Run
-from soak_storage_faults import DamagedCheckpoint
 
 import millstream as ms
+from soak import oracle
+from soak.run import Run
+from soak.storage_faults import DamagedCheckpoint
 
 
 def drawn(run: Run) -> None:
@@ -108,7 +108,7 @@ def _collect(carry: Any, batch: Any, mask: Any) -> Any:
 @jax.jit
 def train_step(state: Any, batch: Any) -> Any:
     """Fold a batch into the state, so that it says what came and in what order."""
-    found = soak_oracle.word(jnp, *batch)
+    found = oracle.word(jnp, *batch)
     state = {"total": state["total"] * np.uint32(31) + found, "steps": state["steps"] + np.int32(1)}
     return ms.logs().add_metric("word", found), state
 

@@ -1,4 +1,4 @@
-"""Trials of one fault after the other, in one process: `python fault_trials.py seed name=runs ...` prints outcomes.
+"""Trials of one fault after the other, in one process: `chaos.trials` starts it and reads outcomes.
 
 What workers run is defined here, in the main script, so that no worker loads JAX.
 """
@@ -22,12 +22,12 @@ import time
 import warnings
 from collections.abc import Callable
 
-import chaos
 import jax
 import numpy as np
 
 import millstream as ms
 from millstream.reading.workers import worker_group
+from soak import chaos
 
 SAMPLES, ROWS = 96, 4
 KEY = jax.random.key(3)

@@ -7,12 +7,12 @@ import traceback
 import warnings
 from typing import Any
 
-import soak_leaks
-from soak_cases import Case
-from soak_fault import Disk, Fault
-from soak_run import Run
-from soak_verdict import Verdict
-from soak_ways import use_up
+from soak.cases import Case
+from soak.fault import Disk, Fault
+from soak.leaks import growth, holdings, left_over
+from soak.run import Run
+from soak.verdict import Verdict
+from soak.ways import use_up
 
 # On a machine with much else to do, a killed worker may take longer than anybody waits for it. That it goes is checked.
 _SLOW_TO_DIE = r"ResourceWarning: subprocess \d+ is still running"
@@ -25,7 +25,7 @@ def run_case(case: Case, base: pathlib.Path, files: pathlib.Path, disk: Disk) ->
     full = disk.folder is not None and any(fault.startswith("full disk") for fault in case.faults)
     folder = (disk.folder if full and disk.folder is not None else base) / f"case-{case.number}"
     folder.mkdir()
-    before, wrong = soak_leaks.holdings(), []
+    before, wrong = holdings(), []
     run = Run(case, folder, files, disk)
     verdict = Verdict(case, run.stream, run.steps, run.faults)
     with warnings.catch_warnings(record=True) as caught:
@@ -40,8 +40,8 @@ def run_case(case: Case, base: pathlib.Path, files: pathlib.Path, disk: Disk) ->
     faults = {name: 1 for name in case.faults} | {fault.name: fault.struck for fault in run.faults}
     summary = {"faults": faults, "lost": verdict.lost, "repeated": verdict.repeated, "errors": run.errors}
     del run, verdict
-    leaks = soak_leaks.growth(before)
-    leaks += [f"the file {name}" for name in soak_leaks.left_over(folder)]
+    leaks = growth(before)
+    leaks += [f"the file {name}" for name in left_over(folder)]
     shutil.rmtree(folder)
     return {**summary, "wrong": wrong + [f"left: {leak}" for leak in leaks], "leaks": len(leaks)}
 

@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Any
 
-from soak_cases import Case
+from soak.cases import Case
 
 UNHOOKED = ("scan", "fused")  # ways that tell nothing of their batches until the end
 

@@ -9,8 +9,9 @@ import re
 import threading
 import time
 
-import chaos
 import jax
+
+from soak import chaos
 
 _TEMPORARY = re.compile(r"\.part$|\.lock$|^\.(tmp|old|trash)|^ballast$")
 

@@ -8,9 +8,8 @@ import resource
 import time
 from typing import Any
 
-from soak_fault import UNHOOKED, Fault, all_of
-
 import millstream as ms
+from soak.fault import UNHOOKED, Fault, all_of
 
 FULL = (errno.ENOSPC, errno.EFBIG)
 

@@ -17,16 +17,16 @@ import traceback
 import warnings
 from typing import Any
 
-import chaos
 from jax._src import xla_bridge
-from soak_cases import PROGRAMS, Case
-from soak_fault import Disk
-from soak_leaks import left_over
-from soak_run import Run, read_log
-from soak_verdict import Verdict
-from soak_ways import use_up
 
 import millstream as ms
+from soak import chaos
+from soak.cases import PROGRAMS, Case
+from soak.fault import Disk
+from soak.leaks import left_over
+from soak.run import Run, read_log
+from soak.verdict import Verdict
+from soak.ways import use_up
 
 SIGNALS: dict[str, signal.Signals] = dict(zip(PROGRAMS, (signal.SIGKILL, signal.SIGTERM, signal.SIGINT), strict=True))
 # How a program may end: by itself, by the signal, or as the library says.

@@ -4,11 +4,9 @@ import os
 import signal
 import threading
 
-import chaos
-import soak_trouble
-from soak_fault import Fault, all_of
-
 import millstream as ms
+from soak import chaos, trouble
+from soak.fault import Fault, all_of
 
 TIMEOUT = 3.0  # seconds without a batch, where something may hang
 
@@ -82,7 +80,7 @@ class RaisingSample(Fault):
 
     def expects(self, error: BaseException) -> bool:
         named = f"sample {self.index}." in all_of(error)
-        return isinstance(error, soak_trouble.BadSample) and self.case.on_error == "raise" and named
+        return isinstance(error, trouble.BadSample) and self.case.on_error == "raise" and named
 
 
 class DeadlySample(Fault):

@@ -1,0 +1,172 @@
+"""The plan of a loader in words: what an epoch is, who reads, and where batches go."""
+
+import math
+from typing import Any
+
+import jax
+
+from millstream.loader.build import stages
+from millstream.loader.loader import DataLoader
+from millstream.pipeline.pipeline import Pipeline, masking_stages
+from millstream.pipeline.placement import BatchPlacement
+from millstream.pipeline.stages import stage_names
+from millstream.pipeline.state import is_traced
+from millstream.plan.ordering import Shuffle
+from millstream.plan.plan import Batching
+from millstream.reading.contracts import IndexedSource
+from millstream.reading.derived_sources import is_random, named_parts
+from millstream.reading.memory import nbytes
+from millstream.reading.processes import Processes
+from millstream.reading.read_config import ReadConfig
+from millstream.text.tables import size_text
+from millstream.transforms.device import DevicePutTransform
+
+_ORDERS = {
+    "itemwise": "a different order every epoch",
+    "reseed": "the same order every epoch, with new keys",
+    "repeat": "the same batches every epoch, in the same order",
+    "batchwise": "the same batches every epoch, in a different order",
+}
+_ERRORS = {
+    "raise": "a sample that raises ends the stream",
+    "skip item": "the row of a sample that raises is masked",
+    "skip batch": "the batch of a sample that raises is left out",
+}
+
+
+def count_made_ahead(loader: DataLoader) -> int:
+    """How many batches the compiled program makes ahead."""
+    pipeline = loader.pipeline
+    if not isinstance(pipeline, Pipeline) or pipeline.host is not None or any(one.effects for one in pipeline.stages):
+        return 0
+    return loader.options["prefetch"]
+
+
+def state_bytes(stream: Any) -> int:
+    return nbytes(jax.eval_shape(stream.init_state, jax.random.key(0)))
+
+
+def plan_in_words(loader: DataLoader) -> dict[str, str]:
+    """What an epoch is, who reads and where batches go, by name."""
+    pipeline = loader.pipeline
+    if isinstance(pipeline, Pipeline):
+        words = _indexed_words(pipeline, count_made_ahead(loader))
+    else:
+        words = {
+            "epoch": f"{pipeline.steps_per_epoch:,} steps of a stream, which depend on the steps before them",
+            "made": "one step at a time in the compiled program, never ahead",
+            "state": f"{size_text(state_bytes(pipeline))}, all that the stream remembers",
+        }
+    if masking := masking_stages(pipeline):
+        words["mask"] = f"set by {', '.join(masking)}: how many rows count is known when a batch is made"
+    if random := _random_stages(pipeline):
+        words["random stages"] = ", ".join(random)
+    return words | {"handed out": _hand_over_words(loader)}
+
+
+def _source(pipeline: Pipeline) -> IndexedSource:
+    assert pipeline.source is not None
+    return pipeline.source
+
+
+def _indexed_words(pipeline: Pipeline, made_ahead: int) -> dict[str, str]:
+    plan, host = pipeline.plan, pipeline.host
+    batches = "batch" if plan.steps_per_epoch == 1 else "batches"
+    kind = f"{batches} of {' x '.join(f'{size:,}' for size in plan.axes)}" if plan.batchings else "single samples"
+    words = {
+        "samples": f"{plan.samples:,}",
+        **({} if plan.selection is None else {"view": f"{plan.selection.words} of {len(_source(pipeline)):,}"}),
+        "order": _order_words(plan.shuffle),
+        "epoch": f"{plan.steps_per_epoch:,} {kind}",
+    }
+    if plan.batchings:
+        moved = "; it may come anywhere in an epoch" if plan.shuffle.mode == "batchwise" else ""
+        words["last batch"] = "; of batches of them: ".join(map(ending_words, plan.batchings)) + moved
+    if host is None:
+        words["made"] = f"in the compiled program, {_ahead_words(made_ahead)}"
+    else:
+        order = "in order" if host.ordered else "in the order in which they are read"
+        several = isinstance(host.executor, Processes) and host.executor.workers > 1
+        each = ", each at a batch of its own" if several else ""
+        words["read"] = f"by {reader_words(host)}{each}, {_ahead_words(host.ahead(plan))}, {order}"
+        words["errors"] = _ERRORS[host.on_error]
+        if host.cache is not None:
+            words["cache"] = f"{host.cache.folder} ({host.cache.mode})"
+    if pipeline.placement is not None:
+        words["shards"] = _shard_words(pipeline.placement)
+    return words | {"state": "a key and a step"}
+
+
+def reader_words(host: ReadConfig) -> str:
+    count = host.source.readers if host.executor is None else getattr(host.executor, "workers", 1)
+    one, many = ("process", "processes") if isinstance(host.executor, Processes) else ("thread", "threads")
+    return f"{count} {'worker ' if one == 'process' else ''}{one if count == 1 else many}"
+
+
+def _ahead_words(batches: int) -> str:
+    return f"{batches:,} ahead of the one in use" if batches else "when they are asked for"
+
+
+def _order_words(shuffle: Shuffle) -> str:
+    first = "" if shuffle.first_epoch or shuffle.words == "sequential" else "; the first one in sequence"
+    meaning = "in sequence, every epoch" if shuffle.words == "sequential" else _ORDERS[shuffle.mode]
+    return f"{shuffle.words.split(',')[0]}: {meaning}{first}"
+
+
+def ending_words(batching: Batching) -> str:
+    """What the last batch of an epoch is like."""
+    left = batching.inner % batching.size
+    if left == 0:
+        return "full"
+    if batching.ending == "drop":
+        return f"full; {left:,} left over and dropped"
+    if batching.ending == "pad":
+        return f"{left:,} of {batching.size:,} rows real, the others padding"
+    return f"{batching.size - left:,} of {batching.size:,} rows from the next epoch"
+
+
+def mesh_words(placement: BatchPlacement) -> str:
+    return "mesh (" + ", ".join(f"{name}: {size}" for name, size in placement.sharding.mesh.shape.items()) + ")"
+
+
+def _shard_words(placement: BatchPlacement) -> str:
+    sharding, rows = placement.of(1), placement.local_rows()
+    hosts = len({device.process_index for device in sharding.device_set})
+    per_device = math.prod(sharding.shard_shape((placement.size,)))
+    words = f"{placement.size:,} rows over {mesh_words(placement)}, {per_device:,} per device"
+    if hosts > 1:
+        words += f"; {hosts} processes, of which this one has {len(rows):,} rows, from {rows[0]} to {rows[-1]}"
+    return words
+
+
+def device_words(devices: Any) -> str:
+    names = sorted(f"{device.platform}:{device.id}" for device in devices)
+    return names[0] if len(names) == 1 else f"{len(names)} devices, {names[0]} to {names[-1]}"
+
+
+def place_words(place: Any) -> str:
+    if place is None:
+        return "JAX's default device"
+    return device_words(place.device_set if isinstance(place, jax.sharding.Sharding) else [place])
+
+
+def _hand_over_words(loader: DataLoader) -> str:
+    pipeline = loader.pipeline
+    if isinstance(pipeline, Pipeline) and pipeline.objects is not None:
+        return "as Python objects"
+    if isinstance(pipeline, Pipeline) and pipeline.placement is not None:
+        return f"over {place_words(pipeline.placement.sharding)}"
+    place = next((one.placement for one in stages(pipeline)[::-1] if isinstance(one, DevicePutTransform)), None)
+    if place is None:
+        data = [leaf for leaf in jax.tree.leaves(loader) if isinstance(leaf, jax.Array) and not is_traced(leaf)]
+        place = data[0].sharding if data else None
+        return f"on {place_words(place)}"
+    return f"{'over' if isinstance(place, jax.sharding.Sharding) else 'on'} {place_words(place)}"
+
+
+def _random_stages(pipeline: Any) -> list[str]:
+    """The names of all stages that use keys."""
+    host = pipeline.host if isinstance(pipeline, Pipeline) else None
+    read = [] if host is None else [name for name, part in named_parts(host.source) if is_random(part)]
+    compiled = stages(pipeline)
+    return read + [name for name, stage in zip(stage_names(compiled), compiled, strict=True) if stage.keyed]

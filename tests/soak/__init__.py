@@ -1,0 +1,1 @@
+"""The soak: random pipelines, executors and faults against an oracle, and trials of single faults."""
