@@ -9,7 +9,7 @@ import pathlib
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import jax
 import numpy as np
@@ -19,6 +19,7 @@ from millstream.loader.loader import DataLoader
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.state import key_words
 from millstream.plan.planned import PlannedSteps
+from millstream.reading.contracts import PyTree
 from millstream.reading.executor import InGraph
 from millstream.reading.processes import Processes
 from millstream.reading.reading import Reading, Report
@@ -28,7 +29,7 @@ from millstream.text.errors import function_name, require_bool, require_callable
 from millstream.text.tables import WIDTH, name_table, text_table, time_text
 
 Executor = InGraph | Threads | Processes | None
-Step = Callable[[Any, Any], Any]
+Step = Callable[[PyTree, jax.Array], PyTree]
 Setting = tuple[Executor, int]  # an executor and its prefetch
 
 _STAGES = 0.15  # of the time, for the stages alone
@@ -90,6 +91,13 @@ class TriedOptions:
     note: str = ""
 
 
+class TunedOptions(TypedDict):
+    """The options of a `DataLoader` that are advised."""
+
+    executor: Executor
+    prefetch: int
+
+
 class Tuning:
     """What a loader's stages cost, its speed with other options, and which are best; printed, tables and code.
 
@@ -113,7 +121,7 @@ class Tuning:
         self,
         stages: list[TimedStage],
         tried: list[TriedOptions],
-        options: dict[str, Any],
+        options: TunedOptions,
         reason: str,
         others: dict[str, str],
     ) -> None:
@@ -148,8 +156,8 @@ class Tuning:
 
 
 def tune(
-    loader: DataLoader,
-    key: Any = None,
+    loader: DataLoader[PyTree, PyTree],
+    key: jax.Array | np.ndarray | None = None,
     *,
     seconds: float = 15.0,
     step: Step | None = None,
@@ -181,7 +189,8 @@ def tune(
         tried = grid.run(per_sample)
     rates = {(row.executor, row.prefetch): row.samples_per_second for row in tried if row.samples_per_second}
     executor, prefetch = preferred(rates, grid.present, grid.readers)
-    options, known = {"executor": executor, "prefetch": prefetch}, loader.options
+    options: TunedOptions = {"executor": executor, "prefetch": prefetch}
+    known = loader.options
     others = {} if known["on_error"] == "raise" else {"on_error": repr(known["on_error"])}
     others |= {name: name for name in ("cache", "sharding") if known[name] is not None}
     return Tuning(stages, tried, options, _reason(options, grid.present, tried, stages), others)
@@ -514,7 +523,7 @@ def preferred(rates: dict[Setting, float], present: Executor, readers: int) -> S
     return min((setting for setting, rate in rates.items() if is_good(setting[0], rate)), key=simplicity)
 
 
-def _code(executor: Executor) -> str:
+def _code(executor: object) -> str:
     """An executor as it is written in a program: what differs from the defaults."""
     if not dataclasses.is_dataclass(executor):
         return repr(executor)
@@ -532,7 +541,7 @@ def _name(executor: Executor) -> str:
     return "no executor" if executor is None else _code(executor).removeprefix("ms.")
 
 
-def _reason(options: dict[str, Any], present: Executor, tried: list[TriedOptions], stages: list[TimedStage]) -> str:
+def _reason(options: TunedOptions, present: Executor, tried: list[TriedOptions], stages: list[TimedStage]) -> str:
     """Why these options are best, in a few sentences with the figures that were measured."""
     measured = [row for row in tried if row.samples_per_second]
     chosen = next(row for row in measured if {"executor": row.executor, "prefetch": row.prefetch} == options)

@@ -201,8 +201,8 @@ class VerificationFailed(AssertionError):
 
 
 def verify(
-    loader: DataLoader,
-    key: Any = None,
+    loader: DataLoader[PyTree, PyTree],
+    key: jax.Array | np.ndarray | None = None,
     *,
     steps: int | None = None,
     seconds: float = 60.0,

@@ -1,9 +1,13 @@
 """Machines that are taken away: SIGTERM, on one process or on many."""
 
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
+
+if TYPE_CHECKING:
+    from millstream.loops.loop_state import LoopOutput
+    from millstream.reading.contracts import PyTree
 
 _STATUS = 128 + 15  # what a shell calls a process that SIGTERM has ended
 
@@ -24,7 +28,7 @@ class Preempted(SystemExit):
         loop_output: What the loop would have returned.
     """
 
-    def __init__(self, loop_output: Any) -> None:
+    def __init__(self, loop_output: "LoopOutput[PyTree]") -> None:
         super().__init__(_STATUS)
         self.loop_output = loop_output
 

@@ -92,7 +92,7 @@ class Plan:
     """
 
     samples: int
-    ordering: Ordering
+    ordering: Ordering | str
     batchings: tuple[Batching, ...] = ()
 
     def __post_init__(self) -> None:
