@@ -28,7 +28,7 @@ from millstream.loader.iterator import BatchIterator
 from millstream.pipeline.host_calls import call_and_wait
 from millstream.pipeline.pipeline import Pipeline, masking_stages
 from millstream.pipeline.policy import has_policy, set_policy_state
-from millstream.pipeline.state import LoaderState, S, check_origin, check_position, checked_step, is_traced
+from millstream.pipeline.state import S, check_origin, check_position, checked_step, is_traced
 from millstream.pipeline.static_part import StaticPart, settled
 from millstream.plan.ordering import as_shuffle
 from millstream.plan.plan import STEP_LIMIT
