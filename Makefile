@@ -22,6 +22,7 @@ check: $(DEV)/ready  ## lint, type check, and the site of the documentation, in 
 	$(DEV)/bin/ruff format --check .
 	$(DEV)/bin/ruff check .
 	$(DEV)/bin/pyright --pythonpath $(DEV)/bin/python
+	$(DEV)/bin/mypy
 	NO_MKDOCS_2_WARNING=1 $(DEV)/bin/mkdocs build --strict --quiet
 
 tests: $(DEV)/ready  ## the test suite

@@ -137,25 +137,25 @@ def test_no_stages():
 
 def test_a_first_stage_that_is_no_source():
     with refuses(TypeError, "A pipeline starts with a source, such as ArraySampleSource(data)", "(dict)"):
-        ms.DataLoader([data(), BATCH])
+        ms.DataLoader([data(), BATCH])  # pyright: ignore[reportArgumentType, reportCallIssue]
     with refuses(TypeError, "A pipeline starts with a source", "BatchTransform"):
         ms.DataLoader([BATCH, source()])
     with refuses(TypeError, "Got the class ArraySampleSource"):
-        ms.DataLoader([ms.ArraySampleSource, BATCH])
+        ms.DataLoader([ms.ArraySampleSource, BATCH])  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 def test_a_stage_that_is_no_transform():
     with refuses(TypeError, "stage 2 is not a transform. Got 4 (int)", "BatchTransform(128)"):
-        ms.DataLoader([source(), 4])
+        ms.DataLoader([source(), 4])  # pyright: ignore[reportArgumentType, reportCallIssue]
     with refuses(TypeError, "stage 3 is the class NormalizeImageTransform", "NormalizeImageTransform(...)"):
-        ms.DataLoader([source(), BATCH, ms.NormalizeImageTransform])
+        ms.DataLoader([source(), BATCH, ms.NormalizeImageTransform])  # pyright: ignore[reportArgumentType, reportCallIssue]
     with refuses(TypeError, "stage 2 is a source (ArraySampleSource)"):
         ms.DataLoader([source(), source()])
 
 
 def test_a_function_in_place_of_a_map():
     with refuses(TypeError, "stage 3 must return a source", "MapTransform(fn)"):
-        ms.DataLoader([source(), BATCH, lambda batch: None])
+        ms.DataLoader([source(), BATCH, lambda batch: None])  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 def test_a_map_that_is_no_function():
@@ -242,11 +242,11 @@ def test_a_device_that_is_not_there(name):
 
 def test_bad_arguments_of_the_loader():
     with refuses(TypeError, "an executor: InGraph(), Threads(4) or Processes(4)", "'threads' (str)"):
-        ms.DataLoader([source(), BATCH], executor="threads")  # pyright: ignore[reportArgumentType]
+        ms.DataLoader([source(), BATCH], executor="threads")  # pyright: ignore[reportArgumentType, reportCallIssue]
     with refuses(ValueError, "on_error 'raise', 'skip item' or 'skip batch'", "'ignore' (str)"):
-        ms.DataLoader([source(), BATCH], on_error="ignore")  # pyright: ignore[reportArgumentType]
+        ms.DataLoader([source(), BATCH], on_error="ignore")  # pyright: ignore[reportArgumentType, reportCallIssue]
     with refuses(TypeError, "cache to be a BatchCache", "'folder' (str)"):
-        ms.DataLoader([source(), BATCH], cache="folder")  # pyright: ignore[reportArgumentType]
+        ms.DataLoader([source(), BATCH], cache="folder")  # pyright: ignore[reportArgumentType, reportCallIssue]
     with refuses(ValueError, "Threads needs workers to be an int of at least 1", "0 (int)"):
         ms.Threads(0)
     with refuses(ValueError, "Processes needs timeout to be a number of seconds above 0", "-1 (int)"):
@@ -272,7 +272,7 @@ def test_a_state_of_another_pipeline_names_what_differs(key):
     with refuses(ValueError, "scan_epoch", *told):
         large.scan_epoch(state, None, lambda carry, batch, mask: (carry, None))
     with refuses(TypeError, "next_batch needs a state from loader.init_state(key)", "0 (int)"):
-        large.next_batch(0)
+        large.next_batch(0)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_state_of_another_stream(key):

@@ -235,7 +235,7 @@ def test_a_bad_total_is_refused():
     with pytest.raises(ValueError, match=r"keras_bar needs total in one unit.*at\(steps=5, epochs=1\)"):
         ms.callbacks.keras_bar(ms.at(5, epochs=1))
     with pytest.raises(TypeError, match="tqdm_bar needs total as steps"):
-        ms.callbacks.tqdm_bar("many")
+        ms.callbacks.tqdm_bar("many")  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="rich_bar needs stateful_metrics to be a list of names"):
         ms.callbacks.rich_bar(5, stateful_metrics="loss")
     with pytest.raises(ValueError, match=r"keras_bar is to count epochs.*epoch_duration"):

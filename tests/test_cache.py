@@ -628,10 +628,10 @@ def info(epoch, number):
 
 def test_arrays_come_back_in_the_tree_they_were_put_in(tmp_path):
     cache = ArrayCache(tmp_path / "cache", of=OF)
-    assert cache.get(info(0, 0)) is None
+    assert cache.get(info(0, 0)) is None  # pyright: ignore[reportArgumentType]
     assert not (tmp_path / "cache").exists()
     for number in range(3):
-        cache.put(info(0, number), latents(number))
+        cache.put(info(0, number), latents(number))  # pyright: ignore[reportArgumentType]
     for again in (cache, *(ArrayCache(tmp_path / "cache", of=OF, mode=mode) for mode in ("read-only", "cache-only"))):
         for number in range(3):
             found = again.get((0, number))
@@ -701,7 +701,7 @@ def test_only_plain_trees_of_arrays_are_kept(tmp_path, tree, words):
 def test_other_arguments_of_an_array_cache_are_checked(tmp_path):
     cache = ArrayCache(tmp_path / "cache", of=OF)
     with refuses(TypeError, "info or a pair", "3 (int)"):
-        cache.get(3)
+        cache.get(3)  # pyright: ignore[reportArgumentType]
     with refuses(ValueError, "the number of the batch", "-1"):
         cache.put((0, -1), latents(0))
     with refuses(ValueError, "at least one array"):

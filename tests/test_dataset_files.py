@@ -392,7 +392,7 @@ def test_datasets_become_jax_arrays():
     with refuses(ValueError, "dataset_to_jax: JAX keeps int64 as int32", str(2**40)):
         ms.datasets.dataset_to_jax([{"x": np.int64(1)}, {"x": np.int64(2**40)}])
     with refuses(TypeError, "dataset_to_jax needs as_array_dict(), or a dataset with a length and [index]", "3 (int)"):
-        ms.datasets.dataset_to_jax(3)
+        ms.datasets.dataset_to_jax(3)  # pyright: ignore[reportArgumentType]
     with refuses(ValueError, "dataset_to_jax needs at least one item. Got list of length 0"):
         ms.datasets.dataset_to_jax([])
 

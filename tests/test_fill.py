@@ -367,7 +367,7 @@ def test_only_plain_values_can_be_returned_also_in_threads(key):
 def test_bad_arguments_are_refused_when_it_is_built():
     fill = word_filler()
     with refuses(TypeError, "FillSource needs items with a length and [index]", "iterator"):
-        FillSource(iter(WORDS), fill, SPEC)
+        FillSource(iter(WORDS), fill, SPEC)  # pyright: ignore[reportArgumentType]
     with refuses(ValueError, "FillSource needs at least one item. Got list of length 0."):
         FillSource([], fill, SPEC)
     with refuses(TypeError, "FillSource needs fill to be a function. Got 3 (int)."):

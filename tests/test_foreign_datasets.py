@@ -428,7 +428,7 @@ def test_our_sources_are_read_by_grain():
 def test_what_grain_cannot_index_is_refused():
     dataset, nothing = grain.MapDataset.range(10), cast(Any, [1, 2, 3])
     with refuses(TypeError, "read in any order", "loop over it"):
-        GrainSource(dataset.to_iter_dataset())
+        GrainSource(dataset.to_iter_dataset())  # pyright: ignore[reportArgumentType]
     with refuses(ValueError, "Leave out repeat()"):
         GrainSource(dataset.repeat())
     with refuses(ValueError, "[1] is None", "filter()"):

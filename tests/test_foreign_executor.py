@@ -58,4 +58,4 @@ def test_errors_and_skipped_samples_come_through(key):
 def test_what_is_no_executor_is_refused_by_name():
     for wrong in (Futures, "threads", 4, object()):
         with pytest.raises(TypeError, match=r"DataLoader needs an executor: InGraph\(\), Threads\(4\)"):
-            ms.DataLoader(PIPELINES["pad"](), executor=wrong)  # pyright: ignore[reportArgumentType]
+            ms.DataLoader(PIPELINES["pad"](), executor=wrong)  # pyright: ignore[reportArgumentType, reportCallIssue]

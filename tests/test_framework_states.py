@@ -592,13 +592,13 @@ def test_what_states_are_made_from():
     with pytest.raises(
         TypeError, match=r"(?s)create_flax_state needs a module of flax.linen. Got .*There are create_nnx"
     ):
-        create_flax_state(nnx.Linear(2, 2, rngs=nnx.Rngs(KEY)), ROWS, TX)
+        create_flax_state(nnx.Linear(2, 2, rngs=nnx.Rngs(KEY)), ROWS, TX)  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match=r"create_nnx_state needs a module of flax.nnx. Got "):
-        create_nnx_state(DENSE, TX)
+        create_nnx_state(DENSE, TX)  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match=r"create_equinox_state needs a module of Equinox that can be called. Got"):
         create_equinox_state(DENSE, TX)
     with pytest.raises(TypeError, match=r"create_haiku_state needs what hk.transform or .* returned. Got"):
-        create_haiku_state(lambda x: x, ROWS, TX, key=KEY)
+        create_haiku_state(lambda x: x, ROWS, TX, key=KEY)  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match=r"create_flax_state needs a key such as jax.random.key\(0\). Got 3"):
         create_flax_state(DENSE, ROWS, TX, key=3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match=r"create_haiku_state needs a key such as jax.random.key\(0\). Got 3"):

@@ -659,7 +659,7 @@ def test_a_notebook_shows_a_picture():
     from matplotlib.figure import Figure
 
     figure = curves(5).plot()
-    assert figure._repr_png_()[:8] == b"\x89PNG\r\n\x1a\n" and isinstance(figure, Figure)
+    assert figure._repr_png_()[:8] == b"\x89PNG\r\n\x1a\n" and isinstance(figure, Figure)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_a_picture_leaves_the_rest_of_matplotlib_alone():

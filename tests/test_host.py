@@ -249,7 +249,7 @@ def test_bad_arguments_of_host_sources():
     with refuses(TypeError, "tree of jax.ShapeDtypeStruct"):
         ms.DiskSampleSource(3, sample, sample_spec={"x": 3})
     with refuses(TypeError, "DatasetSource needs an object with a length and [index]"):
-        ms.DatasetSource(iter([1, 2]))
+        ms.DatasetSource(iter([1, 2]))  # pyright: ignore[reportArgumentType]
     with refuses(ValueError, "at least one item"):
         ms.DatasetSource([])
     with refuses(ValueError, "HostArraySource needs leaves with the same, non-zero number of rows"):

@@ -246,12 +246,12 @@ def test_mistakes_are_refused_before_anything_runs(evaluate):
     with pytest.raises(TypeError, match=r"inner_loop needs a name, and then a function. Got 3"):
         ms.inner_loop(3, evaluate)  # type: ignore[call-overload]
     with pytest.raises(ValueError, match=r"needs aggregation as mean, last, .* Got 'median'"):
-        ms.inner_loop("test", evaluate, aggregation="median")
+        ms.inner_loop("test", evaluate, aggregation="median")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"Got None"):
-        ms.inner_loop("test", evaluate, aggregation={"outputs": None})
+        ms.inner_loop("test", evaluate, aggregation={"outputs": None})  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match=r"by names of collections and entries. Got 1"):
-        ms.inner_loop("test", evaluate, aggregation={1: "mean"})
+        ms.inner_loop("test", evaluate, aggregation={1: "mean"})  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match=r"<lambda> needs 3 arguments"):
         ms.inner_loop("test", evaluate, aggregation=lambda values, weights, more: None)
     with pytest.raises(TypeError, match=r"to return what a loop returns, \(state, history, elapsed\). Got 5"):
-        ms.inner_loop("test", lambda state: 5)(None)
+        ms.inner_loop("test", lambda state: 5)(None)  # pyright: ignore[reportArgumentType]

@@ -608,7 +608,7 @@ def test_what_a_function_makes_may_be_a_loader(loader, key):
     with pytest.raises(ValueError, match="runs forever, unless told when to stop"):
         ms.loop(0, lambda: loader, {ms.every(1): plus_one}, key=key)
     with pytest.raises(TypeError, match=r"elapse needs a dataset.* Got 3 \(int\) from the function"):
-        ms.loops.elapse(lambda: 3)
+        ms.loops.elapse(lambda: 3)  # pyright: ignore[reportArgumentType]
 
 
 def test_samples_are_counted_of_a_dict_that_is_used_again():

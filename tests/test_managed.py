@@ -338,6 +338,7 @@ def test_each_part_sees_the_state_of_the_one_before_and_a_key_of_its_own(key):
     np.testing.assert_allclose(state.total, ROWS.sum(), rtol=1e-5)
     assert logged.stateful_metrics.total == state.total
     assert len(set(logged.outputs.bits.tolist())) == 3 and logged.outputs.bits[0] == logged.outputs.bits[3]
+    assert state.key is not None
     assert jnp.array_equal(jax.random.key_data(state.key), jax.random.key_data(key))
 
 
@@ -527,7 +528,7 @@ def test_wrong_arguments_are_refused_at_once():
     with pytest.raises(ValueError, match=r"ManagedState.create needs params with at least one array of floats"):
         create({}, TX)
     with pytest.raises(TypeError, match=r"needs tx to be an optimizer with init and update.* Got 0.1 \(float\)"):
-        create(new_params(), 0.1)
+        create(new_params(), 0.1)  # pyright: ignore[reportArgumentType]
     with pytest.raises(
         ValueError, match=r"no strategy 'pmap' \(str\). There are: 'eager', 'jit', 'jit_donate', 'data_p"
     ):
@@ -596,7 +597,7 @@ def test_a_train_step_leaves_parameters_to_their_gradients():
 
 def test_something_else_than_a_managed_state_is_refused():
     with pytest.raises(TypeError, match=r"train_step is a managed step and needs a ManagedState.* Got 3 \(int\)"):
-        train_step(3, BATCH)
+        train_step(3, BATCH)  # pyright: ignore[reportArgumentType]
 
 
 # Strategies

@@ -395,7 +395,7 @@ def test_new_episode_of_a_wrong_shape_or_kind_is_refused(key):
     ):
         corridor(3).set_policy_state(state, TEMPLATE, new_episode=[True, False])
     with refuses(ValueError, "set_loader_policy_state needs new_episode to be one bool. Got 'now' (str)"):
-        set_loader_policy_state(corridor().init_state(key), TEMPLATE, new_episode="now")
+        set_loader_policy_state(corridor().init_state(key), TEMPLATE, new_episode="now")  # pyright: ignore[reportArgumentType]
     with refuses(ValueError, "needs new_episode to be one bool. Got shape (), int32: 1 (int)"):
         set_loader_policy_state(corridor().init_state(key), TEMPLATE, new_episode=1)
     with refuses(ValueError, "needs new_episode to be one bool. Got 1099511627776 (int)"):

@@ -166,8 +166,8 @@ def test_equal_schedules_are_two_keys(monkeypatch):
         (lambda: ms.at(time=-1), "of at least 0. Got -1"),
         (lambda: ms.at(), "at needs a point"),
         (lambda: ms.at(date=3), "date to be a datetime.datetime"),  # type: ignore[arg-type]
-        (lambda: ms.loops.piecewise(ms.every(2), {"soon": ms.every(3)}), "a point as steps or as at"),
-        (lambda: ms.every(2) & 3, "needs a schedule such as every"),
+        (lambda: ms.loops.piecewise(ms.every(2), {"soon": ms.every(3)}), "a point as steps or as at"),  # pyright: ignore[reportArgumentType]
+        (lambda: ms.every(2) & 3, "needs a schedule such as every"),  # pyright: ignore[reportOperatorIssue]
         (lambda: not ms.every(2), "neither true nor false"),
         (lambda: ms.every(epochs=2)(ms.loops.Elapsed(steps=1)), "give the loop epoch_duration"),
         (lambda: ms.loops.piecewise(ms.every(3), 3), r"piecewise needs later as a dict .*Got 3 \(int\)"),  # type: ignore

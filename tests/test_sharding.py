@@ -370,7 +370,7 @@ def test_splits_of_anything_else_are_refused():
     with pytest.raises(TypeError, match="slice"):
         split[0:1]  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="needs an object with a length and"):
-        split_by_host(iter("abc"))
+        split_by_host(iter("abc"))  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"how 'contiguous' or 'strided'. Got 'random'"):
         split_by_host("abc", "random")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"split_by_host needs shard_id below num_shards, 2. Got 2"):

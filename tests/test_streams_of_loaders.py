@@ -144,7 +144,7 @@ def test_loaders_of_a_mix_have_keys_of_their_own(key):
 def test_weights_set_the_proportion_and_leave_every_epoch_of_a_loader_whole(key):
     mix = mixed(weights={"a": 2, "b": 6, "c": 2})
     assert mix.steps_per_epoch == 5 * 5  # five rounds of 1 + 3 + 1 take the five batches of "a"
-    seen: dict[str, list[int]] = {"a": [], "b": [], "c": []}
+    seen: dict[str | None, list[int]] = {"a": [], "b": [], "c": []}
     counts = dict.fromkeys(seen, 0)
     for batch, mask, info in mix.iterate(mix.init_state(key), steps=25, with_info=True):
         seen[info.group] += real(batch, mask)
@@ -341,7 +341,7 @@ def test_a_stream_may_mix_loaders_for_training_and_validation(key):
     both = TrainStream(train, validation=validation, every=("batch", 5))
     items = list(both.iterate(both.init_state(key), end_at=("batch", 10), with_info=True))
     assert kinds(items) == ("ttttt" + "vv") * 2
-    assert [item.info.group for item in items if not item.training] == ["0", "1", "0", "1"]
+    assert [item.info and item.info.group for item in items if not item.training] == ["0", "1", "0", "1"]
     alone = [batch for batch, _ in train.iterate(train.init_state(key), steps=10)]
     assert_trees_equal([item.batch for item in items if item.training], alone)
 

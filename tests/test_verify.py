@@ -401,7 +401,7 @@ def test_a_line_on_a_terminal_says_how_far_it_is(monkeypatch):
 def test_wrong_arguments_are_refused():
     loader = ms.DataLoader([ms.HostArraySource(X), BATCH])
     with refuses(TypeError, "verify needs a key such as jax.random.key(0)", "7 (int)"):
-        loader.verify(7)
+        loader.verify(7)  # pyright: ignore[reportArgumentType]
     with refuses(ValueError, "verify needs steps to be an int of at least 1", "0 (int)"):
         loader.verify(steps=0)
     with refuses(ValueError, "verify needs seconds to be a number above 0", "-1 (int)"):

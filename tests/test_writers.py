@@ -667,7 +667,7 @@ def test_mlflow_gets_batches_of_metrics(monkeypatch):
         assert [metric.value for metric in metrics] == history.collect(name)
         assert [metric.step for metric in metrics] == list(range(1, 1201))
         assert [metric.timestamp for metric in metrics] == dates
-    with mlflow_logger("def", client=client) as writer:
+    with mlflow_logger("def", client=client) as writer:  # pyright: ignore[reportArgumentType]
         writer(ms.loops.Elapsed(steps=1), {"top@5": 0.5})
     assert batches_of_metrics[-1][0] == "def" and batches_of_metrics[-1][1][0].key == "top_5"
 
@@ -691,11 +691,11 @@ def test_bad_arguments_are_refused_at_once(tmp_path):
     with pytest.raises(TypeError, match=r"tensorboard needs a folder. Got None"):
         tensorboard(None)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"csv_logger needs a schedule such as every\(10\)"):
-        csv_logger(tmp_path / "a", every="epoch")
+        csv_logger(tmp_path / "a", every="epoch")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="csv_logger needs every to be an int of at least 1"):
         csv_logger(tmp_path / "a", every=0)
     with pytest.raises(TypeError, match=r"wandb_logger needs a run: wandb.init\(...\). Got 'project'"):
-        wandb_logger("project")
+        wandb_logger("project")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="wandb_logger needs time in seconds"):
         wandb_logger(Server(), timeout=-1)
     with pytest.raises(ValueError, match=r"csv_logger needs step to be an int of at least 0. Got -1"):

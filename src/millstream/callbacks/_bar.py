@@ -3,7 +3,7 @@
 import bisect
 import math
 import warnings
-from collections.abc import Collection, Set
+from collections.abc import Collection, Mapping, Set
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -364,7 +364,7 @@ class Bar(Observer):
                 stacklevel=2,
             )
 
-    def __call__(self, elapsed: Elapsed, logs: Any = None) -> bool:
+    def __call__(self, elapsed: Elapsed, logs: Mapping[str, object] | None = None) -> bool:
         """Use it by hand, once per step; at its total it is finished.
 
         Args:

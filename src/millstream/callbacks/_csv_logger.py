@@ -8,6 +8,7 @@ from typing import Any
 from millstream.callbacks._writer import Row, Sink, Writer
 from millstream.callbacks.log_file import UNITS, LogFile
 from millstream.files.atomic import written
+from millstream.loops.signatures import Every
 
 
 class _CsvFile(Sink):
@@ -75,7 +76,7 @@ def _in_one_line(name: str) -> str:
     return name if name.isprintable() else " ".join(name.splitlines())
 
 
-def csv_logger(path: str | os.PathLike[str], *, every: Any = None, overwrite: bool = False) -> Writer:
+def csv_logger(path: str | os.PathLike[str], *, every: Every | None = None, overwrite: bool = False) -> Writer:
     """Write what is logged to a file of comma-separated values, in the background.
 
     The columns are those of `History.to_csv`: steps, samples, epochs, time, date, and the entries. Where a row has no

@@ -1,6 +1,7 @@
 """Stopping when a value no longer gets better."""
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
@@ -12,7 +13,7 @@ from millstream.loops import History
 from millstream.loops.callback import Callback
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.log_entries import as_logs, describe_logged
-from millstream.loops.loop_state import LoopState
+from millstream.loops.loop_state import LoopState, S
 from millstream.loops.schedules import Period, as_period
 from millstream.loops.signatures import Point
 from millstream.reading.contracts import PyTree
@@ -115,15 +116,15 @@ class early_stopping(Callback):
         self._asked = False
         self._first_epoch = loop_state.elapsed.epochs or 0
 
-    def __loop_callback__(self, loop_state: LoopState) -> Any:
+    def __loop_callback__(self, loop_state: LoopState) -> PyTree:
         # What is tested at the end of an epoch may be logged after this callback, so the epoch does not count yet.
         return self._judge_newest(loop_state, loop_state.elapsed.epochs_before)
 
-    def on_epoch_end(self, state: Any, batch: Any, elapsed: Elapsed, loop_state: LoopState) -> Any:
+    def on_epoch_end(self, state: object, batch: object, elapsed: Elapsed, loop_state: LoopState) -> PyTree:
         """Judge at the end of an epoch, after testing."""
         return self._judge_newest(loop_state, elapsed.epochs)
 
-    def __call__(self, elapsed: Elapsed, state: Any, logs: Any) -> tuple[bool, Any]:
+    def __call__(self, elapsed: Elapsed, state: S, logs: Mapping[str, object] | None) -> tuple[bool, S]:
         """Use it by hand.
 
         Args:
@@ -149,7 +150,7 @@ class early_stopping(Callback):
         if self._asked and self._monitor.seen < 0 and self._has_begun(loop_state.elapsed):
             require_logged(_CALLER, [self._monitor.name], loop_state)
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, PyTree]:
         """What it remembers: numbers, moments as dicts, and the best state."""
         return {
             "seen": self._monitor.seen,
@@ -159,7 +160,7 @@ class early_stopping(Callback):
             "best": self.best,
         }
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: dict[str, PyTree]) -> None:
         """Continue from what `get_state` gave."""
         self._monitor.seen = int(state["seen"])
         self._since = _as_elapsed(state["since"])

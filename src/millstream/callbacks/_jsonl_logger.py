@@ -7,6 +7,7 @@ from typing import Any
 
 from millstream.callbacks._writer import Row, Sink, Writer
 from millstream.callbacks.log_file import UNITS, LogFile
+from millstream.loops.signatures import Every
 
 _encode = json.JSONEncoder(allow_nan=False).encode
 
@@ -44,7 +45,7 @@ def _finite(value: float) -> float | str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def jsonl_logger(path: str | os.PathLike[str], *, every: Any = None, overwrite: bool = False) -> Writer:
+def jsonl_logger(path: str | os.PathLike[str], *, every: Every | None = None, overwrite: bool = False) -> Writer:
     """Write what is logged to a file with one JSON object per line, in the background.
 
     Example:

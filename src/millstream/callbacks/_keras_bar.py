@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Collection
-from typing import Any
 
 from millstream.callbacks._bar import Bar, number_text, printable
 from millstream.callbacks.bar_progress import BarProgress, duration_text, step_time_text
 from millstream.loops.elapsed import seconds
+from millstream.loops.signatures import Point
 from millstream.text.bar_line import BarLine, fitted
 from millstream.text.errors import require_int
 
@@ -15,7 +15,7 @@ _LEAST_WIDTH = 5
 
 
 def keras_bar(
-    total: Any = None,
+    total: Point | None = None,
     *,
     width: int = 27,
     interval: float = 0.05,

@@ -6,11 +6,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from millstream.loops.callback import Callback
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.log_entries import Logs
 from millstream.loops.loop_state import LoopState
+from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value, function_name, require_text
 
 _CALLER = "log_learning_rate"
@@ -38,7 +40,11 @@ class log_learning_rate(Callback):
     """
 
     def __init__(
-        self, source: Callable[[int], Any] | None = None, *, name: str = "learning_rate", within: str | None = None
+        self,
+        source: Callable[[int], ArrayLike] | None = None,
+        *,
+        name: str = "learning_rate",
+        within: str | None = None,
     ) -> None:
         if source is not None and not callable(source):
             raise TypeError(
@@ -62,11 +68,11 @@ class log_learning_rate(Callback):
     def __loop_callback__(self, loop_state: LoopState) -> Logs:
         return self(loop_state.elapsed, loop_state.state)
 
-    def on_train_batch_end(self, state: Any, batch: Any, elapsed: Elapsed, loop_state: LoopState) -> Logs:
+    def on_train_batch_end(self, state: object, batch: object, elapsed: Elapsed, loop_state: LoopState) -> Logs:
         """Log it after every step."""
         return self(elapsed, state)
 
-    def __call__(self, elapsed: Elapsed, state: Any = None) -> Logs:
+    def __call__(self, elapsed: Elapsed, state: PyTree = None) -> Logs:
         """Use it by hand.
 
         Args:

@@ -2,10 +2,12 @@
 
 import itertools
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from millstream.callbacks._writer import Row, Sink, Writer
 from millstream.loops.elapsed import seconds
+from millstream.loops.signatures import Every
 from millstream.text.errors import describe_value, needs
 
 _AT_ONCE = 1000  # metrics that a server takes in one request
@@ -40,7 +42,18 @@ class _MlflowRun(Sink):
             self._client.log_batch(self._run_id, metrics=some)
 
 
-def mlflow_logger(run: Any = None, *, client: Any = None, every: Any = None, timeout: float = 30.0) -> Writer:
+class MlflowClient(Protocol):
+    """A client of MLflow, as far as it is used here."""
+
+    @property
+    def log_batch(self) -> Callable[..., object]:
+        """Takes the id of a run, and `metrics=`."""
+        ...
+
+
+def mlflow_logger(
+    run: object = None, *, client: MlflowClient | None = None, every: Every | None = None, timeout: float = 30.0
+) -> Writer:
     """Log to a run of MLflow, in the background, many metrics in one request.
 
     Example:

@@ -25,6 +25,7 @@ from millstream.loops import Overview, overview
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.loop_state import LoopState
 from millstream.loops.schedules import EpochBegins, EpochEnds
+from millstream.loops.signatures import Every
 from millstream.text.errors import describe_value, require_path
 
 _MOST_ROWS = 200  # of a table of arrays; a larger tree is shown by its branches
@@ -221,9 +222,9 @@ def _counts(loop_state: LoopState) -> dict[str, float]:
 def record(
     directory: str | os.PathLike[str],
     *,
-    every: Any = None,
+    every: Every | None = None,
     overwrite: bool = False,
-    loaders: Mapping[str, Any] | None = None,
+    loaders: Mapping[str, object] | None = None,
 ) -> Writer:
     """Write down a run while it runs, so that `millstream report` can show it: also one that was killed.
 

@@ -6,6 +6,7 @@ from typing import Any
 from millstream.callbacks._bar import Bar, number_text
 from millstream.callbacks.bar_progress import BarProgress, duration_text
 from millstream.loops.elapsed import seconds
+from millstream.loops.signatures import Point
 from millstream.text.bar_line import fitted
 from millstream.text.errors import needs, require_bool, require_text
 
@@ -14,13 +15,13 @@ _BAR, _TIMES = 20, len(" 0:00:00 0:00:00 ")  # cells of the bar, and of the time
 
 
 def rich_bar(
-    total: Any = None,
+    total: Point | None = None,
     *,
     desc: str = "",
     interval: float = 0.1,
     stateful_metrics: Collection[str] = (),
     disable: bool = False,
-    **progress_options: Any,
+    **progress_options: object,
 ) -> Bar:
     """A bar of rich, with the time that is left and the metrics: means of this epoch, weighted by samples.
 

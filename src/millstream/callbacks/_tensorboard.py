@@ -9,6 +9,7 @@ from typing import Any
 
 from millstream.callbacks._writer import Row, Sink, Writer
 from millstream.callbacks.log_file import write_whole
+from millstream.loops.signatures import Every
 from millstream.text.errors import needs, require_path
 
 _EVENTS = "events.out.tfevents.*"
@@ -80,7 +81,7 @@ class _EventFile(Sink):
             self._file.close()
 
 
-def tensorboard(log_dir: str | os.PathLike[str], *, every: Any = None, overwrite: bool = False) -> Writer:
+def tensorboard(log_dir: str | os.PathLike[str], *, every: Every | None = None, overwrite: bool = False) -> Writer:
     """Write what is logged for TensorBoard, in the background, without TensorFlow.
 
     Example:

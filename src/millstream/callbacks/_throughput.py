@@ -3,7 +3,6 @@
 import dataclasses
 import threading
 import time
-from typing import Any
 
 import jax
 
@@ -105,7 +104,7 @@ class throughput(Callback):
     def __loop_callback__(self, loop_state: LoopState) -> Logs | None:
         return self._measure(_moment(loop_state.elapsed, loop_state.waits), waits=True)
 
-    def on_epoch_end(self, state: Any, batch: Any, elapsed: Elapsed, loop_state: LoopState) -> Logs | None:
+    def on_epoch_end(self, state: object, batch: object, elapsed: Elapsed, loop_state: LoopState) -> Logs | None:
         """Measure at the end of an epoch."""
         return self.__loop_callback__(loop_state)
 

@@ -9,6 +9,7 @@ from typing import Any
 from millstream.callbacks._bar import Bar, number_text
 from millstream.callbacks.bar_progress import BarProgress
 from millstream.loops.elapsed import seconds
+from millstream.loops.signatures import Point
 from millstream.text.bar_line import put, rewrites
 from millstream.text.errors import needs, require_text
 
@@ -18,7 +19,11 @@ _INTERVAL = 0.1
 
 
 def tqdm_bar(
-    total: Any = None, *, desc: str | None = None, stateful_metrics: Collection[str] = (), **tqdm_options: Any
+    total: Point | None = None,
+    *,
+    desc: str | None = None,
+    stateful_metrics: Collection[str] = (),
+    **tqdm_options: object,
 ) -> Bar:
     """A bar of tqdm (in notebooks its widget) with the metrics after it: means of this epoch, weighted by samples.
 

@@ -1,9 +1,11 @@
 """Rows for Weights & Biases."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from millstream.callbacks._writer import Row, Sink, Writer
 from millstream.loops.elapsed import seconds
+from millstream.loops.signatures import Every
 from millstream.text.errors import describe_value
 
 
@@ -24,7 +26,16 @@ class _WandbRun(Sink):
             self._run.log(row.values | known, step=row.step)
 
 
-def wandb_logger(run: Any, *, every: Any = None, timeout: float = 30.0) -> Writer:
+class WandbRun(Protocol):
+    """A run of Weights & Biases, as far as it is used here."""
+
+    @property
+    def log(self) -> Callable[..., object]:
+        """Takes values by name, and `step=`."""
+        ...
+
+
+def wandb_logger(run: WandbRun, *, every: Every | None = None, timeout: float = 30.0) -> Writer:
     """Log to a run of Weights & Biases, in the background.
 
     Example:

@@ -25,6 +25,7 @@ from millstream.loops.log_entries import Name
 from millstream.loops.loop_state import LoopState, is_nested_in
 from millstream.loops.schedules import Schedule, as_schedule
 from millstream.loops.schedules import every as every_so_many
+from millstream.reading.contracts import PyTree
 from millstream.text.errors import require_int
 
 _MANY = 256  # rows that are handed to the thread at once
@@ -455,12 +456,12 @@ class Writer(Observer):
                 atexit.unregister(self._ending)
                 self._ending()
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, PyTree]:
         """The steps whose rows are not written yet; a resumed run writes them, if it has their history."""
         unwritten = [] if self._owner is None or not self._writes else self._thread.unwritten() + self._rows.steps()
         return {"unwritten": unwritten}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: dict[str, PyTree]) -> None:
         """Continue from what `get_state` gave."""
         self._unwritten = [int(step) for step in state["unwritten"]]
 

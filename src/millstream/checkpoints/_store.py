@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+from jax.typing import ArrayLike
 
 from millstream.checkpoints import _arrays, _document, _leaves, _peers, folders, manifest
 from millstream.checkpoints._errors import storage_errors
@@ -50,12 +51,12 @@ class Checkpoint:
     """
 
     tree: PyTree
-    document: Any
+    document: PyTree
     files: Mapping[str, bytes]
     step: int
     metrics: Mapping[str, float | None]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[PyTree]:
         return iter((self.tree, self.document, self.files))
 
 
@@ -118,9 +119,9 @@ class CheckpointStore:
         self,
         step: int,
         tree: PyTree,
-        document: Any = None,
+        document: PyTree = None,
         files: Mapping[str, bytes | LinkedFile] | None = None,
-        metrics: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, ArrayLike] | None = None,
     ) -> None:
         """Save a checkpoint: return when all is copied, and write it in the background.
 

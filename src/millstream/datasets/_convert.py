@@ -1,15 +1,19 @@
 """Any data set as JAX arrays."""
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from millstream.reading.contracts import PyTree
+from millstream.reading.contracts import Items, PyTree
 from millstream.reading.dtypes import to_jax_dtype
 from millstream.text.errors import describe_value, noted, require_items
 
 
-def dataset_to_jax(dataset: Any, storage_device: Any = "cpu") -> PyTree:
+class _Arrays(Protocol):
+    def as_array_dict(self) -> PyTree: ...
+
+
+def dataset_to_jax(dataset: Items | _Arrays, storage_device: object = "cpu") -> PyTree:
     """All samples of a data set, stacked, as JAX arrays on one device.
 
     Example:
@@ -29,7 +33,8 @@ def dataset_to_jax(dataset: Any, storage_device: Any = "cpu") -> PyTree:
     if not hasattr(dataset, "as_array_dict"):
         require_items(caller, "as_array_dict(), or a dataset", dataset)
     try:
-        stacked = dataset.as_array_dict() if hasattr(dataset, "as_array_dict") else _stacked(dataset)
+        given: Any = dataset
+        stacked = given.as_array_dict() if hasattr(dataset, "as_array_dict") else _stacked(given)
         arrays = jax.tree.map(lambda leaf: to_jax_dtype(caller, leaf), stacked)
         return jax.device_put(arrays, DevicePutTransform(storage_device).placement)
     except Exception as error:

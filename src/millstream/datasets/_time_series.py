@@ -5,6 +5,7 @@ import os
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from millstream.datasets._cache import ArrayDataset, CacheDir, find_or_fetch, require_place
 from millstream.datasets._download import RemoteFile
@@ -46,7 +47,7 @@ def split_by_time(
 
 
 def time_series_windows(
-    series: Any,
+    series: ArrayLike,
     context_length: int,
     prediction_length: int = 1,
     *,

@@ -7,7 +7,7 @@ import jax
 
 import millstream as ms
 from millstream.pipeline.pipeline import as_stream
-from millstream.reading.contracts import PyTree, Stream
+from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_leaf, differences
 
 
@@ -28,7 +28,7 @@ class BatchTransform(ms.BatchTransform):
 
     element_spec_override: PyTree | None = dataclasses.field(default=None, compare=False)
 
-    def __call__(self, source: Any) -> Stream:
+    def __call__(self, source: Any) -> Any:
         """Put this stage after a source."""
         inner = as_stream(source)
         require_spec("BatchTransform", self.element_spec_override, inner.element_spec())
@@ -52,7 +52,7 @@ class MapTransform(ms.MapTransform):
 
     element_spec_override: PyTree | None = dataclasses.field(default=None, compare=False)
 
-    def __call__(self, source: Any) -> Stream:
+    def __call__(self, source: Any) -> Any:
         """Put this stage after a source."""
         stream = ms.MapTransform(self.fn)(source)
         require_spec(self.name, self.element_spec_override, stream.element_spec())

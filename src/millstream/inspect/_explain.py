@@ -106,7 +106,7 @@ class Explanation:
         plans = {f"{name}: {what}": text for name, part in parts.items() for what, text in part.plan.items()}
         return cls(rows, plan | plans)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, PyTree]:
         """The same as values that JSON has: `{"stages": [{"stage": ..., ...}], "plan": {...}}`."""
         rows = [dataclasses.asdict(row) for row in self.rows]
         for row in rows:
@@ -124,7 +124,7 @@ class Explanation:
         return f"<table>{_html_row('th', _HEADER)}{''.join(cells)}</table><table>{''.join(plan)}</table>"
 
 
-def explain(loader: DataLoader) -> Explanation:
+def explain(loader: DataLoader[PyTree, PyTree]) -> Explanation:
     """The pipeline as a table: its stages, where they run, what leaves them, the memory they hold, and the plan.
 
     Nothing is read and nothing is compiled; stages are traced.

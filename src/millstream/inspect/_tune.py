@@ -15,10 +15,11 @@ import numpy as np
 
 from millstream.inspect._explain import require_loader
 from millstream.inspect._stage_times import READING, SKIPPING, time_stages
-from millstream.inspect._tuning import Executor, TimedStage, TriedOptions, Tuning, executor_code
+from millstream.inspect._tuning import Executor, TimedStage, TriedOptions, TunedOptions, Tuning, executor_code
 from millstream.loader.loader import DataLoader
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.state import key_words
+from millstream.reading.contracts import PyTree
 from millstream.reading.executor import InGraph
 from millstream.reading.processes import Processes
 from millstream.reading.threads import Threads
@@ -26,7 +27,7 @@ from millstream.text.bar_line import ProgressLine
 from millstream.text.errors import require_bool, require_callable, require_positive
 from millstream.text.tables import time_text
 
-Step = Callable[[Any, Any], Any]
+Step = Callable[[PyTree, jax.Array], PyTree]
 Setting = tuple[Executor, int]  # an executor and its prefetch
 
 _STAGES = 0.15  # of the time, for the stages alone
@@ -39,8 +40,8 @@ _LOCKED = 1.25  # two threads that read less than this as much as one hold each 
 
 
 def tune(
-    loader: DataLoader,
-    key: Any = None,
+    loader: DataLoader[PyTree, PyTree],
+    key: jax.Array | np.ndarray | None = None,
     *,
     seconds: float = 15.0,
     step: Step | None = None,
@@ -72,7 +73,8 @@ def tune(
         tried = grid.run(per_sample)
     rates = {(row.executor, row.prefetch): row.samples_per_second for row in tried if row.samples_per_second}
     executor, prefetch = preferred(rates, grid.present, grid.readers)
-    options, known = {"executor": executor, "prefetch": prefetch}, loader.options
+    options: TunedOptions = {"executor": executor, "prefetch": prefetch}
+    known = loader.options
     others = {} if known["on_error"] == "raise" else {"on_error": repr(known["on_error"])}
     others |= {name: name for name in ("cache", "sharding") if known[name] is not None}
     return Tuning(stages, tried, options, _reason(options, grid.present, tried, stages), others)
@@ -334,7 +336,7 @@ def _name(executor: Executor) -> str:
     return "no executor" if executor is None else executor_code(executor).removeprefix("ms.")
 
 
-def _reason(options: dict[str, Any], present: Executor, tried: list[TriedOptions], stages: list[TimedStage]) -> str:
+def _reason(options: TunedOptions, present: Executor, tried: list[TriedOptions], stages: list[TimedStage]) -> str:
     """Why these options are best, in a few sentences with the figures that were measured."""
     measured = [row for row in tried if row.samples_per_second]
     chosen = next(row for row in measured if {"executor": row.executor, "prefetch": row.prefetch} == options)

@@ -1,7 +1,7 @@
 """The result of tuning: what stages take, how fast a loader is with other options, and which are best."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 from millstream.reading.executor import InGraph
 from millstream.reading.processes import Processes
@@ -60,6 +60,13 @@ class TriedOptions:
     note: str = ""
 
 
+class TunedOptions(TypedDict):
+    """The options of a `DataLoader` that are advised."""
+
+    executor: Executor
+    prefetch: int
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class Tuning:
     """What a loader's stages cost, its speed with other options, and which are best; printed, tables and code.
@@ -82,7 +89,7 @@ class Tuning:
 
     stages: list[TimedStage]
     tried: list[TriedOptions]
-    options: dict[str, Any]
+    options: TunedOptions
     reason: str
     others: dict[str, str]
 

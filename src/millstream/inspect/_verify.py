@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from millstream.inspect._explain import require_loader
 from millstream.inspect._samples import SampleCheck
@@ -16,6 +17,7 @@ from millstream.inspect._ways import Executor, Ways, usual_executors
 from millstream.loader.loader import DataLoader
 from millstream.pipeline.pipeline import Pipeline
 from millstream.reading import executor as reading
+from millstream.reading.contracts import PyTree
 from millstream.reading.executor import InGraph
 from millstream.text.bar_line import ProgressLine
 from millstream.text.errors import describe_value, listed, require_bool, require_int, require_positive
@@ -26,8 +28,8 @@ _STREAM_SCAN = 1024  # batches of a stream that a compiled loop makes at once
 
 
 def verify(
-    loader: DataLoader,
-    key: Any = None,
+    loader: DataLoader[PyTree, PyTree],
+    key: jax.Array | np.ndarray | None = None,
     *,
     steps: int | None = None,
     seconds: float = 60.0,

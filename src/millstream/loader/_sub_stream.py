@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 
 from millstream.loader.feed import Drawn, Real
-from millstream.loader.iterator import BatchIterator
+from millstream.loader.iterator import BatchIterator, Item
 from millstream.loader.loader import DataLoader
 from millstream.pipeline.pipeline import Pipeline
+from millstream.pipeline.state import LoaderState
+from millstream.reading.contracts import B
 from millstream.reading.interrupts import Interrupts
 from millstream.reading.stats import LoaderStats
 from millstream.text.errors import describe_value
@@ -23,7 +25,7 @@ class SubStream:
         first: The number of the first one.
     """
 
-    def __init__(self, name: str, batches: BatchIterator, first: int) -> None:
+    def __init__(self, name: str, batches: BatchIterator[Any, LoaderState, Any], first: int) -> None:
         self.name = name
         self._batches = batches
         self._asked = first
@@ -98,7 +100,7 @@ class JoinedCursor:
             part.pause()
 
 
-class JoinedIterator(BatchIterator):
+class JoinedIterator(BatchIterator[B, LoaderState, Item]):
     """Yields what is drawn from several loaders.
 
     Args:
@@ -110,7 +112,7 @@ class JoinedIterator(BatchIterator):
 
     _cursor: JoinedCursor
 
-    def __init__(self, cursor: JoinedCursor, state: Any, steps: int, interrupts: Interrupts) -> None:
+    def __init__(self, cursor: JoinedCursor, state: LoaderState, steps: int, interrupts: Interrupts) -> None:
         super().__init__(cursor, state, steps, LoaderStats(), interrupts)
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from millstream.pipeline.pipeline import Pipeline
 from millstream.plan.planned import Request, sample_keys
+from millstream.reading.contracts import PyTree
 from millstream.reading.derived_sources import item_of
 from millstream.reading.reading import Report
 
@@ -44,7 +45,7 @@ class BatchInfo:
     step_in_epoch: int
     indices: np.ndarray
     positions: np.ndarray
-    additional: dict[str, list[Any]]
+    additional: dict[str, list[PyTree]]
     place: tuple[int, int]
     failed: dict[int, BaseException]
     _keys: Callable[[], np.ndarray] = dataclasses.field(repr=False)

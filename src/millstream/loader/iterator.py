@@ -2,24 +2,35 @@
 
 import collections
 import time
-from collections.abc import Iterator
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Iterator, Mapping, Sequence
+from types import GenericAlias, TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Self
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 from millstream.loader.feed import Cursor, Drawn, Real
 from millstream.pipeline.policy import has_policy, set_policy_state
-from millstream.pipeline.state import LoaderState, checked_step
+from millstream.pipeline.state import LoaderState, S, checked_step
 from millstream.plan.plan import STEP_LIMIT
-from millstream.reading.contracts import PyTree
+from millstream.reading.contracts import B, PyTree
 from millstream.reading.interrupts import Interrupts, OneThread
 from millstream.reading.stats import LoaderStats
 from millstream.text.errors import describe_value, require_int, require_mapping
 
+# What an iterator yields.
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
 
-class BatchIterator(Iterator[Any]):
+    Item = TypeVar("Item", covariant=True, default=tuple[B, jax.Array])
+else:
+    from typing import TypeVar
+
+    Item = TypeVar("Item", covariant=True)
+
+
+class BatchIterator(Iterator[Item], Generic[B, S, Item]):
     """Yields (batch, mask), and knows the state to resume from.
 
     Leaving a `with` block, running to the end, an error and being forgotten all end the reading. Inside a `with`
@@ -39,10 +50,13 @@ class BatchIterator(Iterator[Any]):
         real: Which rows of the batch yielded last count: how many, if they are the first ones; if not, the mask.
     """
 
+    if not TYPE_CHECKING:
+        __class_getitem__ = classmethod(GenericAlias)  # `BatchIterator[MyBatch]` is enough: the others have defaults
+
     def __init__(
         self,
         cursor: Cursor,
-        state: PyTree,
+        state: S,
         steps: int,
         stats: LoaderStats,
         interrupts: Interrupts,
@@ -60,7 +74,7 @@ class BatchIterator(Iterator[Any]):
         self.real: Real = 0
         self._start(state, steps)
 
-    def _start(self, state: PyTree, steps: int) -> None:
+    def _start(self, state: Any, steps: int) -> None:
         self._steps = self._undrawn = self._left = steps
         self._state = self._drawn_state = state
         self._drawn: collections.deque[Drawn | Exception] = collections.deque()
@@ -69,7 +83,7 @@ class BatchIterator(Iterator[Any]):
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Item:
         with self._one_thread:
             return self._draw_next()
 
@@ -144,7 +158,7 @@ class BatchIterator(Iterator[Any]):
         return self.real if isinstance(self.real, int) else int(np.count_nonzero(self.real))
 
     @property
-    def state(self) -> PyTree:
+    def state(self) -> S:
         """The state after the batch yielded last."""
         if self._state is None:
             raise RuntimeError(
@@ -153,7 +167,7 @@ class BatchIterator(Iterator[Any]):
             )
         return self._state
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, PyTree]:
         """The position in the stream as plain values, for checkpoints of any kind.
 
         Example:
@@ -174,7 +188,7 @@ class BatchIterator(Iterator[Any]):
             "origin": [list(pair) for pair in state.origin],
         }
 
-    def set_state(self, saved: dict[str, Any]) -> None:
+    def set_state(self, saved: Mapping[str, PyTree]) -> None:
         """Continue from what `get_state` gave, of this loader or one like it, with the batches that were left then."""
         state, left = _position(saved)
         with self._one_thread:
@@ -194,7 +208,7 @@ class BatchIterator(Iterator[Any]):
         """Whether a policy makes the batches: the pipeline starts with an environment."""
         return has_policy(self._state)
 
-    def set_policy_state(self, policy_state: PyTree, *, new_episode: Any = None) -> None:
+    def set_policy_state(self, policy_state: PyTree, *, new_episode: ArrayLike | Sequence[bool] | None = None) -> None:
         """Act with another policy state from the next batch on, for a pipeline that starts with an environment.
 
         Args:

@@ -4,16 +4,16 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypedDict, TypeVar, Unpack, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.typing import ArrayLike
 
 from millstream.loader._program import (
-    BeforeFn,
-    BodyFn,
     Program,
     compiled_scan,
     compiled_steps,
@@ -21,25 +21,27 @@ from millstream.loader._program import (
     part_after,
     scan,
 )
+from millstream.loader.batch_info import BatchInfo
 from millstream.loader.build import build, check_first_sample, read_on_host, sharded, stages
 from millstream.loader.feed import Feed, check_run, feed_of
 from millstream.loader.iterator import BatchIterator
 from millstream.pipeline.host_calls import call_and_wait
 from millstream.pipeline.pipeline import Pipeline, masking_stages
 from millstream.pipeline.policy import has_policy, set_policy_state
-from millstream.pipeline.state import check_origin, check_position, checked_step, is_traced
+from millstream.pipeline.state import S, check_origin, check_position, checked_step, is_traced
 from millstream.pipeline.static_part import StaticPart, settled
 from millstream.plan.ordering import as_shuffle
 from millstream.plan.plan import STEP_LIMIT
 from millstream.reading import is_worker
 from millstream.reading.caches import BatchCache
-from millstream.reading.contracts import IndexedSource, PyTree, Stream
+from millstream.reading.contracts import B, IndexedSource, PyTree, Stream
 from millstream.reading.executor import Executor, InGraph
 from millstream.reading.fingerprint import fingerprint
 from millstream.reading.interrupts import Interrupts
 from millstream.reading.reading import OnError
 from millstream.reading.stats import LoaderStats
 from millstream.sharding import as_batch_sharding
+from millstream.sharding.batch_sharding import BatchSharding
 from millstream.text.errors import describe_value, function_name, require_bool, require_choice, require_int
 from millstream.transforms.device import DevicePutTransform
 
@@ -48,8 +50,26 @@ if TYPE_CHECKING:
 
 _LARGE_CONSTANT = 64 * 2**20
 
+Carry = TypeVar("Carry")
+Output = TypeVar("Output")
+Value = TypeVar("Value")
 
-class DataLoader:
+# Stages that keep samples readable in any order, and those that may not: what comes after these has its own states.
+IndexedStage = IndexedSource | Callable[[Pipeline], Pipeline]
+Stage = IndexedSource | Stream | Callable[[Pipeline], Stream]
+
+
+class LoaderOptions(TypedDict, total=False):
+    """The options of a `DataLoader`."""
+
+    executor: Executor | InGraph | None
+    prefetch: int
+    on_error: OnError
+    cache: BatchCache | None
+    sharding: BatchSharding | None
+
+
+class DataLoader(Generic[B, S]):
     """A source and its stages as one stream of batches, in Python, under `jit` and in a `scan`.
 
     Example:
@@ -59,6 +79,9 @@ class DataLoader:
 
     A loader is a pytree whose leaves are the data: passed to your jitted function as an argument, the data stay an
     argument. Closed over, they become a constant of the compiled function.
+
+    A type checker cannot know what a list of stages makes. `loader: ms.DataLoader[MyBatch] = ms.DataLoader([...])` says
+    it, and `iterate`, `next_batch`, `scan_epoch` and loops over this loader follow.
 
     Args:
         pipeline: A list, source first, or a composed source such as `BatchTransform(4)(source)`. A stage is a
@@ -75,21 +98,36 @@ class DataLoader:
             process reads only the rows that its devices need.
     """
 
+    if not TYPE_CHECKING:
+        __class_getitem__ = classmethod(GenericAlias)  # `DataLoader[MyBatch]` is enough: the state's type has a default
+
     _agreed = False  # whether other processes are known to step through the same batches
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         _register(cls)
 
+    @overload
+    def __init__(
+        self, pipeline: Sequence[IndexedStage] | IndexedSource | Pipeline, **options: Unpack[LoaderOptions]
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "DataLoader[Value, PyTree]", pipeline: Stream[Value], **options: Unpack[LoaderOptions]
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "DataLoader[PyTree, PyTree]", pipeline: Sequence[Stage], **options: Unpack[LoaderOptions]
+    ) -> None: ...
     def __init__(
         self,
-        pipeline: Sequence[object] | IndexedSource | Stream,
+        pipeline: Sequence[Stage] | IndexedSource | Stream,
         *,
         executor: Executor | InGraph | None = None,
         prefetch: int = 2,
         on_error: OnError = "raise",
         cache: BatchCache | None = None,
-        sharding: Any = None,
+        sharding: BatchSharding | None = None,
     ) -> None:
         if isinstance(executor, type) or not isinstance(executor, InGraph | Executor | None):
             raise TypeError(
@@ -137,7 +175,7 @@ class DataLoader:
     def _body_fns(self) -> dict[Any, set[int]]:
         return {}
 
-    def replace(self, **options: Any) -> "DataLoader":
+    def replace(self, **options: Unpack[LoaderOptions]) -> "DataLoader[B, S]":
         """A loader of the same pipeline with other options: the same batches, made elsewhere.
 
         Example:
@@ -149,7 +187,8 @@ class DataLoader:
         pipeline, known = self._built("replace")
         if unknown := sorted(options.keys() - known.keys()):
             raise TypeError(f"replace got {', '.join(unknown)}. A DataLoader's options are: {', '.join(known)}.")
-        return DataLoader(pipeline, **{**known, **options})
+        changed: Any = {**known, **options}
+        return DataLoader(pipeline, **changed)
 
     def _built(self, caller: str) -> tuple[Any, dict[str, Any]]:
         """The pipeline and the options that this loader was built of."""
@@ -219,7 +258,7 @@ class DataLoader:
         found = None if source is None else fingerprint(source)
         return () if found is None else (("contents", found),)
 
-    def init_state(self, key: Any, step: int = 0) -> PyTree:
+    def init_state(self, key: jax.Array | np.ndarray, step: int | ArrayLike = 0) -> S:
         """The state of a run before its first batch, or before batch number `step`.
 
         Args:
@@ -247,7 +286,7 @@ class DataLoader:
             return jax.device_put(state, NamedSharding(placed[0].mesh, PartitionSpec()))
         return jax.device_put(state, SingleDeviceSharding(next(iter(placed[0].device_set))))
 
-    def next_batch(self, state: PyTree) -> tuple[PyTree, PyTree, jax.Array]:
+    def next_batch(self, state: S) -> tuple[B, S, jax.Array]:
         """The next batch, the state after it, and the mask of real rows. Pure: works under jit, vmap, grad and scan."""
         self._check_state("next_batch", state)
         if is_traced(state):
@@ -261,9 +300,21 @@ class DataLoader:
                 self._agreed = True
         return self._feed.next(state)
 
+    @overload
     def iterate(
-        self, state: PyTree, *, steps: int | None = None, with_info: bool = False, replay: int | None = None
-    ) -> BatchIterator:
+        self, state: S, *, steps: int | None = None, with_info: Literal[False] = False, replay: int | None = None
+    ) -> BatchIterator[B, S]: ...
+    @overload
+    def iterate(
+        self, state: S, *, steps: int | None = None, with_info: Literal[True], replay: int | None = None
+    ) -> BatchIterator[B, S, tuple[B, jax.Array, BatchInfo]]: ...
+    @overload
+    def iterate(
+        self, state: S, *, steps: int | None = None, with_info: bool, replay: int | None = None
+    ) -> BatchIterator[B, S, tuple[B, jax.Array] | tuple[B, jax.Array, BatchInfo]]: ...
+    def iterate(
+        self, state: Any, *, steps: int | None = None, with_info: bool = False, replay: int | None = None
+    ) -> BatchIterator[B, S, Any]:
         """An iterator over (batch, mask), with the state to resume from as its `.state`.
 
         Args:
@@ -306,7 +357,7 @@ class DataLoader:
 
     def verify(
         self,
-        key: Any = None,
+        key: jax.Array | np.ndarray | None = None,
         *,
         steps: int | None = None,
         seconds: float = 60.0,
@@ -323,10 +374,10 @@ class DataLoader:
 
     def tune(
         self,
-        key: Any = None,
+        key: jax.Array | np.ndarray | None = None,
         *,
         seconds: float = 15.0,
-        step: Callable[[Any, Any], Any] | None = None,
+        step: Callable[[B, jax.Array], PyTree] | None = None,
         progress: bool = True,
     ) -> "Tuning":
         """Find the executor and the prefetch that read fastest; see `ms.inspect.tune` for the arguments."""
@@ -347,8 +398,13 @@ class DataLoader:
         self._feed.close()
 
     def scan_epoch(
-        self, state: PyTree, carry: Any, body_fn: BodyFn, *, unroll: int | bool = 1
-    ) -> tuple[PyTree, Any, Any]:
+        self,
+        state: S,
+        carry: Carry,
+        body_fn: Callable[[Carry, B, jax.Array], tuple[Carry, Output]],
+        *,
+        unroll: int | bool = 1,
+    ) -> tuple[S, Carry, Output]:
         """Run `steps_per_epoch` steps as one compiled program, from wherever `state` is.
 
         Example:
@@ -387,14 +443,14 @@ class DataLoader:
             self.end_steps()
 
     def _scan_carry(
-        self, program: Any, state: PyTree, carry: Any, body_fn: BodyFn, unroll: int | bool
+        self, program: Any, state: PyTree, carry: Any, body_fn: Any, unroll: int | bool
     ) -> tuple[PyTree, Any, Any]:
         static, carried = self._settled(state, carry, body_fn, None)
         arguments = self._program.static, self._program.arrays, state, static, carried, body_fn, unroll
         run = self._run(program, *arguments)
         return run[0], static.join(run[1]), run[2]
 
-    def _settled(self, state: PyTree, carry: Any, body_fn: BodyFn, before_fn: BeforeFn) -> tuple[StaticPart, list[Any]]:
+    def _settled(self, state: PyTree, carry: Any, body_fn: Any, before_fn: Any) -> tuple[StaticPart, list[Any]]:
         arguments = (self._program.static, self._program.arrays, state, body_fn, before_fn)
         with self._program.own_mesh():
             return settled(carry, functools.partial(part_after.eval_shape, *arguments))
@@ -412,15 +468,15 @@ class DataLoader:
 
     def run_steps(
         self,
-        state: PyTree,
-        carry: Any,
-        body_fn: BodyFn,
+        state: S,
+        carry: Carry,
+        body_fn: Callable[[Carry, B, jax.Array], tuple[Carry, Output]],
         count: int,
         *,
         width: int,
-        before_fn: BeforeFn = None,
+        before_fn: Callable[[S, Carry], S] | None = None,
         caller: str = "run_steps",
-    ) -> tuple[PyTree, Any, Any]:
+    ) -> tuple[S, Carry, Output]:
         """Run `count` steps as one compiled program, which serves every count up to `width`.
 
         Example:
@@ -460,7 +516,7 @@ class DataLoader:
         """
         self._feed.end_programs()
 
-    def sample_counter(self, state: PyTree) -> Callable[[range], list[int]] | None:
+    def sample_counter(self, state: S) -> Callable[[range], list[int]] | None:
         """How many samples the batches from this state on have: a function of a range of 0, 1, 2, ...
 
         None if that is known only when a batch is made, since a stage sets the mask or samples may be skipped.
@@ -469,12 +525,13 @@ class DataLoader:
         if self._masking or (self._reads and self._source.host.tolerant):
             return None
         if isinstance(self._source, Pipeline):
-            plan, words, first = self._source.plan, np.asarray(state.key), int(state.step)
+            position: Any = state
+            plan, words, first = self._source.plan, np.asarray(position.key), int(position.step)
             return lambda numbers: plan.real_samples_of(words, range(first + numbers.start, first + numbers.stop))
         mask = jax.eval_shape(self._source.next, state)[1]
         return lambda numbers: [mask.size] * len(numbers)
 
-    def count_samples(self, state: PyTree, count: int, *, width: int) -> list[int]:
+    def count_samples(self, state: S, count: int, *, width: int) -> list[int]:
         """How many samples each of the next `count` batches has, by making them for the sake of their masks.
 
         Args:
@@ -492,7 +549,9 @@ class DataLoader:
         _, _, counts = self.run_steps(state, None, _count, count, width=width)
         return np.asarray(counts)[:count].tolist()
 
-    def set_policy_state(self, state: PyTree, policy_state: PyTree, *, new_episode: Any = None) -> PyTree:
+    def set_policy_state(
+        self, state: S, policy_state: PyTree, *, new_episode: ArrayLike | Sequence[bool] | None = None
+    ) -> S:
         """The state with another policy state, for a pipeline that starts with an environment.
 
         Args:
@@ -546,11 +605,13 @@ def _count(carry: None, batch: PyTree, mask: jax.Array) -> tuple[None, jax.Array
     return carry, jnp.count_nonzero(mask)
 
 
-def _flatten(loader: DataLoader) -> tuple[tuple[list[Any]], tuple[Any, ...]]:
+def _flatten(loader: DataLoader[Any, Any]) -> tuple[tuple[list[Any]], tuple[Any, ...]]:
     return (loader._program.arrays,), (loader._program.static, loader._device, loader._prefetch)
 
 
-def _unflatten(kind: type[DataLoader], static: tuple[Any, ...], children: tuple[list[Any]]) -> DataLoader:
+def _unflatten(
+    kind: type[DataLoader[Any, Any]], static: tuple[Any, ...], children: tuple[list[Any]]
+) -> DataLoader[Any, Any]:
     loader = object.__new__(kind)
     loader._made_of = None
     program, device, prefetch = static
@@ -559,7 +620,7 @@ def _unflatten(kind: type[DataLoader], static: tuple[Any, ...], children: tuple[
     return loader
 
 
-def _register(kind: type[DataLoader]) -> None:
+def _register(kind: type[DataLoader[Any, Any]]) -> None:
     """Make a kind of loader a pytree whose leaves are the data."""
     jax.tree_util.register_pytree_node(kind, _flatten, functools.partial(_unflatten, kind))
 

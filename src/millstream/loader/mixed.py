@@ -6,18 +6,22 @@ import functools
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from millstream.loader._sub_stream import JoinedCursor, JoinedIterator, SubStream, require_indexed, step_limit
+from millstream.loader.batch_info import BatchInfo
 from millstream.loader.feed import Drawn, state_at
 from millstream.loader.iterator import BatchIterator
 from millstream.loader.loader import DataLoader
 from millstream.pipeline.state import LoaderState, Origin, check_origin, check_position, checked_step, key_words
 from millstream.plan.keys import named_key
 from millstream.plan.plan import STEP_LIMIT
+from millstream.reading.contracts import B
 from millstream.reading.interrupts import Interrupts
 from millstream.text.errors import describe_value, require_int
 
@@ -108,7 +112,7 @@ if TYPE_CHECKING:
     from millstream.inspect import Explanation
 
 
-class MixedLoader:
+class MixedLoader(Generic[B]):
     """Several loaders as one, whose batches come in turn: an epoch is one complete pass over every loader.
 
     The mix is the same throughout an epoch: at every step each loader has given its share of the batches so far,
@@ -142,7 +146,7 @@ class MixedLoader:
 
     def __init__(
         self,
-        loaders: Mapping[str, DataLoader] | Sequence[DataLoader],
+        loaders: Mapping[str, DataLoader[B]] | Sequence[DataLoader[B]],
         *,
         weights: Mapping[str, int] | Sequence[int] | None = None,
         interleave: bool = True,
@@ -190,7 +194,7 @@ class MixedLoader:
         plan = {"epoch": f"{self.steps_per_epoch:,} batches", "mix": dict(self._origin)["mix"]}
         return Explanation.joined({name: loader.explain() for name, loader in self._loaders.items()}, plan)
 
-    def init_state(self, key: Any, step: int = 0) -> LoaderState:
+    def init_state(self, key: jax.Array | np.ndarray, step: int | ArrayLike = 0) -> LoaderState:
         """The state of a run before its first batch, or before batch number `step`.
 
         Args:
@@ -201,7 +205,21 @@ class MixedLoader:
         step = checked_step("init_state", step, self._step_limit - 1)
         return LoaderState(words, jnp.asarray(step, np.uint32), self._origin)
 
-    def iterate(self, state: LoaderState, *, steps: int | None = None, with_info: bool = False) -> BatchIterator:
+    @overload
+    def iterate(
+        self, state: LoaderState, *, steps: int | None = None, with_info: Literal[False] = False
+    ) -> BatchIterator[B]: ...
+    @overload
+    def iterate(
+        self, state: LoaderState, *, steps: int | None = None, with_info: Literal[True]
+    ) -> BatchIterator[B, LoaderState, tuple[B, jax.Array, BatchInfo]]: ...
+    @overload
+    def iterate(
+        self, state: LoaderState, *, steps: int | None = None, with_info: bool
+    ) -> BatchIterator[B, LoaderState, tuple[B, jax.Array] | tuple[B, jax.Array, BatchInfo]]: ...
+    def iterate(
+        self, state: LoaderState, *, steps: int | None = None, with_info: bool = False
+    ) -> BatchIterator[B, LoaderState, Any]:
         """An iterator over (batch, mask), with the state to resume from as its `.state`.
 
         Args:

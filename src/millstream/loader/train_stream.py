@@ -3,7 +3,7 @@
 import dataclasses
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ from millstream.loader.mixed import MixedLoader
 from millstream.pipeline.state import LoaderState, Origin, check_origin, check_position, key_words
 from millstream.plan.keys import named_key
 from millstream.plan.plan import STEP_LIMIT
-from millstream.reading.contracts import PyTree
+from millstream.reading.contracts import B
 from millstream.reading.interrupts import Interrupts
 from millstream.text.errors import describe_value, require_int
 
@@ -89,7 +89,7 @@ class PassSchedule:
 
 
 @dataclasses.dataclass(frozen=True)
-class StreamItem:
+class StreamItem(Generic[B]):
     """A batch of a `TrainStream`, for training or for validation.
 
     Example:
@@ -108,12 +108,12 @@ class StreamItem:
 
     training: bool
     step: int
-    batch: PyTree
+    batch: B
     mask: jax.Array
     info: BatchInfo | None = None
 
 
-class StreamIterator(JoinedIterator):
+class StreamIterator(JoinedIterator[B, StreamItem[B]]):
     """Yields the items of a `TrainStream`, and ends, is interrupted and gives its state like every `BatchIterator`.
 
     Example:
@@ -173,7 +173,7 @@ if TYPE_CHECKING:
     from millstream.inspect import Explanation
 
 
-class TrainStream:
+class TrainStream(Generic[B]):
     """Training batches, and after every n of them a validation pass: complete, and every time.
 
     The training batches are those of the training loader with the same key. Both loaders read ahead all the while, also
@@ -210,9 +210,9 @@ class TrainStream:
 
     def __init__(
         self,
-        train: DataLoader | MixedLoader,
+        train: DataLoader[B] | MixedLoader[B],
         *,
-        validation: DataLoader | MixedLoader | None = None,
+        validation: DataLoader[B] | MixedLoader[B] | None = None,
         every: Period = ("epoch", 1),
     ) -> None:
         self._train = _require_loader("train", train)
@@ -247,7 +247,7 @@ class TrainStream:
         passes = f"{self._schedule.length:,} batches after every {self._schedule.interval:,} of training"
         return Explanation.joined(parts | {"validation": self._validation.explain()}, {"validation": passes})
 
-    def init_state(self, key: Any, start_at: tuple[int, int] = (0, 0)) -> LoaderState:
+    def init_state(self, key: jax.Array | np.ndarray, start_at: tuple[int, int] = (0, 0)) -> LoaderState:
         """The state of a run before its first batch, or before any other.
 
         Args:
@@ -264,7 +264,9 @@ class TrainStream:
         self._require_reachable("init_state", batch + 1)
         return LoaderState(words, jnp.asarray(self._schedule.step_of(batch), np.uint32), self._origin)
 
-    def iterate(self, state: LoaderState, *, end_at: Period | None = None, with_info: bool = False) -> StreamIterator:
+    def iterate(
+        self, state: LoaderState, *, end_at: Period | None = None, with_info: bool = False
+    ) -> StreamIterator[B]:
         """An iterator over `StreamItem`s, with the state to resume from as its `.state`.
 
         Args:

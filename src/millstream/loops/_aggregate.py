@@ -2,18 +2,23 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from millstream.loops._history import History
 from millstream.loops.log_entries import Logs, Name
+from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value, function_name
 
 Aggregator = Callable[[list[Any], list[int]], Any]  # of the values of some rows, and the samples their steps had
 
 # Outputs hold a row per sample: joined again at every test, they would fill the history of a training run.
 _DEFAULTS = {"stateful_metrics": "last", "outputs": "drop"}
+
+
+Word = Literal["mean", "last", "first", "sum", "min", "max", "concatenate", "drop"]
+Aggregations = Word | Callable[..., PyTree] | Mapping[str, str | Callable[..., PyTree]]
 
 
 class Aggregation:

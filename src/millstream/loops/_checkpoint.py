@@ -5,6 +5,10 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import jax
+import numpy as np
+from jax.typing import ArrayLike
+
 from millstream.checkpoints import CheckpointStore, Retention
 from millstream.loops._dataset import Loader, save_position
 from millstream.loops._history import History
@@ -127,11 +131,11 @@ class checkpoint(Observer):
     def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]  # by hand it saves a state, not logs
         self,
         elapsed: Elapsed,
-        state: Any,
+        state: PyTree,
         *,
         data_state: PyTree = None,
         history: History | None = None,
-        metrics: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, ArrayLike] | None = None,
     ) -> None:
         """Save by hand.
 
@@ -256,9 +260,9 @@ def _moment(loop_state: LoopState) -> tuple[Any, ...]:
 def restore(
     directory: str | os.PathLike[str],
     state: S,
-    loader: Loader | None = None,
+    loader: Loader[PyTree] | None = None,
     *,
-    key: Any = None,
+    key: jax.Array | np.ndarray | None = None,
     step: int | None = None,
 ) -> SavedRun[S]:
     """The run that was saved last in a directory.

@@ -2,7 +2,7 @@
 
 import operator
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -12,10 +12,10 @@ import numpy as np
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.schedules import Period
 from millstream.pipeline.state import LoaderState
-from millstream.reading.contracts import PyTree
+from millstream.reading.contracts import PyTree, T
 from millstream.text.errors import describe_value, differences, function_name, raised_in
 
-Position = dict[str, Any]  # plain values; what it is of is under "kind"
+Position = dict[str, PyTree]  # plain values; what it is of is under "kind"
 _ON_PURPOSE = (
     "To continue with other data on purpose, take the rest and start the loop with it: "
     "saved = ms.restore(directory, state); loop(saved.state, ..., elapsed=saved.elapsed, history=saved.history)."
@@ -140,7 +140,7 @@ def _saved_of(position: Position) -> str:
 
 
 @runtime_checkable
-class Loader(Protocol):
+class Loader(Protocol[T]):
     """Batches as a function of key and step, such as `ms.DataLoader`."""
 
     @property
@@ -148,11 +148,11 @@ class Loader(Protocol):
         """Batches in one epoch."""
         ...
 
-    def init_state(self, key: Any, step: int = 0) -> PyTree:
+    def init_state(self, key: jax.Array, step: int = 0) -> PyTree:
         """The state before batch number `step`."""
         ...
 
-    def iterate(self, state: PyTree, *, steps: int | None = None) -> Any:
+    def iterate(self, state: PyTree, *, steps: int | None = None) -> Iterator[T]:
         """An iterator over (batch, mask), with `state`, `samples`, `real` and `close`."""
         ...
 

@@ -3,24 +3,28 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
+import numpy as np
+
 from millstream.loops._clock import Clock
 from millstream.loops._dataset import Loader, as_dataset, open_batches
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.schedules import Period, as_epoch, as_stop
-from millstream.reading.contracts import PyTree
+from millstream.loops.signatures import Dataset, Point, Stop
+from millstream.reading.contracts import PyTree, T
 from millstream.text.errors import describe_value
 
 
 def elapse(
-    dataset: Any,
+    dataset: Dataset[T],
     *,
     initial: Elapsed | None = None,
-    stop: Any = None,
-    key: Any = None,
+    stop: Stop | None = None,
+    key: jax.Array | np.ndarray | None = None,
     data_state: PyTree = None,
-    epoch_duration: Any = None,
-    batch_size_fn: Callable[[Any], int] | None = None,
-) -> Iterator[tuple[Elapsed, Any]]:
+    epoch_duration: Point | None = None,
+    batch_size_fn: Callable[[PyTree], int] | None = None,
+) -> Iterator[tuple[Elapsed, T]]:
     """Go through batches by hand: (elapsed, batch), one after the other.
 
     Example:

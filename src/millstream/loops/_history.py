@@ -5,7 +5,7 @@ import operator
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -15,12 +15,24 @@ from millstream.loops._timeline import Timeline
 from millstream.loops.column import IN_FLIGHT, Column, require_readable
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.log_entries import Logs, Name, as_logs, describe_logged, find_entry, require_name
+from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value, require_int
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
 
 _ELAPSED = ("steps", "samples", "epochs", "time", "date")
+
+
+class PlotOptions(TypedDict, total=False):
+    """The options of `History.plot`."""
+
+    names: Sequence[str] | None
+    title: str | None
+    smooth: float | None
+    log: bool | None
+    dpi: int
 
 
 class History(Sequence[Logs]):
@@ -41,7 +53,7 @@ class History(Sequence[Logs]):
         self._newest_step: int | None = None
         self._columns: dict[Name, Column] = {}
 
-    def commit(self, elapsed: Elapsed, logs: Mapping[str, Any]) -> None:
+    def commit(self, elapsed: Elapsed, logs: Mapping[str, object]) -> None:
         """Keep what a step has logged; nothing waits for a device.
 
         Logs of the step that was committed last go into its row, where newer values win.
@@ -85,7 +97,7 @@ class History(Sequence[Logs]):
             has_rows = path[0] == "outputs" and masks is not None and block.shape[1 : masks.ndim] == masks.shape[1:]
             column.extend(rows, block, masks if has_rows else None)
 
-    def commit_columns(self, passed: StepSpan, columns: Mapping[Name, list[Any]]) -> None:
+    def commit_columns(self, passed: StepSpan, columns: Mapping[Name, list[object]]) -> None:
         """Keep what several steps have logged, all of them the same entries.
 
         Args:
@@ -186,7 +198,19 @@ class History(Sequence[Logs]):
             nothing = "needs a row. The history is empty: nothing has been logged yet, and len(history) is 0."
             raise ValueError(f"History.elapsed {found if len(self) else nothing}") from None
 
-    def collect(self, *names: str, missing: Any = None) -> Any:
+    @overload
+    def collect(self, name: str, /, *, missing: object = None) -> list[Any]: ...
+    @overload
+    def collect(self, first: str, second: str, /, *, missing: object = None) -> tuple[list[Any], list[Any]]: ...
+    @overload
+    def collect(
+        self, first: str, second: str, third: str, /, *, missing: object = None
+    ) -> tuple[list[Any], list[Any], list[Any]]: ...
+    @overload
+    def collect(
+        self, first: str, second: str, third: str, fourth: str, /, *names: str, missing: object = None
+    ) -> tuple[list[Any], ...]: ...
+    def collect(self, *names: str, missing: object = None) -> list[Any] | tuple[list[Any], ...]:
         """The values of some entries, a list for each, over those rows that have all of them.
 
         A name that was never logged is an error that lists those that were; `missing` says that it may come later.
@@ -388,7 +412,7 @@ class History(Sequence[Logs]):
             history.commit(elapsed, logs)
         return history
 
-    def to_state(self, start: int = 0, stop: int | None = None, *, outputs: bool = True) -> dict[str, Any]:
+    def to_state(self, start: int = 0, stop: int | None = None, *, outputs: bool = True) -> dict[str, PyTree]:
         """All rows, or those from `start` to before `stop`, as plain values and NumPy arrays: exact, for checkpoints.
 
         Example:
@@ -414,7 +438,7 @@ class History(Sequence[Logs]):
         return {"start": start, "moments": self._moments.to_state(start, stop), "columns": columns}
 
     @classmethod
-    def from_state(cls, *states: dict[str, Any]) -> "History":
+    def from_state(cls, *states: dict[str, PyTree]) -> "History":
         """The history that `to_state` was called on.
 
         Example:
@@ -445,6 +469,10 @@ class History(Sequence[Logs]):
             column.append_state(column_state, start, len(self))
         self._newest_step = self.elapsed().steps if len(self) else None
 
+    @overload
+    def plot(self, path: None = None, **options: Unpack[PlotOptions]) -> "Figure": ...
+    @overload
+    def plot(self, path: str | os.PathLike[str], **options: Unpack[PlotOptions]) -> pathlib.Path: ...
     def plot(
         self,
         path: str | os.PathLike[str] | None = None,
@@ -454,7 +482,7 @@ class History(Sequence[Logs]):
         smooth: float | None = None,
         log: bool | None = None,
         dpi: int = 150,
-    ) -> Any:
+    ) -> "Figure | pathlib.Path":
         """An image of the curves: one panel per metric, with that of training and evaluation together.
 
         Example:

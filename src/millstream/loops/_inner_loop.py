@@ -2,14 +2,18 @@
 
 import weakref
 from collections.abc import Callable
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, overload
 
-from millstream.loops._aggregate import Aggregation
+from millstream.loops._aggregate import Aggregation, Aggregations
 from millstream.loops._history import History
 from millstream.loops.callback import Callback
+from millstream.loops.elapsed import Elapsed
 from millstream.loops.log_entries import Logs
-from millstream.loops.loop_state import LoopState
+from millstream.loops.loop_state import LoopState, S
+from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value, require_bool
+
+Inner = Callable[[PyTree], tuple[PyTree, History, Elapsed]]
 
 
 class InnerLoop(Callback):
@@ -34,7 +38,7 @@ class InnerLoop(Callback):
         logs, state = self(loop_state.state)
         return logs, state if self._output_state else None
 
-    def __call__(self, state: Any) -> tuple[Logs, Any]:
+    def __call__(self, state: S) -> tuple[Logs, S]:
         """Run it by hand.
 
         Args:
@@ -60,12 +64,17 @@ class InnerLoop(Callback):
         return named, inner_state if self._output_state else state
 
 
+class InnerLoopOptions(TypedDict, total=False):
+    """The options of `inner_loop`."""
+
+    output_state: bool
+    aggregation: Aggregations | None
+
+
 @overload
-def inner_loop(name: Callable[[Any], Any], /, *, output_state: bool = False, aggregation: Any = None) -> InnerLoop: ...
+def inner_loop(name: Inner, /, **options: Unpack[InnerLoopOptions]) -> InnerLoop: ...
 @overload
-def inner_loop(
-    name: str, fn: Callable[[Any], Any], *, output_state: bool = False, aggregation: Any = None
-) -> InnerLoop: ...
+def inner_loop(name: str, fn: Inner, **options: Unpack[InnerLoopOptions]) -> InnerLoop: ...
 def inner_loop(name: Any, fn: Any = None, *, output_state: bool = False, aggregation: Any = None) -> InnerLoop:
     """Run a loop at a step of another one, and log what came of it there, as one row.
 

@@ -2,7 +2,9 @@
 
 import os
 from collections.abc import Callable
-from typing import Any
+
+import jax
+import numpy as np
 
 from millstream.loops._acting import Policy
 from millstream.loops._history import History
@@ -10,28 +12,28 @@ from millstream.loops._run import Run
 from millstream.loops._run_parts import LoopOptions
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.loop_state import LoopOutput, S
-from millstream.loops.signatures import Dataset, Point, Stop, Tasks
+from millstream.loops.signatures import Dataset, Point, Stop, Table, Tasks
 from millstream.reading.contracts import PyTree
 
 
 def loop(
     state: S,
-    dataset: Dataset,
-    tasks: Tasks,
+    dataset: Dataset[PyTree],
+    tasks: Tasks[Table],
     *,
     stop: Stop | None = None,
-    on_start: Any = None,
-    on_end: Any = None,
+    on_start: object = None,
+    on_end: object = None,
     history: History | None = None,
     elapsed: Elapsed | None = None,
-    key: Any = None,
+    key: jax.Array | np.ndarray | None = None,
     data_state: PyTree = None,
     resume: str | os.PathLike[str] | bool | None = None,
     epoch_duration: Point | None = None,
     fuse: int | None = None,
     catch_keyboard_interrupt: bool = True,
-    batch_size_fn: Callable[[Any], int] | None = None,
-    metadata: Any = None,
+    batch_size_fn: Callable[[PyTree], int] | None = None,
+    metadata: object = None,
     policy: Policy = None,
     name: str = "loop",
 ) -> LoopOutput[S]:

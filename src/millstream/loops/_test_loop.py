@@ -1,8 +1,11 @@
 """Loops over a whole dataset: testing and predicting."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import jax
+import numpy as np
 
 from millstream.loops import named
 from millstream.loops._acting import Policy
@@ -14,24 +17,24 @@ from millstream.loops.elapsed import Elapsed
 from millstream.loops.loop_state import LoopOutput, S
 from millstream.loops.named import NamedTasks
 from millstream.loops.schedules import Period, always
-from millstream.loops.signatures import Dataset, Stop, Tasks
+from millstream.loops.signatures import Dataset, Stop, Table, Tasks
 from millstream.reading.contracts import PyTree
 
 
 def test_loop(
     state: S,
-    dataset: Dataset,
-    tasks: Tasks | None = None,
+    dataset: Dataset[PyTree],
+    tasks: Tasks[Table] | None = None,
     *,
-    callbacks: list[Any] | None = None,
+    callbacks: Sequence[object] | None = None,
     stop: Stop | None = None,
     history: History | None = None,
     elapsed: Elapsed | None = None,
-    key: Any = None,
+    key: jax.Array | np.ndarray | None = None,
     data_state: PyTree = None,
     catch_keyboard_interrupt: bool = True,
-    batch_size_fn: Callable[[Any], int] | None = None,
-    metadata: Any = None,
+    batch_size_fn: Callable[[PyTree], int] | None = None,
+    metadata: object = None,
     policy: Policy = None,
 ) -> LoopOutput[S]:
     """Test a model on a dataset, once.
@@ -96,18 +99,18 @@ def _run_once(
 
 def predict_loop(
     state: S,
-    dataset: Dataset,
-    tasks: Tasks | None = None,
+    dataset: Dataset[PyTree],
+    tasks: Tasks[Table] | None = None,
     *,
-    callbacks: list[Any] | None = None,
+    callbacks: Sequence[object] | None = None,
     stop: Stop | None = None,
     history: History | None = None,
     elapsed: Elapsed | None = None,
-    key: Any = None,
+    key: jax.Array | np.ndarray | None = None,
     data_state: PyTree = None,
     catch_keyboard_interrupt: bool = True,
-    batch_size_fn: Callable[[Any], int] | None = None,
-    metadata: Any = None,
+    batch_size_fn: Callable[[PyTree], int] | None = None,
+    metadata: object = None,
     policy: Policy = None,
 ) -> LoopOutput[S]:
     """Ask a model about a dataset, once.

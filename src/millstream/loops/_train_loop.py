@@ -3,14 +3,17 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import jax
+import numpy as np
 
 from millstream.loops import named
 from millstream.loops._acting import Policy, has_policy, resolve_policy
 from millstream.loops._dataset import Loader, as_dataset
 from millstream.loops._history import History
-from millstream.loops._inner_loop import inner_loop
+from millstream.loops._inner_loop import InnerLoopOptions, inner_loop
 from millstream.loops._run import Run
 from millstream.loops._run_parts import LoopOptions
 from millstream.loops._test_loop import run_test, whole
@@ -18,35 +21,35 @@ from millstream.loops.elapsed import Elapsed
 from millstream.loops.loop_state import LoopOutput, S
 from millstream.loops.named import NamedTasks
 from millstream.loops.schedules import EpochBegins, EpochEnds, Period, always, as_stop
-from millstream.loops.signatures import Dataset, Point, Stop, Tasks
+from millstream.loops.signatures import Dataset, Point, Stop, Table, Tasks
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value, require_int
 
 
 def train_loop(
     state: S,
-    dataset: Dataset,
-    tasks: Tasks | None = None,
+    dataset: Dataset[PyTree],
+    tasks: Tasks[Table] | None = None,
     *,
-    callbacks: list[Any] | None = None,
-    test_dataset: Dataset | None = None,
+    callbacks: Sequence[object] | None = None,
+    test_dataset: Dataset[PyTree] | None = None,
     epoch_duration: Point | None = None,
     test_duration: Point | None = None,
     test_name: str = "test",
     stop: Stop | None = None,
     history: History | None = None,
     elapsed: Elapsed | None = None,
-    key: Any = None,
+    key: jax.Array | np.ndarray | None = None,
     data_state: PyTree = None,
     resume: str | os.PathLike[str] | bool | None = None,
     fuse: int | None = None,
     limit_batches: int | None = None,
     fast_dev_run: bool | int = False,
     sanity_batches: int = 0,
-    inner_loop_kwargs: dict[str, Any] | None = None,
+    inner_loop_kwargs: InnerLoopOptions | None = None,
     catch_keyboard_interrupt: bool = True,
-    batch_size_fn: Callable[[Any], int] | None = None,
-    metadata: Any = None,
+    batch_size_fn: Callable[[PyTree], int] | None = None,
+    metadata: object = None,
     policy: Policy = None,
 ) -> LoopOutput[S]:
     """Train a model, and test it at the end of every epoch and of the run.

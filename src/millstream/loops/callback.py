@@ -2,15 +2,17 @@
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from millstream.loops._history import History
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.loop_state import LoopState
+from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value, function_name
 
 Call = Callable[[LoopState], Any]
+Foreign = TypeVar("Foreign")
 
 _adapters: dict[type, Callable[[Any], Any]] = {}
 
@@ -34,7 +36,7 @@ class Callback:
 
     only_real_runs = False
 
-    def __loop_callback__(self, loop_state: LoopState) -> Any:
+    def __loop_callback__(self, loop_state: LoopState) -> PyTree:
         raise NotImplementedError
 
     def start(self, loop_state: LoopState) -> None:
@@ -43,11 +45,11 @@ class Callback:
     def finish(self, loop_state: LoopState) -> None:
         """It has ended, however it did: write and close what is open."""
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, PyTree]:
         """What must be saved for a resumed run to resume exactly: plain values and arrays."""
         return {}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: dict[str, PyTree]) -> None:
         """Continue from what `get_state` gave."""
 
 
@@ -89,7 +91,7 @@ class Observer(Callback):
     def _by_hand(self) -> LoopState:
         return LoopState(None, History(), Elapsed())
 
-    def __call__(self, elapsed: Elapsed, logs: Any = None) -> bool:
+    def __call__(self, elapsed: Elapsed, logs: Mapping[str, object] | None = None) -> bool:
         """Use it by hand, once per step.
 
         Args:
@@ -118,14 +120,14 @@ class Noop(Callback):
     def __loop_callback__(self, loop_state: LoopState) -> None:
         return None
 
-    def __call__(self, *_: Any) -> None:
+    def __call__(self, *_: object) -> None:
         return None
 
 
 noop = Noop()
 
 
-def register_adapter(kind: type, adapter: Callable[[Any], Any]) -> None:
+def register_adapter(kind: type[Foreign], adapter: Callable[[Foreign], object]) -> None:
     """Let loops accept objects of a foreign class.
 
     Example:

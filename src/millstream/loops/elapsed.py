@@ -93,9 +93,10 @@ class Elapsed:
         """How far the run was one step before."""
         return Elapsed(self.steps - 1, self.samples_before, self.epochs_before, self.time_before, self.date_start)
 
-    def replace(self, **changes: Any) -> "Elapsed":
+    def replace(self, **changes: float | None) -> "Elapsed":
         """The same with other fields."""
-        return Elapsed(**{name: changes.get(name, getattr(self, name)) for name in FIELDS})
+        fields: Any = {name: changes.get(name, getattr(self, name)) for name in FIELDS}
+        return Elapsed(**fields)
 
     def __sub__(self, other: "Elapsed") -> "Elapsed":
         """What lies between two moments of one run, in every unit."""

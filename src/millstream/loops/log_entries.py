@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import jax
 
@@ -52,21 +52,21 @@ class Logs(dict[str, dict[str, Any]]):
         super().__setattr__(name, value)
 
     @property
-    def updates(self) -> Any:
+    def updates(self) -> NoReturn:
         """Only to be assigned: `logs.updates, state = step(state, batch)` merges what the step returns."""
         raise AttributeError("logs.updates can only be assigned; read the logs themselves.")
 
     @updates.setter
-    def updates(self, value: Mapping[str, Any] | None) -> None:
+    def updates(self, value: Mapping[str, object] | None) -> None:
         self.merge(value)
 
-    def add_entry(self, collection: str, name: str, value: Any) -> Self:
+    def add_entry(self, collection: str, name: str, value: object) -> Self:
         """One value in a collection of your own."""
         _require_names(collection, name)
         self.setdefault(collection, {})[name] = value
         return self
 
-    def add_entries(self, collection: str, entries: Mapping[str, Any] | None = None, /, **more: Any) -> Self:
+    def add_entries(self, collection: str, entries: Mapping[str, object] | None = None, /, **more: object) -> Self:
         """Several values in a collection of your own, as `dict.update` takes them: a mapping, keywords, or both."""
         entries = {} if entries is None else entries
         if not isinstance(entries, Mapping):
@@ -78,43 +78,45 @@ class Logs(dict[str, dict[str, Any]]):
         self.setdefault(collection, {}).update(entries, **more)
         return self
 
-    def add_loss(self, name: str, value: Any, *, add_metric: bool = False) -> Self:
+    def add_loss(self, name: str, value: object, *, add_metric: bool = False) -> Self:
         """A loss, which a managed train step minimises; also as a metric, if that is wanted."""
         require_bool("Logs.add_loss", "add_metric", add_metric)
         self.add_entry("losses", name, value)
         return self.add_metric(name, value) if add_metric else self
 
-    def add_losses(self, losses: Mapping[str, Any] | None = None, /, *, add_metrics: bool = False, **more: Any) -> Self:
+    def add_losses(
+        self, losses: Mapping[str, object] | None = None, /, *, add_metrics: bool = False, **more: object
+    ) -> Self:
         """Several losses: a mapping, keywords, or both."""
         require_bool("Logs.add_losses", "add_metrics", add_metrics)
         self.add_entries("losses", losses, **more)
         return self.add_metrics(losses, **more) if add_metrics else self
 
-    def add_metric(self, name: str, value: Any) -> Self:
+    def add_metric(self, name: str, value: object) -> Self:
         """A value of this batch alone."""
         return self.add_entry("metrics", name, value)
 
-    def add_metrics(self, metrics: Mapping[str, Any] | None = None, /, **more: Any) -> Self:
+    def add_metrics(self, metrics: Mapping[str, object] | None = None, /, **more: object) -> Self:
         """Several metrics: a mapping, keywords, or both."""
         return self.add_entries("metrics", metrics, **more)
 
-    def add_stateful_metric(self, name: str, value: Any) -> Self:
+    def add_stateful_metric(self, name: str, value: object) -> Self:
         """A value that stands for all batches so far."""
         return self.add_entry("stateful_metrics", name, value)
 
-    def add_stateful_metrics(self, metrics: Mapping[str, Any] | None = None, /, **more: Any) -> Self:
+    def add_stateful_metrics(self, metrics: Mapping[str, object] | None = None, /, **more: object) -> Self:
         """Several stateful metrics: a mapping, keywords, or both."""
         return self.add_entries("stateful_metrics", metrics, **more)
 
-    def add_output(self, name: str, value: Any) -> Self:
+    def add_output(self, name: str, value: object) -> Self:
         """What the model says, one row per sample."""
         return self.add_entry("outputs", name, value)
 
-    def add_outputs(self, outputs: Mapping[str, Any] | None = None, /, **more: Any) -> Self:
+    def add_outputs(self, outputs: Mapping[str, object] | None = None, /, **more: object) -> Self:
         """Several outputs: a mapping, keywords, or both."""
         return self.add_entries("outputs", outputs, **more)
 
-    def merge(self, other: Mapping[str, Any] | None) -> Self:
+    def merge(self, other: Mapping[str, object] | None) -> Self:
         """Take in other logs; their values win."""
         if other is not None:
             for collection, entries in as_logs("merge", other).items():

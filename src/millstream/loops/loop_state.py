@@ -2,14 +2,18 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from millstream.loops._aggregate import concatenate
 from millstream.loops._history import History
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.log_entries import Logs
-from millstream.loops.schedules import Period
+from millstream.loops.schedules import Period, Schedule
 from millstream.reading.contracts import PyTree
+
+if TYPE_CHECKING:
+    from millstream.loops._tasks import Task
+    from millstream.loops.callback import Callback
 
 S = TypeVar("S")
 
@@ -41,7 +45,7 @@ class LoopOutput(_Returned[S]):
     interrupted: bool = False
 
     @property
-    def outputs(self) -> dict[str, Any]:
+    def outputs(self) -> dict[str, PyTree]:
         """What was logged with `add_output`: the arrays of all batches joined, without padding."""
         columns, weights = self.history.columns(), self.history.weights()
         return {
@@ -103,10 +107,10 @@ class LoopState:
         position: Gives where the run is in its data, as it is saved.
     """
 
-    state: Any
+    state: PyTree
     history: History
     elapsed: Elapsed
-    batch: Any = None
+    batch: PyTree = None
     logs: Logs = dataclasses.field(default_factory=Logs)
     metadata: Any = None
     name: str = "loop"
@@ -115,15 +119,15 @@ class LoopState:
     parent: "LoopState | None" = None
     waits: Waits = dataclasses.field(default_factory=Waits)
     ends_at: Period | None = None
-    callbacks: list[Any] = dataclasses.field(default_factory=list)
-    dataset: Any = None
-    tasks: list[Any] = dataclasses.field(default_factory=list)
-    stops: Any = None
+    callbacks: "list[Callback]" = dataclasses.field(default_factory=list)
+    dataset: object = None
+    tasks: "list[Task]" = dataclasses.field(default_factory=list)
+    stops: Period | Schedule | None = None
     failed: bool = False
     unfinished: tuple[int, bool] | None = None
     cut_short: bool = False
     data_position: Callable[[], PyTree] = lambda: None
-    position: Callable[[], tuple[dict[str, Any], PyTree]] = lambda: ({"kind": "iterable"}, None)
+    position: Callable[[], tuple[dict[str, PyTree], PyTree]] = lambda: ({"kind": "iterable"}, None)
 
     @property
     def data_state(self) -> PyTree:

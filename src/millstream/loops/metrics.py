@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from millstream.loops._metric_adapters import Arrays, Kind, as_kind
 from millstream.loops.log_entries import Logs
+from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_leaf, describe_value
 
 
@@ -46,13 +47,13 @@ class Metrics:
 
     __slots__ = ("_arrays", "_kinds", "_names")
 
-    def __init__(self, **metrics: Any) -> None:
+    def __init__(self, **metrics: object) -> None:
         made = [as_kind(name, metric) for name, metric in metrics.items()]
         self._names = tuple(metrics)
         self._kinds: tuple[Kind, ...] = tuple(kind for kind, _ in made)
         self._arrays: tuple[Arrays, ...] = tuple(arrays for _, arrays in made)
 
-    def update(self, **values: Any) -> "Metrics":
+    def update(self, **values: PyTree) -> "Metrics":
         """Take one more batch into account.
 
         Args:
@@ -86,7 +87,7 @@ class Metrics:
         both = zip(self._kinds, self._arrays, other._arrays, strict=True)
         return self._with([kind.merge(ours, theirs) for kind, ours, theirs in both])
 
-    def compute(self) -> dict[str, Any]:
+    def compute(self) -> dict[str, jax.Array]:
         """The values over all rows so far, NaN if there were none; stays on the device.
 
         What says several things at once becomes several: `loss` with a mean and a deviation is `loss_mean` and

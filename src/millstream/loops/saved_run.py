@@ -207,7 +207,7 @@ class SavedRun(Generic[S]):
     history: History
     data_state: PyTree
     position: Position
-    callbacks: Mapping[str, dict[str, Any]]
+    callbacks: Mapping[str, dict[str, PyTree]]
     unfinished: tuple[int, bool] | None
     stopped: str | None
     step: int

@@ -3,7 +3,7 @@
 import datetime
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from millstream.loops.elapsed import Elapsed, require_elapsed, seconds
 from millstream.text.errors import describe_value, require_int
@@ -33,11 +33,11 @@ class Schedule:
         """
         return None
 
-    def __and__(self, other: Any) -> "Schedule":
+    def __and__(self, other: "Due") -> "Schedule":
         ours, theirs = self, as_schedule("&", other)
         return _Function(lambda elapsed: ours(elapsed) and theirs(elapsed), f"({self!r} & {theirs!r})")
 
-    def __or__(self, other: Any) -> "Schedule":
+    def __or__(self, other: "Due") -> "Schedule":
         ours, theirs = self, as_schedule("|", other)
         return _Function(lambda elapsed: ours(elapsed) or theirs(elapsed), f"({self!r} | {theirs!r})")
 
@@ -267,6 +267,23 @@ class _Every(Schedule):
         return f"every({self._unit}={self._period})"
 
 
+class Units(TypedDict, total=False):
+    """What a length can be given in, besides steps."""
+
+    samples: int | None
+    epochs: int | None
+    time: float | datetime.timedelta | None
+
+
+class PointUnits(Units, total=False):
+    """What a point can be given in, besides steps."""
+
+    date: datetime.datetime | None
+
+
+Due = Schedule | Callable[[Elapsed], bool]
+
+
 class _After(Schedule):
     def __init__(self, point: Period) -> None:
         self._point = point
@@ -274,13 +291,13 @@ class _After(Schedule):
     def __call__(self, elapsed: Elapsed) -> bool:
         return self._point.reached(elapsed)
 
-    def then(self, schedule: Any) -> Schedule:
+    def then(self, schedule: "Due") -> Schedule:
         """From this point on another schedule, which counts from here."""
         return piecewise(never(), {self._point: schedule})
 
     __rshift__ = then
 
-    def every(self, steps: int | None = None, **units: Any) -> Schedule:
+    def every(self, steps: int | None = None, **units: Unpack[Units]) -> Schedule:
         """From this point on `every(...)`, counted from here."""
         return self.then(every(steps, **units))
 
@@ -378,7 +395,7 @@ def at(
     return Period(steps, samples, epochs, time, date)
 
 
-def once(steps: int | None = None, **units: Any) -> Period:
+def once(steps: int | None = None, **units: Unpack[PointUnits]) -> Period:
     """Due at one step only: that which reaches this point. The same as `at`, where that reads better.
 
     Example:
@@ -388,7 +405,7 @@ def once(steps: int | None = None, **units: Any) -> Period:
     return _named_point("once", steps, **units)
 
 
-def after(steps: int | None = None, **units: Any) -> _After:
+def after(steps: int | None = None, **units: Unpack[PointUnits]) -> _After:
     """Due at every step from this point on; `after(100).every(10)` and `after(100) >> schedule` count from there.
 
     Example:
@@ -398,7 +415,7 @@ def after(steps: int | None = None, **units: Any) -> _After:
     return _After(_named_point("after", steps, **units))
 
 
-def first(steps: int | None = None, **units: Any) -> Schedule:
+def first(steps: int | None = None, **units: Unpack[PointUnits]) -> Schedule:
     """Due at the first step, or the first n steps (samples, epochs, seconds).
 
     Example:
@@ -437,7 +454,7 @@ def never() -> Schedule:
     return _Constant(False)
 
 
-def piecewise(schedule: Any, later: Mapping[Any, Any]) -> Schedule:
+def piecewise(schedule: Due, later: Mapping[int | Period | datetime.timedelta, Due]) -> Schedule:
     """One schedule, and others from given points on, each counting from its point.
 
     Example:

@@ -1,13 +1,14 @@
 """The types of what loops are given."""
 
 import datetime
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal, Protocol, TypeVar
 
 from millstream.loops._dataset import Loader
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.named import Event
 from millstream.loops.schedules import Period, Schedule
+from millstream.reading.contracts import T
 
 Point = int | Period | datetime.timedelta  # an int counts steps
 EventName = Literal[
@@ -36,7 +37,8 @@ EventName = Literal[
 ]
 When = Event | Schedule | Callable[[Elapsed], bool]
 Stop = Point | Schedule | Callable[[Elapsed], bool]
-Dataset = Loader | Iterable[Any] | Callable[[], Loader | Iterable[Any]]
+Every = int | Schedule | Callable[[Elapsed], bool]  # an int counts steps
+Dataset = Loader[T] | Iterable[T] | Callable[[], Loader[T] | Iterable[T]]
 
 
 class TaskTable(Protocol):
@@ -47,5 +49,8 @@ class TaskTable(Protocol):
         ...
 
 
-# A dict that is written in the call may have names as text, and a wrong one is found; `TaskTable` is for all others.
-Tasks = Mapping[EventName | When, object] | TaskTable | Iterable[tuple[EventName | When, object]]
+Table = TypeVar("Table", bound=TaskTable)
+
+# A dict that is written in the call may have names as text, and a wrong one is found; `Table` is for all others. It is
+# a variable because mypy, given two types that a dict fits, takes neither to find the type of that dict.
+Tasks = Mapping[EventName | When, object] | Table | Sequence[tuple[EventName | When, object]]

@@ -7,12 +7,13 @@ The way of a batch: the plan turns the step into sample indices; one gather fetc
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
+from jax.typing import ArrayLike
 
 from millstream.pipeline.placement import BatchPlacement
 from millstream.pipeline.read_in_graph import read_in_graph
@@ -36,7 +37,11 @@ if TYPE_CHECKING:
 MAX_IN_GRAPH = (1 << 31) - 1
 
 
-def compose(source: Any, transform: "Transform") -> Stream:
+@overload
+def compose(source: "IndexedSource | Pipeline", transform: "Transform") -> "Pipeline": ...
+@overload
+def compose(source: Stream, transform: "Transform") -> Stream: ...
+def compose(source: IndexedSource | Stream, transform: "Transform") -> Stream:
     """A source seen through one more stage."""
     source = as_stream(source)
     if isinstance(source, Pipeline):
@@ -44,7 +49,11 @@ def compose(source: Any, transform: "Transform") -> Stream:
     return BatchedStream(source, transform) if transform.batches else MappedStream(source, transform)
 
 
-def as_stream(source: Any) -> Stream:
+@overload
+def as_stream(source: "IndexedSource | Pipeline") -> "Pipeline": ...
+@overload
+def as_stream(source: object) -> Stream: ...
+def as_stream(source: object) -> Stream:
     """A pipeline over an indexed source, or the stream itself. Refuses anything else."""
     if isinstance(source, type):
         raise TypeError(
@@ -164,7 +173,7 @@ class Pipeline:
             return self.host.source.spec()
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), self.arrays)
 
-    def init_state(self, key: Any, step: int = 0) -> LoaderState:
+    def init_state(self, key: jax.Array | np.ndarray, step: int | ArrayLike = 0) -> LoaderState:
         """The state of the run with this key before batch number `step`."""
         words = key_words("init_state", key)
         step = checked_step("init_state", step, self.plan.step_limit - 1)

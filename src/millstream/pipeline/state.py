@@ -1,7 +1,7 @@
 """The state of an indexed pipeline: a key and a step, and static words on which pipeline they belong to."""
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,17 @@ class LoaderState:
     origin: Origin = dataclasses.field(metadata={"static": True})
 
 
+# The type of a loader's states: streams have their own.
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    S = TypeVar("S", default=LoaderState)
+else:
+    from typing import TypeVar
+
+    S = TypeVar("S")
+
+
 def is_traced(tree: Any) -> bool:
     """Whether a value belongs to a program that is being traced."""
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
@@ -74,7 +85,7 @@ def checked_step(caller: str, step: Any, most: int) -> Any:
     return whole_number(caller, "step", step, least=0, most=most)
 
 
-def check_position(caller: str, state: LoaderState, limit: int) -> int:
+def check_position(caller: str, state: Any, limit: int) -> int:
     """The step of a state; refuses one whose key or step was tampered with."""
     key_words(caller, state.key)
     return checked_step(caller, state.step, limit)

@@ -1,12 +1,12 @@
 """What a transform is: a value that says what happens to one element of a pipeline."""
 
-from typing import Any, ClassVar
+from typing import ClassVar, overload
 
 import jax
 
-from millstream.pipeline.pipeline import compose
+from millstream.pipeline.pipeline import Pipeline, compose
 from millstream.plan.plan import Batching
-from millstream.reading.contracts import PyTree, Stream
+from millstream.reading.contracts import IndexedSource, PyTree, Stream
 
 
 class Transform:
@@ -59,6 +59,10 @@ class Transform:
         """The stage's name in error texts and in the derivation of its keys."""
         return type(self).__name__
 
-    def __call__(self, source: Any) -> Stream:
+    @overload
+    def __call__(self, source: IndexedSource | Pipeline) -> Pipeline: ...
+    @overload
+    def __call__(self, source: Stream) -> Stream: ...
+    def __call__(self, source: IndexedSource | Stream) -> Stream:
         """Put this stage after a source."""
         return compose(source, self)

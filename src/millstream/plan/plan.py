@@ -97,7 +97,7 @@ class Plan:
     """
 
     samples: int
-    ordering: Ordering
+    ordering: Ordering | str
     batchings: tuple[Batching, ...] = ()
     selection: Selection | None = None
 

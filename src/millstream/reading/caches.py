@@ -6,8 +6,8 @@ import operator
 import os
 import pathlib
 import types
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -101,6 +101,20 @@ class BatchCache:
         return _folder("BatchCache", self.path)
 
 
+class BatchPlace(Protocol):
+    """What says which batch is meant, such as its `BatchInfo`."""
+
+    @property
+    def epoch(self) -> int:
+        """Its epoch."""
+        ...
+
+    @property
+    def step_in_epoch(self) -> int:
+        """Its number in it."""
+        ...
+
+
 class ArrayCache:
     """Keep arrays that you compute from batches, such as the outputs of an encoder.
 
@@ -140,7 +154,7 @@ class ArrayCache:
         else:
             self._find()
 
-    def get(self, info: Any) -> PyTree | None:
+    def get(self, info: BatchPlace | Sequence[int]) -> PyTree | None:
         """The arrays of a batch, read-only; None if they are not there.
 
         Args:
@@ -154,7 +168,7 @@ class ArrayCache:
             return None
         return _unflatten(self._contents.structure, iter(entry.leaves))
 
-    def put(self, info: Any, tree: PyTree) -> None:
+    def put(self, info: BatchPlace | Sequence[int], tree: PyTree) -> None:
         """Store the arrays of a batch: dicts, lists and tuples of NumPy or JAX arrays. Only "read-write" does.
 
         Args:

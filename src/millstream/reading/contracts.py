@@ -1,12 +1,38 @@
 """What a source is. Two shapes, told apart by their methods; no base class is needed."""
 
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from millstream.plan.ordering import Ordering
 
-PyTree = Any
+PyTree: TypeAlias = Any
+"""Containers that JAX knows, with anything as leaves: a sample, a batch, a model. JAX has no type for it."""
+
+# The type of a batch. Type variables have defaults from Python 3.13 on; type checkers know them already.
+if TYPE_CHECKING:
+    import jax
+    from typing_extensions import TypeVar
+
+    B = TypeVar("B", covariant=True, default=PyTree)
+    T = TypeVar("T", covariant=True, default=PyTree)
+else:
+    from typing import TypeVar
+
+    B = TypeVar("B", covariant=True)
+    T = TypeVar("T", covariant=True)
+
+
+class Items(Protocol[T]):
+    """Anything with a length and `[index]`: a list, a dataset."""
+
+    def __len__(self) -> int:
+        """How many items there are."""
+        ...
+
+    def __getitem__(self, index: int, /) -> T:
+        """One item."""
+        ...
 
 
 @runtime_checkable
@@ -19,7 +45,7 @@ class IndexedSource(Protocol):
     """
 
     @property
-    def ordering(self) -> Ordering:
+    def ordering(self) -> Ordering | str:
         """Whether an epoch goes through the samples shuffled or in sequence."""
         ...
 
@@ -42,7 +68,7 @@ class IndexedSource(Protocol):
 
 
 @runtime_checkable
-class Stream(Protocol):
+class Stream(Protocol[B]):
     """Values that come one after the other and depend on a state: an environment, a buffer, a composed source.
 
     Example:
@@ -55,11 +81,11 @@ class Stream(Protocol):
         """How many values make an epoch."""
         ...
 
-    def init_state(self, key: Any) -> PyTree:
+    def init_state(self, key: "jax.Array") -> PyTree:
         """The state before the first value."""
         ...
 
-    def next(self, state: PyTree) -> tuple[PyTree, Any, PyTree]:
+    def next(self, state: PyTree) -> tuple[B, "jax.Array", PyTree]:
         """The next value, its mask and the state after it. Pure and traceable."""
         ...
 

@@ -67,7 +67,7 @@ class MappedSource(SampleReader):
         self._name = name
         self._random = random
         self.keyed = random or self._inner.keyed
-        self.ordering = inner.ordering
+        self.ordering = self._inner.ordering
         self.prefetch_size = self._inner.prefetch_size
         self.readers = readers
         key = np.zeros(2, np.uint32) if self.keyed else None
@@ -123,7 +123,7 @@ class CollatedSource(HostSource):
         self._collate = collate
         self._name = f"collate function {function_name(collate)} of BatchTransform"
         self.keyed = self._inner.keyed
-        self.ordering = inner.ordering
+        self.ordering = self._inner.ordering
         self.prefetch_size = self._inner.prefetch_size
         self.readers = self._inner.readers
         keys = np.zeros((size, 2), np.uint32) if self.keyed else None

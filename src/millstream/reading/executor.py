@@ -1,9 +1,10 @@
 """The contract of executors: who reads batches, and what they are asked."""
 
 import dataclasses
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from millstream.plan.planned import Request
+from millstream.reading.contracts import PyTree
 from millstream.reading.host_source import HostSource
 from millstream.reading.reading import ReadBatch
 from millstream.reading.slots import Layout
@@ -18,7 +19,18 @@ class InGraph:
     """
 
 
-class Backend(Protocol):
+# What a backend calls a batch that it reads.
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    Job = TypeVar("Job", default=PyTree)
+else:
+    from typing import TypeVar
+
+    Job = TypeVar("Job")
+
+
+class Backend(Protocol[Job]):
     """Reads batches for all streams of a loader: threads, worker processes, or anything else.
 
     A job is whatever `start` returns. It has the `request` that it was started with.
@@ -34,27 +46,27 @@ class Backend(Protocol):
         """Whether it has ended, by `close` or by an error."""
         ...
 
-    def prepare(self, request: Request) -> Any:
+    def prepare(self, request: Request) -> Job:
         """A batch that is read when it is collected. Backends that are not lazy start it."""
         ...
 
-    def start(self, request: Request) -> Any:
+    def start(self, request: Request) -> Job:
         """Have a batch read in the background."""
         ...
 
-    def collect(self, job: Any) -> ReadBatch:
+    def collect(self, job: Job) -> ReadBatch:
         """Wait for a batch, and raise what reading it raised."""
         ...
 
-    def is_done(self, job: Any) -> bool:
+    def is_done(self, job: Job) -> bool:
         """Whether a batch can be collected without waiting, as far as is known."""
         ...
 
-    def first_of(self, jobs: list[Any]) -> Any:
+    def first_of(self, jobs: list[Job]) -> Job:
         """Wait for any of these batches."""
         ...
 
-    def drop(self, job: Any) -> None:
+    def drop(self, job: Job) -> None:
         """Forget a batch."""
         ...
 

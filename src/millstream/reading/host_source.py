@@ -101,7 +101,7 @@ class HostSource:
         self.read_rows(indices, [objects], keys)
         return objects.tolist()
 
-    def read_sample(self, index: int, key: np.ndarray | None) -> tuple[PyTree, Any]:
+    def read_sample(self, index: int, key: np.ndarray | None) -> tuple[PyTree, PyTree]:
         """One sample as functions on the host get it, and what its reading returned beside it."""
         spec, keys = self.sample_spec.on_host, None if key is None else key[None]
         out = spec.empty(1)
@@ -109,7 +109,7 @@ class HostSource:
         leaves = [leaf[0] for leaf in out]
         return (leaves[0] if isinstance(spec, ObjectSpec) else spec.unflatten(leaves)), extra
 
-    def _read_one(self, index: int, out: Sequence[np.ndarray], keys: np.ndarray | None) -> Any:
+    def _read_one(self, index: int, out: Sequence[np.ndarray], keys: np.ndarray | None) -> PyTree:
         self.read_rows(np.array([index]), out, keys)
 
 
@@ -118,7 +118,7 @@ class SampleReader(HostSource):
 
     reads_samples = True
 
-    def read_row(self, index: int, out: Sequence[np.ndarray], row: int, key: np.ndarray | None) -> Any:
+    def read_row(self, index: int, out: Sequence[np.ndarray], row: int, key: np.ndarray | None) -> PyTree:
         """Write one sample into one row; what it returns travels with the batch as plain values."""
         raise NotImplementedError
 
@@ -126,7 +126,7 @@ class SampleReader(HostSource):
         for row, index in enumerate(indices.tolist()):
             self.read_row(index, out, row, None if keys is None else keys[row])
 
-    def _read_one(self, index: int, out: Sequence[np.ndarray], keys: np.ndarray | None) -> Any:
+    def _read_one(self, index: int, out: Sequence[np.ndarray], keys: np.ndarray | None) -> PyTree:
         return self.read_row(index, out, 0, None if keys is None else keys[0])
 
 
@@ -211,7 +211,8 @@ class _Selected(HostSource):
         self._view = view
         self._inner = inner = as_host_source(view.source)
         self._name = type(view.source).__name__
-        self.ordering = view.ordering
+        ordering: Any = view.ordering  # which the plan checks
+        self.ordering = ordering
         self.prefetch_size, self.readers = inner.prefetch_size, inner.readers
         self.sample_spec, self.keyed = inner.sample_spec, inner.keyed
         self.reads_together, self.calls_users = inner.reads_together, inner.calls_users or inner.reads_samples
@@ -233,7 +234,8 @@ class _Adapted(HostSource):
         self._source = source
         self._caller = type(source).__name__
         self._spec = spec_of(self._caller, source.spec())
-        self.ordering = source.ordering
+        ordering: Any = source.ordering  # which the plan checks
+        self.ordering = ordering
         self.sample_spec = self._spec
 
     def __len__(self) -> int:
@@ -256,4 +258,5 @@ def as_host_source(source: IndexedSource) -> HostSource:
     name = type(source).__name__
     data = jax.tree.map(np.asarray, getattr(source, "data", source.arrays))  # on a CPU this shares the memory
     spec = spec_of(name, jax.tree.map(lambda leaf: leaf[0], data))
-    return _Gathered(name, ArrayRows(name, data, spec), source.ordering)
+    ordering: Any = source.ordering  # which the plan checks
+    return _Gathered(name, ArrayRows(name, data, spec), ordering)

@@ -2,11 +2,12 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from millstream.plan.planned import Request
+from millstream.reading.contracts import PyTree
 from millstream.reading.host_source import HostSource, SampleReader
 from millstream.reading.stats import collect_into, timed
 
@@ -24,7 +25,7 @@ class Report:
     """
 
     failed: dict[int, BaseException] = dataclasses.field(default_factory=dict)
-    extras: dict[int, Any] = dataclasses.field(default_factory=dict)
+    extras: dict[int, PyTree] = dataclasses.field(default_factory=dict)
     times: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def add(self, other: "Report") -> None:

@@ -25,10 +25,10 @@ class View:
         ordering: "shuffle", "sequential" or a `Shuffle`.
     """
 
-    ordering: Ordering
+    ordering: Ordering | str
     arrays = None
 
-    def __init__(self, source: IndexedSource, selection: Selection, ordering: Ordering) -> None:
+    def __init__(self, source: IndexedSource, selection: Selection, ordering: Ordering | str) -> None:
         self.source = source
         self.selection = selection
         self.ordering = ordering

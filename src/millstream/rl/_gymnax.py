@@ -2,13 +2,14 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
 from millstream.pipeline.policy import ActingState, as_arrays, set_policy_state
 from millstream.pipeline.state import key_words
@@ -87,13 +88,13 @@ class GymnaxSource:
     """
 
     env: Any
-    env_params: Any
+    env_params: PyTree
     policy_step_fn: PolicyStepFn | None = None
     policy_state_template: PyTree = None
     steps_per_epoch: int = 1024
     num_envs: int = 1
     _: dataclasses.KW_ONLY
-    policy_fn: Callable[[Any, PyTree, jax.Array], Any] | None = None
+    policy_fn: Callable[[PyTree, PyTree, jax.Array], PyTree] | None = None
     policy_params: PyTree = None
 
     def __post_init__(self) -> None:
@@ -132,12 +133,12 @@ class GymnaxSource:
     def _template(self) -> PyTree:
         return self.policy_state_template if self.policy_fn is None else self.policy_params
 
-    def init_state(self, key: Any) -> GymnaxSourceState:
+    def init_state(self, key: jax.Array) -> GymnaxSourceState:
         """The state before the first step, with the template as its policy."""
         return _initial_state(self, key_words("init_state", key))
 
     def set_policy_state(
-        self, state: GymnaxSourceState, policy_state: PyTree, *, new_episode: Any = None
+        self, state: GymnaxSourceState, policy_state: PyTree, *, new_episode: ArrayLike | Sequence[bool] | None = None
     ) -> GymnaxSourceState:
         """This source's state with another policy state."""
         return set_policy_state("GymnaxSource.set_policy_state", state, policy_state, new_episode)

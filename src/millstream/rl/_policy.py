@@ -6,15 +6,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from millstream.pipeline import policy
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value, function_name
 
-PolicyStepFn = Callable[[Any, PyTree, jax.Array, jax.Array], tuple[Any, PyTree]]
+PolicyStepFn = Callable[[PyTree, PyTree, jax.Array, jax.Array], tuple[PyTree, PyTree]]
 
 
-def set_loader_policy_state(state: PyTree, policy_state: PyTree, *, new_episode: Any = None) -> PyTree:
+def set_loader_policy_state(
+    state: PyTree, policy_state: PyTree, *, new_episode: ArrayLike | Sequence[bool] | None = None
+) -> PyTree:
     """The loader's state with another policy state; the environments stay where they are.
 
     Example:
@@ -30,7 +33,9 @@ def set_loader_policy_state(state: PyTree, policy_state: PyTree, *, new_episode:
     return policy.set_policy_state("set_loader_policy_state", state, policy_state, new_episode)
 
 
-def set_source_policy_state(state: PyTree, policy_state: PyTree, *, new_episode: Any = None) -> PyTree:
+def set_source_policy_state(
+    state: PyTree, policy_state: PyTree, *, new_episode: ArrayLike | Sequence[bool] | None = None
+) -> PyTree:
     """The state of a bare source with another policy state, for whoever steps it without a loader.
 
     Example:

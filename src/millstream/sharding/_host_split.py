@@ -3,13 +3,14 @@
 import dataclasses
 import operator
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Generic, Literal
 
+from millstream.reading.contracts import Items, T
 from millstream.text.errors import describe_value, require_bool, require_choice, require_int, require_items
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class HostSplit:
+class HostSplit(Generic[T]):
     """Some items of a dataset, seen as a dataset; made by `split_by_host`.
 
     Example:
@@ -22,7 +23,7 @@ class HostSplit:
         items: Which of its items.
     """
 
-    dataset: Any
+    dataset: Items[T]
     items: range
 
     def __post_init__(self) -> None:
@@ -33,26 +34,27 @@ class HostSplit:
     def __len__(self) -> int:
         return len(self.items)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> T:
         try:
             item = self.items[operator.index(index)]
         except IndexError:
             raise IndexError(f"HostSplit has {len(self)} items. Got index {index}.") from None
         return self.dataset[item]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[T]:
         return (self.dataset[item] for item in self.items)
 
 
-class BatchedHostSplit(HostSplit):
+class BatchedHostSplit(HostSplit[T]):
     """The same of a dataset that reads many items at once, with `__getitems__`."""
 
     def __getitems__(self, indices: list[int]) -> Any:
-        return self.dataset.__getitems__([self.items[index] for index in indices])
+        dataset: Any = self.dataset
+        return dataset.__getitems__([self.items[index] for index in indices])
 
 
 def split_by_host(
-    dataset: Any,
+    dataset: Items[T],
     how: Literal["contiguous", "strided"] = "contiguous",
     *,
     drop_remainder: bool = False,

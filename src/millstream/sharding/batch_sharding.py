@@ -11,8 +11,10 @@ from millstream.pipeline.pipeline import MAX_IN_GRAPH
 from millstream.sharding.mesh_config import MeshConfig, checked_axes, over_axes
 from millstream.text.errors import describe_value, require_int
 
+BatchSharding = NamedSharding | Mesh | MeshConfig
 
-def as_batch_sharding(sharding: Any, caller: str = "as_batch_sharding") -> NamedSharding:
+
+def as_batch_sharding(sharding: BatchSharding, caller: str = "as_batch_sharding") -> NamedSharding:
     """The sharding of the first axis of a batch, for leaves of any rank.
 
     Example:

@@ -1,17 +1,15 @@
 """The rows of every process as one array over all devices."""
 
-from typing import Any
-
 import jax
 from jax.sharding import NamedSharding
 
 from millstream.reading.contracts import PyTree
 from millstream.reading.dtypes import dtype_of_array, holds_numbers, to_jax_dtype
-from millstream.sharding.batch_sharding import as_batch_sharding, nearest, shard_count
+from millstream.sharding.batch_sharding import BatchSharding, as_batch_sharding, nearest, shard_count
 from millstream.text.errors import describe_leaf, describe_value, table
 
 
-def distribute_global_batch(local_batch: PyTree, sharding: Any) -> PyTree:
+def distribute_global_batch(local_batch: PyTree, sharding: BatchSharding) -> PyTree:
     """Make global arrays of the rows that each process has read.
 
     Every process calls it with as many rows as its devices hold, in the order of the global batch (`rows_by_process`

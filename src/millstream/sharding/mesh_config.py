@@ -212,7 +212,7 @@ class MeshConfig:
                     return shape
         return self.mesh_shape
 
-    def create_device_mesh(self, devices: Sequence[Any] | None = None, selector: str | None = None) -> Mesh:
+    def create_device_mesh(self, devices: Sequence[object] | None = None, selector: str | None = None) -> Mesh:
         """The mesh, with all its axes `Auto`: the compiler chooses how values inside a program are divided.
 
         Example:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from millstream.files.data_files import buffered, open_file
 from millstream.plan.ordering import Ordering
@@ -43,7 +44,7 @@ class CsvSource(RowSource):
         self,
         path: str | os.PathLike[str],
         columns: Sequence[str] | None = None,
-        dtype: Any = np.float32,
+        dtype: DTypeLike | Mapping[str, DTypeLike] = np.float32,
         ordering: Ordering = "shuffle",
         prefetch_size: int = 64,
     ) -> None:

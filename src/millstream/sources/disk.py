@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from millstream.plan.ordering import Ordering
-from millstream.reading.contracts import PyTree
+from millstream.reading.contracts import Items, PyTree
 from millstream.reading.host_source import SampleReader
 from millstream.reading.samples import ObjectSpec, SampleSpec, first_sample, spec_of, spec_or_objects
 from millstream.reading.stats import add_time
@@ -40,7 +40,7 @@ class DiskSampleSource(SampleReader):
 
     length: int
     sample_fn: Callable[[int], PyTree]
-    sample_spec: Any = None
+    sample_spec: PyTree = None
     ordering: Ordering = "shuffle"
     prefetch_size: int = 64
     readers: int = 4
@@ -93,7 +93,7 @@ class DatasetSource(SampleReader):
         readers: How many threads read, if the loader has no executor.
     """
 
-    dataset: Any
+    dataset: Items
     ordering: Ordering = "shuffle"
     prefetch_size: int = 64
     readers: int = 4
@@ -160,7 +160,8 @@ class DatasetSource(SampleReader):
     def _items(self, numbers: list[int]) -> Sequence[PyTree]:
         try:
             begun = time.perf_counter()
-            items = self.dataset.__getitems__(numbers)
+            dataset: Any = self.dataset
+            items = dataset.__getitems__(numbers)
             add_time("dataset", begun)
             return items
         except Exception as error:

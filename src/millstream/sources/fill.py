@@ -11,7 +11,7 @@ import numpy as np
 
 from millstream.files.plain import decode, encode
 from millstream.plan.ordering import Ordering
-from millstream.reading.contracts import PyTree
+from millstream.reading.contracts import Items, PyTree, T
 from millstream.reading.derived_sources import generator
 from millstream.reading.host_source import SampleReader
 from millstream.reading.samples import SampleSpec, spec_of
@@ -63,8 +63,8 @@ class FillSource(SampleReader):
 
     def __init__(
         self,
-        items: Any,
-        fill: Callable[[Any, PyTree, Any], dict[str, Any] | None],
+        items: Items[T],
+        fill: Callable[[T, PyTree, Any], dict[str, PyTree] | None],
         spec: PyTree,
         *,
         ordering: Ordering = "shuffle",
@@ -105,7 +105,7 @@ class FillSource(SampleReader):
 
     def read_row(
         self, index: int, out: Sequence[np.ndarray], row: int, key: np.ndarray | None
-    ) -> dict[str, Any] | None:
+    ) -> dict[str, PyTree] | None:
         if self._debug:
             return self._read_twice(index, out, row, key)
         leaves = [leaf[row, ...] for leaf in out]  # with the dots, a scalar is an array that can be written to as well
@@ -146,7 +146,7 @@ class FillSource(SampleReader):
 
     def _read_twice(
         self, index: int, out: Sequence[np.ndarray], row: int, key: np.ndarray | None
-    ) -> dict[str, Any] | None:
+    ) -> dict[str, PyTree] | None:
         """Fill two rows of different contents: what fill does not write tells them apart."""
         leaves, others = self._memory(0), self._memory(_STALE)
         returned = self._filled(index, leaves, key)

@@ -14,7 +14,7 @@ from millstream.loops.named_values import asked_for, named_parameters
 from millstream.reading.contracts import PyTree
 from millstream.states import _managed_step
 from millstream.states._batch_layout import BatchLayout, Keys, Parts
-from millstream.states._managed_state import ManagedState
+from millstream.states._managed_state import ManagedOptions, ManagedState
 from millstream.states._precision import at_least_32_bits
 from millstream.text.errors import describe_leaf, describe_value, raised_in, require_callable
 
@@ -264,7 +264,7 @@ def new_framework_state(
     metrics: Mapping[str, Any] | Metrics | None,
     input_key: Keys,
     target_key: Keys,
-    options: dict[str, Any],
+    options: ManagedOptions,
     **fields: Any,
 ) -> Any:
     """A new state of such a kind, its arguments checked.
@@ -295,7 +295,7 @@ def new_framework_state(
             )
     if isinstance(metrics, Mapping) and not all(isinstance(name, str) for name in metrics):
         raise TypeError(f"{caller} needs metrics with names that are str. Got {describe_value(metrics)}.")
-    functions = as_losses(caller, losses)
+    functions, passed_on = as_losses(caller, losses), dict[str, Any](options)
     with raised_in(caller):
         return kind.create(
             tx=tx,
@@ -303,7 +303,7 @@ def new_framework_state(
             metrics=metrics if isinstance(metrics, Metrics) else Metrics(**({} if metrics is None else metrics)),
             layout=BatchLayout(input_key, target_key),
             **fields,
-            **options,
+            **passed_on,
         )
 
 

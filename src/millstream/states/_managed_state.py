@@ -6,7 +6,7 @@ import inspect
 import math
 import operator
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Protocol, Self, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -92,6 +92,32 @@ def register_state(kind: type) -> None:
         return state
 
     jax.tree_util.register_pytree_with_keys(kind, flatten_with_keys, unflatten, flatten)
+
+
+class Optimizer(Protocol):
+    """An optimizer, such as those of optax."""
+
+    @property
+    def init(self) -> Callable[..., PyTree]:
+        """From parameters to the optimizer's state."""
+        ...
+
+    @property
+    def update(self) -> Callable[..., tuple[PyTree, PyTree]]:
+        """From gradients, the optimizer's state and parameters to updates and the next state."""
+        ...
+
+
+class ManagedOptions(TypedDict, total=False):
+    """The options of `ManagedState.create` that the states of frameworks pass on."""
+
+    precision: str | Precision | None
+    loss_scale: LossScale | None
+    accumulate: int | Accumulate
+    clip_norm: float | None
+    ema: float | None
+    skip_nonfinite: bool
+    log_norms: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,8 +247,8 @@ class ManagedState:
     key: jax.Array | None = None
     ema_params: PyTree = None
     loss_scale: LossScale | None = None
-    tx: Any = dataclasses.field(metadata=_STATIC)
-    apply_fn: Callable[..., Any] | None = dataclasses.field(default=None, metadata=_STATIC)
+    tx: Optimizer = dataclasses.field(metadata=_STATIC)
+    apply_fn: Callable[..., PyTree] | None = dataclasses.field(default=None, metadata=_STATIC)
     strategy: Strategy = dataclasses.field(metadata=_STATIC)
     options: Options = dataclasses.field(default=Options(), metadata=_STATIC)
 
@@ -234,11 +260,11 @@ class ManagedState:
     def create(
         cls,
         params: PyTree,
-        tx: Any,
+        tx: Optimizer,
         *,
         strategy: str | Strategy = "jit",
         key: jax.Array | None = None,
-        apply_fn: Callable[..., Any] | None = None,
+        apply_fn: Callable[..., PyTree] | None = None,
         precision: str | Precision | None = None,
         loss_scale: LossScale | None = None,
         accumulate: int | Accumulate = 1,
@@ -246,7 +272,7 @@ class ManagedState:
         ema: float | None = None,
         skip_nonfinite: bool = False,
         log_norms: bool = False,
-        **fields: Any,
+        **fields: PyTree,
     ) -> Self:
         """A new state, at step 0.
 
@@ -308,7 +334,7 @@ class ManagedState:
             **static,
         )
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, **changes: PyTree) -> Self:
         """The same with other fields. If its strategy donates, arrays that come in are copied: it owns its own.
 
         Example:
@@ -332,7 +358,7 @@ class ManagedState:
         # A state that begins to donate must own its arrays: others may hold those it has now.
         return jax.tree.map(copied, new) if new.strategy.donate and not self.strategy.donate else new
 
-    def apply_gradients(self, grads: PyTree, **extra: Any) -> Self:
+    def apply_gradients(self, grads: PyTree, **extra: PyTree) -> Self:
         """The state after one update by the optimizer, as its options say. A `train_step` does this by itself.
 
         Example:

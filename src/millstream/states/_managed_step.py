@@ -5,11 +5,12 @@ import functools
 import inspect
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
+from millstream.loops.elapsed import Elapsed
 from millstream.loops.log_entries import Logs, as_logs
 from millstream.pipeline.state import strong
 from millstream.reading.contracts import PyTree
@@ -20,7 +21,10 @@ from millstream.states.gradients import Call, gradients
 from millstream.states.strategies import Strategy, Traced
 from millstream.text.errors import describe_value, function_name
 
-Body = Callable[[str, Call, Any, PyTree], tuple[Logs, Any]]
+Body = Callable[[str, Call, PyTree, PyTree], tuple[Logs, PyTree]]
+
+
+M = TypeVar("M", bound=ManagedState)
 
 
 class ManagedStep:
@@ -41,14 +45,14 @@ class ManagedStep:
             uncompiled, and placing nothing.
     """
 
-    def __init__(self, caller: str, fn: Callable[..., Any], body: Body, *, keeps: bool) -> None:
+    def __init__(self, caller: str, fn: Callable[..., PyTree], body: Body, *, keeps: bool) -> None:
         self._keeps = keeps  # whether the state it is given stays usable
         self._takes_elapsed = _takes_elapsed(caller, fn)
         self._runs: dict[Strategy, Traced] = {}
         self.traced = _traced(fn, body, takes_elapsed=self._takes_elapsed)
         functools.update_wrapper(self, fn)
 
-    def __call__(self, state: Any, batch: PyTree, elapsed: Any = None) -> tuple[Logs, Any]:
+    def __call__(self, state: M, batch: PyTree, elapsed: Elapsed | None = None) -> tuple[Logs, M]:
         """Do one step.
 
         Args:
@@ -83,7 +87,7 @@ class ManagedStep:
         return self if instance is None else types.MethodType(self, instance)
 
 
-def train_step(fn: Callable[..., Any]) -> ManagedStep:
+def train_step(fn: Callable[..., PyTree]) -> ManagedStep:
     """Make a train step of a function that logs its losses: their sum is minimised.
 
     The function takes (state, batch) or (state, batch, elapsed) and returns logs with at least one loss, or (logs,
@@ -107,7 +111,7 @@ def train_step(fn: Callable[..., Any]) -> ManagedStep:
     return ManagedStep("managed.train_step", fn, _train, keeps=False)
 
 
-def step(fn: Callable[..., Any]) -> ManagedStep:
+def step(fn: Callable[..., PyTree]) -> ManagedStep:
     """Make a step of a function that minimises nothing, such as an evaluation: it runs as the state's strategy says.
 
     The function takes (state, batch) or (state, batch, elapsed) and returns logs, or (logs, state). The state it is

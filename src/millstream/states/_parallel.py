@@ -47,7 +47,7 @@ class DataParallel(Strategy):
         """How the rows of a batch are divided."""
         return with_auto_axes(as_batch_sharding(make_ddp_mesh_config() if self.mesh is None else self.mesh))
 
-    def state_sharding(self, leaf: Any) -> NamedSharding:
+    def state_sharding(self, leaf: jax.Array) -> NamedSharding:
         """How an array of the state is divided: here not at all."""
         return NamedSharding(self.batch_sharding.mesh, PartitionSpec())
 
@@ -101,7 +101,7 @@ class FSDP(DataParallel):
             mesh = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
         return with_auto_axes(as_batch_sharding(mesh))
 
-    def state_sharding(self, leaf: Any) -> NamedSharding:
+    def state_sharding(self, leaf: jax.Array) -> NamedSharding:
         """How an array is divided: along its longest axis that divides by the devices."""
         mesh, shape = self.batch_sharding.mesh, leaf.shape
         axis = mesh.axis_names[-1]

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value, require_choice, require_int
@@ -23,9 +24,9 @@ class Precision:
         output: What losses, metrics and outputs are logged in.
     """
 
-    param: Any = "float32"
-    compute: Any = "float32"
-    output: Any = "float32"
+    param: DTypeLike = "float32"
+    compute: DTypeLike = "float32"
+    output: DTypeLike = "float32"
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -93,8 +94,8 @@ class LossScale:
         limit: What it does not grow beyond.
     """
 
-    scale: Any = 2.0**15
-    finite_steps: Any = 0
+    scale: jax.Array | float = 2.0**15
+    finite_steps: jax.Array | int = 0
     growth_interval: int = dataclasses.field(default=2000, metadata={"static": True})
     factor: float = dataclasses.field(default=2.0, metadata={"static": True})
     limit: float = dataclasses.field(default=2.0**24, metadata={"static": True})

@@ -1,9 +1,10 @@
 """States for modules of Equinox."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Unpack
 
 import jax
+from jax.typing import ArrayLike
 
 from millstream.loops.metrics import Metrics
 from millstream.reading.contracts import PyTree
@@ -16,6 +17,7 @@ from millstream.states._framework import (
     new_framework_state,
     parameters_of,
 )
+from millstream.states._managed_state import ManagedOptions, Optimizer
 from millstream.states._new_arrays import FlatLeaves, copied
 from millstream.states.strategies import Strategy
 from millstream.text.errors import describe_value, needs, require_bool
@@ -35,19 +37,19 @@ class EquinoxState(FrameworkState):
 
 
 def create_equinox_state(
-    module: Any,
-    tx: Any,
+    module: Callable[..., PyTree],
+    tx: Optimizer,
     *,
-    losses: Mapping[str, Any] | None = None,
-    metrics: Mapping[str, Any] | Metrics | None = None,
+    losses: Mapping[str, Callable[..., ArrayLike]] | None = None,
+    metrics: Mapping[str, object] | Metrics | None = None,
     strategy: str | Strategy = "jit",
     key: jax.Array | None = None,
     input_key: Keys = None,
     target_key: Keys = None,
-    state: Any = None,
+    state: PyTree = None,
     vmap: bool = True,
     axis_name: str = "batch",
-    **options: Any,
+    **options: Unpack[ManagedOptions],
 ) -> EquinoxState:
     """A state for an Equinox module, with `train_step`, `test_step`, `predict_step` and `reset_step`.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from millstream.loops.log_entries import Logs
 from millstream.reading.contracts import PyTree
@@ -15,7 +16,7 @@ from millstream.states._batch_layout import is_masked
 from millstream.states._precision import at_least_32_bits
 from millstream.text.errors import describe_leaf, require_callable, require_int, table
 
-Call = Callable[[Any, PyTree], tuple[Logs, Any]]  # (state, batch) -> (logs, state)
+Call = Callable[[PyTree, PyTree], tuple[Logs, PyTree]]  # (state, batch) -> (logs, state)
 
 
 def gradients(caller: str, call: Call, state: Any, batch: PyTree) -> tuple[PyTree, Logs, Any]:
@@ -83,14 +84,14 @@ class Accumulate:
     """
 
     microbatches: int
-    weight: Callable[[PyTree], Any] | None = None
+    weight: Callable[[PyTree], ArrayLike] | None = None
 
     def __post_init__(self) -> None:
         require_int("Accumulate", "microbatches", self.microbatches, least=1)
         if self.weight is not None:
             require_callable("Accumulate", "weight", self.weight)
 
-    def gradients(self, caller: str, call: Call, state: Any, batch: PyTree) -> tuple[PyTree, Logs, Any]:
+    def gradients(self, caller: str, call: Call, state: PyTree, batch: PyTree) -> tuple[PyTree, Logs, PyTree]:
         """What `gradients` of the whole batch gives, computed in parts."""
         params, rows = state.params, common_rows(caller, batch)
         if rows % self.microbatches:

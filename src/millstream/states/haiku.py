@@ -1,10 +1,11 @@
 """States for functions transformed by Haiku."""
 
 import functools
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Unpack
 
 import jax
+from jax.typing import ArrayLike
 
 from millstream.loops.metrics import Metrics
 from millstream.reading.contracts import PyTree
@@ -17,9 +18,13 @@ from millstream.states._framework import (
     new_framework_state,
     parameters_of,
 )
+from millstream.states._managed_state import ManagedOptions, Optimizer
 from millstream.states._new_arrays import check_key
 from millstream.states.strategies import Strategy
 from millstream.text.errors import describe_leaf, describe_value, needs, raised_in
+
+if TYPE_CHECKING:
+    import haiku as hk
 
 
 class HaikuState(FrameworkState):
@@ -27,17 +32,17 @@ class HaikuState(FrameworkState):
 
 
 def create_haiku_state(
-    transformed: Any,
+    transformed: "hk.Transformed | hk.TransformedWithState",
     inputs: PyTree,
-    tx: Any,
+    tx: Optimizer,
     *,
     key: jax.Array,
-    losses: Mapping[str, Any] | None = None,
-    metrics: Mapping[str, Any] | Metrics | None = None,
+    losses: Mapping[str, Callable[..., ArrayLike]] | None = None,
+    metrics: Mapping[str, object] | Metrics | None = None,
     strategy: str | Strategy = "jit",
     input_key: Keys = None,
     target_key: Keys = None,
-    **options: Any,
+    **options: Unpack[ManagedOptions],
 ) -> HaikuState:
     """A state for a function transformed by Haiku, with `train_step`, `test_step`, `predict_step` and `reset_step`.
 

@@ -2,17 +2,22 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import jax
+from jax.typing import ArrayLike
 
 from millstream.loops.metrics import Metrics
 from millstream.reading.contracts import PyTree
 from millstream.states._batch_layout import Keys
 from millstream.states._framework import Applied, FrameworkState, ModeArguments, Network, new_framework_state, unique
+from millstream.states._managed_state import ManagedOptions, Optimizer
 from millstream.states._new_arrays import check_key
 from millstream.states.strategies import Strategy
 from millstream.text.errors import describe_leaf, describe_value, needs, raised_in
+
+if TYPE_CHECKING:
+    import flax.linen as nn
 
 _SOWN = ("losses", "metrics")
 
@@ -32,18 +37,18 @@ class FlaxState(FrameworkState):
 
 
 def create_flax_state(
-    module: Any,
+    module: "nn.Module",
     inputs: PyTree,
-    tx: Any,
+    tx: Optimizer,
     *,
-    losses: Mapping[str, Any] | None = None,
-    metrics: Mapping[str, Any] | Metrics | None = None,
+    losses: Mapping[str, Callable[..., ArrayLike]] | None = None,
+    metrics: Mapping[str, object] | Metrics | None = None,
     strategy: str | Strategy = "jit",
     key: jax.Array | None = None,
     input_key: Keys = None,
     target_key: Keys = None,
-    method: str | Callable[..., Any] | None = None,
-    **options: Any,
+    method: str | Callable[..., PyTree] | None = None,
+    **options: Unpack[ManagedOptions],
 ) -> FlaxState:
     """A state for a flax.linen module, with `train_step`, `test_step`, `predict_step` and `reset_step`.
 

@@ -1,17 +1,22 @@
 """States for modules of flax.nnx."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Unpack
 
 import jax
+from jax.typing import ArrayLike
 
 from millstream.loops.metrics import Metrics
 from millstream.reading.contracts import PyTree
 from millstream.states._batch_layout import Keys
 from millstream.states._framework import Applied, FrameworkState, ModeArguments, Network, new_framework_state
+from millstream.states._managed_state import ManagedOptions, Optimizer
 from millstream.states._new_arrays import FlatLeaves, copied
 from millstream.states.strategies import Strategy
 from millstream.text.errors import describe_value, needs, raised_in
+
+if TYPE_CHECKING:
+    from flax import nnx
 
 
 class NnxState(FrameworkState):
@@ -27,17 +32,17 @@ class NnxState(FrameworkState):
 
 
 def create_nnx_state(
-    model: Any,
-    tx: Any,
+    model: "nnx.Module",
+    tx: Optimizer,
     *,
-    losses: Mapping[str, Any] | None = None,
-    metrics: Mapping[str, Any] | Metrics | None = None,
+    losses: Mapping[str, Callable[..., ArrayLike]] | None = None,
+    metrics: Mapping[str, object] | Metrics | None = None,
     strategy: str | Strategy = "jit",
     key: jax.Array | None = None,
     input_key: Keys = None,
     target_key: Keys = None,
-    wrt: Any = None,
-    **options: Any,
+    wrt: object = None,
+    **options: Unpack[ManagedOptions],
 ) -> NnxState:
     """A state for a flax.nnx module, with `train_step`, `test_step`, `predict_step` and `reset_step`.
 

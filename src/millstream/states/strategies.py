@@ -10,7 +10,7 @@ from jax.core import Tracer
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import require_int
 
-Traced = Callable[..., tuple[Any, Any]]  # (state, batch, elapsed) -> (logs, state)
+Traced = Callable[..., tuple[PyTree, PyTree]]  # (state, batch, elapsed) -> (logs, state)
 
 
 class Strategy:

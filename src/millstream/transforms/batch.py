@@ -2,12 +2,12 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar, overload
 
 from millstream.pipeline.pipeline import Pipeline, as_stream
 from millstream.pipeline.transform import Transform
 from millstream.plan.plan import Batching, Ending
-from millstream.reading.contracts import Stream
+from millstream.reading.contracts import IndexedSource, PyTree, Stream
 from millstream.reading.derived_sources import CollatedSource
 from millstream.reading.samples import TRIED
 from millstream.text.errors import function_name, require_bool, require_callable, require_int
@@ -39,7 +39,7 @@ class BatchTransform(Transform):
     batch_size: int
     drop_last: bool = False
     pad_last_batch: bool = True
-    collate: Callable[[list[Any]], Any] | None = None
+    collate: Callable[[list[PyTree]], PyTree] | None = None
 
     def __post_init__(self) -> None:
         if self.collate is not None:
@@ -54,7 +54,11 @@ class BatchTransform(Transform):
     def name(self) -> str:
         return "BatchTransform" if self.collate is None else f"BatchTransform({function_name(self.collate)})"
 
-    def __call__(self, source: Any) -> Stream:
+    @overload
+    def __call__(self, source: IndexedSource | Pipeline) -> Pipeline: ...
+    @overload
+    def __call__(self, source: Stream) -> Stream: ...
+    def __call__(self, source: IndexedSource | Stream) -> Stream:
         """Put this stage after a source."""
         if self.collate is None:
             return super().__call__(source)

@@ -1,11 +1,11 @@
 """The replay buffer: values go in one by one and come out as the mode says."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 from millstream.pipeline.pipeline import MAX_IN_GRAPH, as_stream
 from millstream.pipeline.transform import Transform
-from millstream.reading.contracts import Stream
+from millstream.reading.contracts import IndexedSource, Stream
 from millstream.text.errors import describe_value, require_bool, require_choice, require_int
 from millstream.transforms.buffer_stream import BufferedStream
 
@@ -76,5 +76,6 @@ class BufferTransform(Transform):
             if not is_number or not 0 <= exponent <= 1:
                 raise ValueError(f"BufferTransform needs {name} from 0 to 1. Got {describe_value(exponent)}.")
 
-    def __call__(self, source: Any) -> Stream:
+    # What comes after a buffer is a stream, whatever came before it.
+    def __call__(self, source: IndexedSource | Stream) -> Stream:  # pyright: ignore[reportIncompatibleMethodOverride]
         return BufferedStream(as_stream(source), self)

@@ -1,12 +1,13 @@
 """The stream behind a replay buffer, its state, and the priorities in it."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from millstream.pipeline.stages import element_key, stage_names
 from millstream.pipeline.streams import MappedStream, StageState, stages_of
@@ -42,7 +43,9 @@ class BufferState(StageState):
     priorities: jax.Array | None
 
 
-def set_buffer_priorities(state: PyTree, indices: Any, priorities: Any) -> PyTree:
+def set_buffer_priorities(
+    state: PyTree, indices: ArrayLike | Sequence[int], priorities: ArrayLike | Sequence[float]
+) -> PyTree:
     """The state of a pipeline with a prioritised buffer, with other priorities.
 
     Example:
@@ -86,7 +89,7 @@ class BufferedStream(MappedStream):
 
     transform: "BufferTransform" = dataclasses.field(metadata={"static": True})
 
-    def init_state(self, key: Any) -> BufferState:
+    def init_state(self, key: jax.Array) -> BufferState:
         stage, below = self.transform, super().init_state(key)
         rows = jax.eval_shape(lambda state: self._rows(*self.inner.next(state)[:2]), below.inner)
         self._check_rows(*rows)

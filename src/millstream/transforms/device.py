@@ -26,7 +26,7 @@ class DevicePutTransform(Transform):
 
     passive: ClassVar[bool] = True
 
-    device: Any = None
+    device: object = None  # JAX has no type for devices
 
     def __post_init__(self) -> None:
         if not isinstance(self.device, jax.Device | jax.sharding.Sharding | str | None):

@@ -12,7 +12,7 @@ from jax.experimental import io_callback
 from millstream.pipeline.host_calls import remembering
 from millstream.pipeline.pipeline import Pipeline, as_stream
 from millstream.pipeline.transform import Transform
-from millstream.reading.contracts import PyTree, Stream
+from millstream.reading.contracts import IndexedSource, PyTree
 from millstream.reading.derived_sources import MappedSource
 from millstream.reading.samples import TRIED, SampleSpec, spec_of
 from millstream.text.errors import function_name, require_callable, require_int
@@ -41,7 +41,7 @@ class HostCallbackTransform(Transform):
     effects: ClassVar[bool] = True
 
     fn: Callable[[PyTree, np.ndarray], PyTree | None]
-    element_spec_override: Any = dataclasses.field(default=None, hash=False)
+    element_spec_override: PyTree = dataclasses.field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         require_callable("HostCallbackTransform", "fn", self.fn)
@@ -119,17 +119,18 @@ class HostMapTransform:
         require_callable(type(self).__name__, "fn", self.fn)
         require_int(type(self).__name__, "readers", self.readers, least=1)
 
-    def __call__(self, source: Any) -> Stream:
+    def __call__(self, source: IndexedSource | Pipeline) -> Pipeline:
         """Put this stage after a source."""
-        source, caller = as_stream(source), type(self).__name__
-        if not isinstance(source, Pipeline) or source.stages or source.source is None:
+        stream: object = as_stream(source)
+        caller = type(self).__name__
+        if not isinstance(stream, Pipeline) or stream.stages or stream.source is None:
             raise TypeError(
                 f"{caller} works on samples as they are read, so it comes after the source and before all "
                 "compiled stages. Move it up, or use MapTransform or HostCallbackTransform."
             )
         name = f"{caller}({function_name(self.fn)})"
-        first = source.plan.first_indices(TRIED)
-        return source.read_through(MappedSource(source.source, self.fn, self.readers, name, self.random, first))
+        first = stream.plan.first_indices(TRIED)
+        return stream.read_through(MappedSource(stream.source, self.fn, self.readers, name, self.random, first))
 
 
 class RandomHostMapTransform(HostMapTransform):

@@ -1,10 +1,10 @@
 """Images inside a mapping: numbers to floats, pixels to vectors."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from millstream.pipeline.transform import Transform
 from millstream.reading.contracts import PyTree
@@ -28,7 +28,7 @@ class NormalizeImageTransform(Transform):
     """
 
     image_key: str = "image"
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
     scale: float = 1 / 255
     offset: float = 0.0
 

@@ -37,14 +37,14 @@ def concat(*sources: IndexedSource, ordering: Ordering | None = None) -> ArraySa
         raise ValueError("concat needs at least one source. Got none.")
     for source in sources:
         require_source("concat", source)
-    ordering = sources[0].ordering if ordering is None else ordering
+    its_ordering: Any = ordering or sources[0].ordering  # which the plan checks
     bases = list({id(base): base for base in map(_base, sources)}.values())
-    joined = _chained(bases, ordering)
+    joined = _chained(bases, its_ordering)
     if len(bases) == len(sources) and not any(isinstance(source, View) for source in sources):
         return joined
     starts = dict(builtins.zip(map(id, bases), np.cumsum([0, *map(len, bases)]).tolist(), strict=False))
     indices = np.concatenate([starts[id(_base(source))] + located(source) for source in sources])
-    return View(joined, Selection().after(*listed(indices, len(joined))), ordering)
+    return View(joined, Selection().after(*listed(indices, len(joined))), its_ordering)
 
 
 def zip(
@@ -75,14 +75,14 @@ def zip(
         shown = names or [f"source {number}" for number in range(len(parts))]
         rows = builtins.zip(shown, (f"{length:,} samples" for length in lengths), strict=True)
         raise ValueError(f"zip needs sources of equal length. Got:\n{table(rows)}\nPass shortest=True, or slice them.")
-    ordering = ordering or parts[0].ordering
+    its_ordering: Any = ordering or parts[0].ordering  # which the plan checks
     arrays = [part for part in parts if isinstance(part, ArraySampleSource)]
     if len(arrays) == len(parts):
         import jax
 
         data = [jax.tree.map(lambda leaf: leaf[: min(lengths)], part.data) for part in arrays]
-        return ArraySampleSource(_together(names, data), ordering)
-    return _Zipped(parts, names, min(lengths), ordering)
+        return ArraySampleSource(_together(names, data), its_ordering)
+    return _Zipped(parts, names, min(lengths), its_ordering)
 
 
 def located(source: IndexedSource) -> np.ndarray:
