@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from millstream.loader._answers import answer_habits
 from millstream.loader._program import (
     BeforeFn,
     BodyFn,
@@ -40,7 +41,16 @@ from millstream.reading.reading import OnError
 from millstream.reading.settings import is_worker
 from millstream.reading.stats import LoaderStats
 from millstream.sharding import as_batch_sharding
-from millstream.text.errors import describe_value, function_name, require_bool, require_choice, require_int
+from millstream.text.errors import (
+    describe_value,
+    function_name,
+    require_arguments,
+    require_bool,
+    require_choice,
+    require_int,
+    shortened,
+)
+from millstream.text.keywords import answer_keywords
 from millstream.transforms.device import DevicePutTransform
 
 if TYPE_CHECKING:
@@ -49,6 +59,8 @@ if TYPE_CHECKING:
 _LARGE_CONSTANT = 64 * 2**20
 
 
+@answer_habits
+@answer_keywords
 class DataLoader:
     """A source and its stages as one stream of batches, in Python, under `jit` and in a `scan`.
 
@@ -261,6 +273,7 @@ class DataLoader:
                 self._agreed = True
         return self._feed.next(state)
 
+    @answer_keywords
     def iterate(
         self, state: PyTree, *, steps: int | None = None, with_info: bool = False, replay: int | None = None
     ) -> BatchIterator:
@@ -371,6 +384,7 @@ class DataLoader:
         self._check_state("scan_epoch", state)
         if not callable(body_fn):
             raise TypeError(f"scan_epoch needs body_fn to be a function. Got {describe_value(body_fn)}.")
+        require_arguments("scan_epoch", "body_fn", body_fn, "carry, batch, mask")
         if not isinstance(unroll, bool):
             require_int("scan_epoch", "unroll", unroll, least=1)
         self._require_auto_mesh("scan_epoch")
@@ -513,8 +527,8 @@ class DataLoader:
         expected, found = self._state_structure, jax.tree.structure(state)
         if expected != found:
             raise ValueError(
-                f"{caller} got a state of a different pipeline. It has\n  {found}\n"
-                f"and this loader's states have\n  {expected}"
+                f"{caller} got a state of a different pipeline. It has\n  {shortened(found)}\n"
+                f"and this loader's states have\n  {shortened(expected)}"
             )
 
     @functools.cached_property

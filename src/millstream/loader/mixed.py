@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import jax.numpy as jnp
 import numpy as np
 
+from millstream.loader._answers import answer_habits
 from millstream.loader._sub_stream import JoinedCursor, JoinedIterator, SubStream, require_indexed, step_limit
 from millstream.loader.feed import Drawn, state_at
 from millstream.loader.iterator import BatchIterator
@@ -108,6 +109,7 @@ if TYPE_CHECKING:
     from millstream.inspect import Explanation
 
 
+@answer_habits
 class MixedLoader:
     """Several loaders as one, whose batches come in turn: an epoch is one complete pass over every loader.
 

@@ -15,7 +15,7 @@ from millstream.loops._timeline import Timeline
 from millstream.loops.column import IN_FLIGHT, Column, require_readable
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.logs import Logs, Name, as_logs, describe_logged, find_entry, require_name
-from millstream.text.errors import describe_value, require_int
+from millstream.text.errors import describe_leaf, describe_value, require_int
 
 if TYPE_CHECKING:
     import pandas
@@ -306,6 +306,11 @@ class History(Sequence[Logs]):
             )
         first = column.position(start if start >= 0 else max(len(self) + start, 0))
         values = column.floats(first)
+        if len(values) and np.isnan(values).all() and np.ndim(newest := column.newest()):
+            raise TypeError(
+                f"History.mean: the values of {name!r} are arrays (the last: {describe_leaf(newest)}). Log one number "
+                "per step, such as jnp.mean(value), or take the arrays from history.collect."
+            )
         weights = np.asarray(self._moments.weights(), np.float64)[column.row_numbers(first)]
         counted = weights > 0  # a mean over no samples is NaN, and would make all of it NaN
         return float(values[counted] @ weights[counted] / weights.sum()) if counted.any() else math.nan

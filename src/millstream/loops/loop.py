@@ -12,8 +12,10 @@ from millstream.loops.history import History
 from millstream.loops.loop_state import LoopOutput, S
 from millstream.loops.signatures import Dataset, Point, Stop, Tasks
 from millstream.reading.contracts import PyTree
+from millstream.text.keywords import answer_keywords
 
 
+@answer_keywords
 def loop(
     state: S,
     dataset: Dataset,

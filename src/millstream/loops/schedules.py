@@ -167,7 +167,10 @@ def as_period(caller: str, name: str, value: Any) -> Period:
     if isinstance(value, int) and not isinstance(value, bool):
         require_int(caller, name, value, least=0)
         return Period(value)
-    raise TypeError(f"{caller} needs {name} as steps or as at(samples=...) and the like. Got {describe_value(value)}.")
+    raise TypeError(
+        f"{caller} needs {name} as steps or as at(samples=...) and the like: {name}=1000, or "
+        f"{name}=ms.at(samples=50_000). Got {describe_value(value)}."
+    )
 
 
 def _units_given(caller: str, given: dict[str, Any], *, least: int) -> dict[str, float]:

@@ -28,6 +28,7 @@ from millstream.reading.host_source import as_host_source
 from millstream.reading.read_config import ReadConfig
 from millstream.reading.samples import ObjectSpec
 from millstream.text.errors import describe_value
+from millstream.text.wrapping import source_advice
 
 if TYPE_CHECKING:
     from millstream.pipeline.transform import Transform
@@ -59,10 +60,12 @@ def as_stream(source: Any) -> Stream:
             )
         host = ReadConfig(as_host_source(source)) if source.arrays is None else None
         return Pipeline(source.arrays, Plan(len(source), source.ordering), (), source, host)
-    raise TypeError(
-        f"A pipeline starts with a source, such as ArraySampleSource(data). Got {describe_value(source)}. "
+    advice = source_advice(source) or (
         "A source has `spec`, `read`, `arrays`, `ordering` and a length, or is a stream with "
         "`init_state`, `next`, `element_spec` and `steps_per_epoch`."
+    )
+    raise TypeError(
+        f"A pipeline starts with a source, such as ArraySampleSource(data). Got {describe_value(source)}. {advice}"
     )
 
 

@@ -8,9 +8,11 @@ import numpy as np
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import IndexedSource, PyTree
 from millstream.reading.dtypes import narrowed
+from millstream.reading.no_index import no_index
 from millstream.reading.samples import ObjectSpec, SampleSpec, spec_of
 
 
+@no_index
 class HostSource:
     """An indexed source without arrays. A subclass has a length, `sample_spec` and `read_rows`; the rest follows.
 
