@@ -14,7 +14,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _BATCH_SIZE = "batching is a stage: DataLoader([source, ms.BatchTransform({value})])"
 _ORDER = 'the source decides the order: ordering="shuffle" (its default) or ordering="sequential"'
-_WORKERS = "the executor reads: executor=ms.Processes(4), or ms.Threads(4)"
+_WORKERS = "write executor=ms.Processes(4), or ms.Threads(4)"
 _KEY = "the key comes with the state: loader.init_state(jax.random.key(0))"
 _STAGE = "it is a stage of the list: DataLoader([source, ms.MapTransform(fn), ms.BatchTransform(32)])"
 _PREFETCH = "write prefetch={value}, in batches"
@@ -26,6 +26,7 @@ _TEST_STEP = "steps are tasks: {{ms.on_train_step: train_step, ms.on_test_step: 
 _SEED = "write key=jax.random.key(0)"
 _YOURS = "the step that you write has it: tasks={{ms.on_train_step: train_step}}"
 _CALLBACKS = "write callbacks=[...], with progress bars, loggers, early stopping and checkpoints"
+_TASKS = "callbacks are tasks: {{ms.every(1): [train_step, callback]}}"
 _BATCHES = "the loader makes the batches: ms.DataLoader([source, ms.BatchTransform({value})])"
 _DIRECTORY = "write directory={value}"
 _BEST = 'write best=1, monitor="loss_test"'
@@ -83,7 +84,11 @@ _FOREIGN: dict[str, dict[str, str]] = {
     "train_loop": _TRAINING,
     "test_loop": _RUN,
     "predict_loop": _RUN,
-    "loop": {**_RUN, **dict.fromkeys(("epochs", "num_epochs", "max_epochs"), _EPOCHS)},
+    "loop": {
+        **_RUN,
+        **dict.fromkeys(("epochs", "num_epochs", "max_epochs"), _EPOCHS),
+        **dict.fromkeys(("callbacks", "callback", "logger", "loggers", "progress", "progress_bar", "verbose"), _TASKS),
+    },
     "ArraySampleSource": _SOURCE,
     "DatasetSource": {**_SOURCE, "collate_fn": "write ms.BatchTransform(32, collate=fn)"},
     "DiskSampleSource": _SOURCE,
@@ -104,7 +109,10 @@ _FOREIGN: dict[str, dict[str, str]] = {
         **dict.fromkeys(("filepath", "path", "dirpath", "folder", "checkpoint_dir"), _DIRECTORY),
         **dict.fromkeys(("save_best_only", "save_top_k", "best_fn"), _BEST),
         **dict.fromkeys(("max_to_keep", "keep_last", "keep_n"), "write keep={value}"),
-        **dict.fromkeys(("every", "every_n_epochs", "save_freq"), "write tasks={{ms.every(100): ms.checkpoint(...)}}"),
+        **dict.fromkeys(
+            ("every", "every_n_epochs", "save_freq"),
+            "a schedule says when: tasks={{ms.every(100): ms.checkpoint(...)}}",
+        ),
     },
 }
 _EXAMPLES = {
