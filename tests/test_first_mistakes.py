@@ -1,5 +1,6 @@
 """The mistakes of a first day: each is answered in a few lines that say what to write."""
 
+import functools
 import inspect
 import warnings
 from typing import Any
@@ -439,6 +440,11 @@ def a_loop_as_in_keras():
     ms.train_loop(0.0, loader(), num_steps=100, callback=None, seed=0, train_step=None, steps_per_epoch=5)  # pyright: ignore[reportCallIssue]
 
 
+@mistake(TypeError, "at has no argument 'epoch'", "Did you mean 'epochs'?")
+def a_misspelled_unit():
+    ms.at(epoch=2)  # pyright: ignore[reportCallIssue]
+
+
 @mistake(TypeError, "no argument 'tets_dataset'", "Did you mean 'test_dataset'?")
 def a_misspelled_argument_of_a_loop():
     ms.train_loop(0.0, loader(), tets_dataset=loader())  # pyright: ignore[reportCallIssue]
@@ -643,9 +649,35 @@ def test_a_property_that_fails_keeps_its_own_error():
         Broken([source()]).steps_per_epoch  # noqa: B018
 
 
+def test_a_decorator_may_take_other_arguments_than_its_function():
+    def double(value):
+        return {"x": value["x"] * 2}
+
+    @functools.wraps(double)
+    def without_mask(value, mask):
+        return double(value)
+
+    for fn in (without_mask, jax.jit(without_mask), functools.partial(without_mask), lambda *arguments: arguments[0]):
+        assert loader(ms.MapTransform(fn)).steps_per_epoch == 8
+
+
 def test_a_loop_takes_a_loader_for_a_loader():
     output = train(jax.jit(lambda state, batch: state + batch[1].sum()), jnp.int32(0))
     assert int(output.state) == 8
+
+
+def test_a_fused_step_that_sees_the_elapsed_may_return_a_state_alone():
+    step = jax.jit(lambda state, batch, elapsed: state + elapsed.steps)
+    assert int(train(step, jnp.int32(0), fuse=2).state) == 3
+
+
+def test_an_error_over_batches_of_any_kind_is_the_users_own():
+    def fail(state, batch):
+        raise ValueError("a tuple of mine")
+
+    for batches in ([np.ones(3)], [("a", "b", "c")], [None], [{"x": [1]}]):
+        with pytest.raises(ValueError, match="a tuple of mine"):
+            ms.loop(0, batches, {ms.every(1): fail})
 
 
 def test_samples_of_different_lengths_are_read_as_the_error_says():

@@ -28,7 +28,7 @@ def apply_output(loop_state: LoopState, output: Any, callback: str) -> None:
     """
     if type(output) is tuple and len(output) == 2 and _is_pair(output, loop_state.state):
         new, output = output
-        if type(new) is dict and loop_state.elapsed.steps <= 1:
+        if type(new) is dict and _is_first(loop_state.elapsed):
             _refuse_state_as_logs(callback, loop_state.state, new, output)
         if new is not None:
             _add_logs(loop_state, new if type(new) is Logs else as_logs(callback, new))
@@ -39,7 +39,7 @@ def apply_output(loop_state: LoopState, output: Any, callback: str) -> None:
     elif type(output) in (tuple, dict, list) and type(loop_state.state) not in (type(output), type(None)):
         raise _not_a_state(callback, loop_state.state, output)
     else:
-        if loop_state.elapsed.steps <= 1:
+        if _is_first(loop_state.elapsed):
             _refuse_loss(callback, loop_state.state, output)
         loop_state.state = output
 
@@ -63,6 +63,11 @@ def _add_logs(loop_state: LoopState, new: Logs) -> None:
     loop_state.logs = (
         Logs({name: dict(old) for name, old in loop_state.logs.items()}).merge(new) if loop_state.logs else new
     )
+
+
+def _is_first(elapsed: Elapsed) -> bool:
+    """Whether this is the first step, or is traced: what a step returns is looked at closely once."""
+    return not isinstance(elapsed.steps, int) or elapsed.steps <= 1
 
 
 def _not_a_state(callback: str, state: Any, output: Any) -> TypeError:

@@ -30,9 +30,10 @@ def error_notes(error: BaseException, parts: RunParts) -> list[str]:
         return []
     if not isinstance(parts.dataset, Loader):
         return [] if batch is None else [_given("batch", batch)]
-    if "tuple" in str(error):
+    is_pair = isinstance(batch, tuple) and len(batch) == 2
+    if "tuple" in str(error) and (is_pair or batch is None):  # callbacks of a fused loop see no batch
         return [_PAIR]
-    if batch is None:
+    if not is_pair:
         return []
     batch, mask = batch
     if isinstance(batch, list) and any(not hasattr(leaf, "shape") for leaf in jax.tree.leaves(batch)):

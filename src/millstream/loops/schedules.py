@@ -7,6 +7,7 @@ from typing import Any
 
 from millstream.loops.elapsed import Elapsed, require_elapsed, seconds
 from millstream.text.errors import describe_value, require_int
+from millstream.text.keywords import answer_keywords
 
 
 class Schedule:
@@ -342,6 +343,7 @@ class _Piecewise(Schedule):
         return f"piecewise({self._schedule!r}, {dict(self._later)!r})"
 
 
+@answer_keywords
 def every(
     steps: int | None = None,
     *,
@@ -364,6 +366,7 @@ def every(
     return _Every(*next(iter(units.items())))
 
 
+@answer_keywords
 def at(
     steps: int | None = None,
     *,

@@ -144,12 +144,12 @@ def _array_advice(data: PyTree, path: tuple[Any, ...], leaf: Any) -> str:
     if line := table_source(leaf):
         return line
     lists = [number for number, key in enumerate(path) if isinstance(key, jax.tree_util.SequenceKey)]
-    if not lists:
+    if not lists or not all(isinstance(key, jax.tree_util.DictKey) for key in path[: lists[0]]):
         name = f"data{jax.tree_util.keystr(path)}"
         return f"Write {name}.to_numpy()." if hasattr(leaf, "to_numpy") else f"Write np.asarray({name})."
     column, found = f"data{jax.tree_util.keystr(path[: lists[0]])}", data
     for key in path[: lists[0]]:
-        found = found[key.key] if isinstance(key, jax.tree_util.DictKey) else getattr(found, key.name)
+        found = found[key.key]
     try:
         np.asarray(found)
     except ValueError:

@@ -105,7 +105,8 @@ class DatasetSource(SampleReader):
     def __post_init__(self) -> None:
         caller = type(self).__name__
         if isinstance(self.dataset, Iterable) and not hasattr(self.dataset, "__getitem__"):
-            raise TypeError(f"{caller} reads samples by index. Got {describe_value(self.dataset)}. {ITERABLE}")
+            found = describe_value(self.dataset)
+            raise TypeError(f"{caller} needs an object with a length and [index]. Got {found}. {ITERABLE}")
         if hasattr(self.dataset, "columns") and (line := table_source(self.dataset)):
             raise TypeError(f"{caller} reads samples with [index], which gives columns of a table. {line}")
         require_items(caller, "an object", self.dataset)

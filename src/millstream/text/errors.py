@@ -230,7 +230,7 @@ def require_callable(caller: str, name: str, value: Any, arguments: str | None =
 def require_arguments(caller: str, name: str, fn: Callable[..., Any], arguments: str) -> None:
     """Refuse a function that cannot be called with these arguments by position, if its signature says so."""
     try:
-        signature = inspect.signature(fn)
+        signature = inspect.signature(fn, follow_wrapped=False)  # a decorator may take other arguments
     except (TypeError, ValueError):  # some functions of C have none
         return
     try:
