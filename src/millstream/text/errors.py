@@ -229,17 +229,21 @@ def require_callable(caller: str, name: str, value: Any, arguments: str | None =
 
 def require_arguments(caller: str, name: str, fn: Callable[..., Any], arguments: str) -> None:
     """Refuse a function that cannot be called with these arguments by position, if its signature says so."""
-    try:
-        signature = inspect.signature(fn, follow_wrapped=False)  # a decorator may take other arguments
-    except (TypeError, ValueError):  # some functions of C have none
-        return
-    try:
-        signature.bind(*arguments.split(", "))
-    except TypeError:
-        raise TypeError(
-            f"{caller} calls {name}({arguments}). {function_name(fn)} takes {signature}. "
-            f"Write: lambda {arguments}: ..., or def {name}({arguments})."
-        ) from None
+    wrapped: Any = fn
+    while wrapped is not None:  # a decorator may take other arguments than what it wraps
+        try:
+            signature = inspect.signature(wrapped, follow_wrapped=False)
+        except (TypeError, ValueError):  # some functions of C have none
+            return
+        try:
+            signature.bind(*arguments.split(", "))
+            return
+        except TypeError:
+            wrapped = getattr(wrapped, "__wrapped__", None)
+    raise TypeError(
+        f"{caller} calls {name}({arguments}). {function_name(fn)} takes {inspect.signature(fn)}. "
+        f"Write: lambda {arguments}: ..., or def {name}({arguments})."
+    )
 
 
 @contextlib.contextmanager
