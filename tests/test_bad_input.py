@@ -505,7 +505,7 @@ def test_what_a_checkpoint_store_cannot_use(tmp_path):
 
 def test_what_steps_cannot_carry(key):
     loader = ms.DataLoader([source(), BATCH])
-    with refuses(TypeError, "scan_epoch, run_steps) need leaves that are arrays of numbers", "carry[0]: array(['a']"):
+    with refuses(TypeError, "(fuse= or scan_epoch) need leaves that are arrays of numbers", "carry[0]: array(['a']"):
         loader.scan_epoch(loader.init_state(key), [np.array(["a"])], lambda carry, batch, mask: (carry, None))
 
 

@@ -399,7 +399,7 @@ def test_every_name_is_there_and_says_what_it_is():
         member = getattr(loadax, name)
         assert ">>>" in member.__doc__, name
     assert set(loadax.__all__) == set(dir(loadax))
-    with pytest.raises(AttributeError, match="has no attribute 'DataLoaders'"):
+    with pytest.raises(AttributeError, match="has no 'DataLoaders'"):
         loadax.DataLoaders  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
 
 

@@ -18,11 +18,13 @@ from millstream.loops.schedules import Period, as_period
 from millstream.loops.signatures import Point
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value, require_bool, require_choice
+from millstream.text.keywords import answer_keywords
 
 _CALLER = "early_stopping"
 _SAVED = ("steps", "samples", "epochs", "time", "date_start")  # of the moments that count
 
 
+@answer_keywords
 class early_stopping(Callback):
     """Stop a loop when a value has not become better for some time.
 

@@ -141,7 +141,7 @@ def _require_sense(leaf: SavedLeaf) -> None:
 
 
 def require_same(caller: str, where: str, saved: Mapping[str, SavedLeaf], now: Mapping[str, SavedLeaf]) -> None:
-    """Refuse to load into a tree with other leaves than were saved, naming all that differ side by side."""
+    """Refuse to load into a tree with other leaves than were saved, naming what differs side by side."""
     alike = {path for path in saved if path in now and saved[path].can_replace(now[path])}
     then, current = (
         {f"tree{path}": leaf.words() for path, leaf in tree.items() if path not in alike} for tree in (saved, now)

@@ -112,7 +112,7 @@ def _columns(file: File, names: list[str] | None) -> dict[str, Rows]:
     if len({shape[:1] for shape in shapes.values()}) != 1 or not all(map(min, map(_or_zero, shapes.values()))):
         raise ValueError(
             f"{_CALLER} needs tensors with the same, non-zero first axis, which counts the samples. {file.name} has:\n"
-            f"{table((name, f'shape {shape}') for name, shape in list(shapes.items())[:20])}\n"
+            f"{table((name, f'shape {shape}') for name, shape in shapes.items())}\n"
             "Choose those that belong together with tensors=[...]."
         )
     return {name: map_rows(file, *tensors[name][:2], offset + tensors[name][2]) for name in chosen}

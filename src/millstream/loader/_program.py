@@ -17,6 +17,7 @@ from millstream.pipeline.host_calls import call_and_wait
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.static_part import StaticPart, require_arrays, split, split_carry
 from millstream.reading.contracts import PyTree
+from millstream.text.errors import function_name
 
 BodyFn = Callable[[Any, Any, jax.Array], tuple[Any, Any]]
 BeforeFn = Callable[[PyTree, Any], PyTree] | None  # (state, carry) -> state, before a batch is drawn
@@ -120,7 +121,7 @@ def scan(
 
     def body(before: tuple[PyTree, list[Any]], _: None) -> tuple[tuple[PyTree, list[Any]], Any]:
         state, carry, output = _draw_and_run(source, before[0], static.join(before[1]), body_fn)
-        return (state, static.arrays_of(carry)), output
+        return (state, static.arrays_of(carry, before[1])), output
 
     (state, carried), outputs = lax.scan(body, (state, carried), None, length=source.steps_per_epoch, unroll=unroll)
     return state, carried, outputs
@@ -142,7 +143,7 @@ def run_steps(
 
     def step(state: PyTree, carried: list[Any]) -> tuple[PyTree, list[Any], Any]:
         state, carry, output = _draw_and_run(source, state, static.join(carried), body_fn, before_fn)
-        return state, static.arrays_of(carry), output
+        return state, static.arrays_of(carry, carried), output
 
     def body(number: Any, before: tuple[PyTree, list[Any], Any]) -> tuple[PyTree, list[Any], Any]:
         state, carried, outputs = before
@@ -176,9 +177,24 @@ def _draw_and_run(
     source: Any, state: PyTree, carry: PyTree, body_fn: BodyFn, before_fn: BeforeFn = None
 ) -> tuple[PyTree, PyTree, Any]:
     value, mask, state = source.next(state if before_fn is None else before_fn(state, carry))
-    carry, output = body_fn(carry, value, mask)
+    result = body_fn(carry, value, mask)
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        raise TypeError(
+            f"body_fn must return (carry, output). {function_name(body_fn)} returned {_kinds(result)}. If there is "
+            "nothing to give out, write: return carry, None."
+        )
+    carry, output = result
     require_arrays("output", output)
     return state, carry, output
+
+
+def _kinds(result: Any) -> str:
+    """What a body returned, by its types: values are not known when it is traced."""
+    if isinstance(result, tuple | list):
+        return f"{len(result)} values"
+    if hasattr(result, "shape") and hasattr(result, "dtype"):
+        return f"one value, {result.dtype}{list(result.shape)}"
+    return "None" if result is None else f"one value ({type(result).__name__})"
 
 
 compiled_steps = jax.jit(run_steps, static_argnums=(0, 6, 7, 8))

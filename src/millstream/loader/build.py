@@ -1,5 +1,7 @@
 """From a list of stages to one source, refusing what cannot work while it can still be named."""
 
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -13,7 +15,7 @@ from millstream.reading.caches import BatchCache
 from millstream.reading.contracts import IndexedSource, Stream
 from millstream.reading.reading import OnError
 from millstream.sharding import check_batch_size
-from millstream.text.errors import describe_value
+from millstream.text.errors import describe_value, function_name, noted
 
 
 def build(pipeline: Any) -> Stream:
@@ -22,8 +24,14 @@ def build(pipeline: Any) -> Stream:
         return as_stream(pipeline)
     if not pipeline:
         raise ValueError("DataLoader needs a source and any number of stages. Got an empty list.")
-    source = as_stream(pipeline[0])
-    for number, stage in enumerate(pipeline[1:], 2):
+    first, *rest = pipeline
+    if rest and all(isinstance(sample, Mapping) for sample in pipeline):
+        raise TypeError(
+            f"DataLoader needs a source and any number of stages. Got a list of {len(pipeline):,} dicts. If these are "
+            "the samples, wrap them: DataLoader([ms.DatasetSource(samples), ms.BatchTransform(32)])."
+        )
+    source = as_stream(first)
+    for number, stage in enumerate(rest, 2):
         source = _attach(source, stage, number)
     return source
 
@@ -85,7 +93,16 @@ def _attach(source: Stream, stage: Any, number: int) -> Stream:
             f"DataLoader stage {number} is not a transform. Got {describe_value(stage)}. "
             "A stage is a transform such as BatchTransform(128), or any function from source to source."
         )
-    composed = stage(source)
+    try:
+        composed = stage(source)
+    except Exception as error:
+        if not inspect.isfunction(stage):
+            raise
+        raise noted(  # noqa: B904
+            error,
+            f"DataLoader called stage {number}, {function_name(stage)}, with the source, as any function in the list. "
+            "To call it with samples or batches, wrap it: ms.MapTransform(lambda value, mask: ...).",
+        )
     if not isinstance(composed, Stream):
         raise TypeError(
             f"DataLoader stage {number} must return a source. It returned {describe_value(composed)}. "

@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from jax.typing import ArrayLike
 
+from millstream.loader._answers import answer_habits
 from millstream.loader._program import (
     Program,
     compiled_scan,
@@ -42,7 +43,16 @@ from millstream.reading.reading import OnError
 from millstream.reading.stats import LoaderStats
 from millstream.sharding import as_batch_sharding
 from millstream.sharding.batch_sharding import BatchSharding
-from millstream.text.errors import describe_value, function_name, require_bool, require_choice, require_int
+from millstream.text.errors import (
+    describe_value,
+    function_name,
+    require_arguments,
+    require_bool,
+    require_choice,
+    require_int,
+    shortened,
+)
+from millstream.text.keywords import answer_keywords
 from millstream.transforms.device import DevicePutTransform
 
 if TYPE_CHECKING:
@@ -69,6 +79,8 @@ class LoaderOptions(TypedDict, total=False):
     sharding: BatchSharding | None
 
 
+@answer_habits
+@answer_keywords
 class DataLoader(Generic[B, S]):
     """A source and its stages as one stream of batches, in Python, under `jit` and in a `scan`.
 
@@ -312,6 +324,7 @@ class DataLoader(Generic[B, S]):
     def iterate(
         self, state: S, *, steps: int | None = None, with_info: bool, replay: int | None = None
     ) -> BatchIterator[B, S, tuple[B, jax.Array] | tuple[B, jax.Array, BatchInfo]]: ...
+    @answer_keywords
     def iterate(
         self, state: Any, *, steps: int | None = None, with_info: bool = False, replay: int | None = None
     ) -> BatchIterator[B, S, Any]:
@@ -427,6 +440,7 @@ class DataLoader(Generic[B, S]):
         self._check_state("scan_epoch", state)
         if not callable(body_fn):
             raise TypeError(f"scan_epoch needs body_fn to be a function. Got {describe_value(body_fn)}.")
+        require_arguments("scan_epoch", "body_fn", body_fn, "carry, batch, mask")
         if not isinstance(unroll, bool):
             require_int("scan_epoch", "unroll", unroll, least=1)
         self._require_auto_mesh("scan_epoch")
@@ -572,8 +586,8 @@ class DataLoader(Generic[B, S]):
         expected, found = self._state_structure, jax.tree.structure(state)
         if expected != found:
             raise ValueError(
-                f"{caller} got a state of a different pipeline. It has\n  {found}\n"
-                f"and this loader's states have\n  {expected}"
+                f"{caller} got a state of a different pipeline. It has\n  {shortened(found)}\n"
+                f"and this loader's states have\n  {shortened(expected)}"
             )
 
     @functools.cached_property

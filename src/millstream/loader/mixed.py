@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from millstream.loader._answers import answer_habits
 from millstream.loader._sub_stream import JoinedCursor, JoinedIterator, SubStream, require_indexed, step_limit
 from millstream.loader.batch_info import BatchInfo
 from millstream.loader.feed import Drawn, state_at
@@ -112,6 +113,7 @@ if TYPE_CHECKING:
     from millstream.inspect import Explanation
 
 
+@answer_habits
 class MixedLoader(Generic[B]):
     """Several loaders as one, whose batches come in turn: an epoch is one complete pass over every loader.
 

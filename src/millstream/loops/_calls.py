@@ -1,11 +1,13 @@
 """Calling the tasks of a run: what they return, commit to the history, show to observers, or leave undone."""
 
 import time
+import warnings
 from typing import Any
 
 import jax
 import numpy as np
 
+from millstream.loops._dataset import batch_size
 from millstream.loops._run_parts import RunParts
 from millstream.loops._tasks import Task
 from millstream.loops.column import RealRows
@@ -13,7 +15,7 @@ from millstream.loops.elapsed import Elapsed
 from millstream.loops.log_entries import Logs, as_logs
 from millstream.loops.loop_state import LoopState
 from millstream.loops.metrics import with_computed
-from millstream.text.errors import describe_value
+from millstream.text.errors import describe_value, shortened
 
 
 def apply_output(loop_state: LoopState, output: Any, callback: str) -> None:
@@ -26,6 +28,8 @@ def apply_output(loop_state: LoopState, output: Any, callback: str) -> None:
     """
     if type(output) is tuple and len(output) == 2 and _is_pair(output, loop_state.state):
         new, output = output
+        if type(new) is dict and _is_first(loop_state.elapsed):
+            _refuse_state_as_logs(callback, loop_state.state, new, output)
         if new is not None:
             _add_logs(loop_state, new if type(new) is Logs else as_logs(callback, new))
         if output is not None:
@@ -33,11 +37,10 @@ def apply_output(loop_state: LoopState, output: Any, callback: str) -> None:
     elif isinstance(output, Logs):
         _add_logs(loop_state, output)
     elif type(output) in (tuple, dict, list) and type(loop_state.state) not in (type(output), type(None)):
-        raise TypeError(
-            f"{callback} may return nothing, ms.logs(), a state, or (logs, state). The state is "
-            f"{describe_value(loop_state.state)}, and it returned {describe_value(output)}."
-        )
+        raise _not_a_state(callback, loop_state.state, output)
     else:
+        if _is_first(loop_state.elapsed):
+            _refuse_loss(callback, loop_state.state, output)
         loop_state.state = output
 
 
@@ -60,6 +63,68 @@ def _add_logs(loop_state: LoopState, new: Logs) -> None:
     loop_state.logs = (
         Logs({name: dict(old) for name, old in loop_state.logs.items()}).merge(new) if loop_state.logs else new
     )
+
+
+def _is_first(elapsed: Elapsed) -> bool:
+    """Whether this is the first step, or is traced: what a step returns is looked at closely once."""
+    return not isinstance(elapsed.steps, int) or elapsed.steps <= 1
+
+
+def _not_a_state(callback: str, state: Any, output: Any) -> TypeError:
+    return TypeError(
+        f"{callback} may return nothing, ms.logs(), a state, or (logs, state). The state is {_kind(state)}, and it "
+        f'returned {_kind(output)}. To log a loss, write: return ms.logs().add_metric("loss", loss), state.'
+    )
+
+
+def _refuse_loss(callback: str, state: Any, output: Any) -> None:
+    """Refuse what can only be a loss, or a state and a loss: taken for the state, it would replace the model."""
+    if state is None or output is state:
+        return
+    if type(output) is tuple and len(output) == 2:
+        before = jax.tree.structure(state)
+        wrong = before in map(jax.tree.structure, output) and jax.tree.structure(output) != before
+    elif type(output) is dict:
+        named = type(state) is dict and len(output) > 0 and not state.keys() & output.keys()
+        wrong = named and all(map(_is_one_number, output.values()))
+    else:
+        wrong = _is_one_number(output) and not _is_one_number(state)
+    if wrong:
+        raise _not_a_state(callback, state, output)
+
+
+def _refuse_state_as_logs(callback: str, state: Any, new: dict[str, Any], output: Any) -> None:
+    """Refuse (state, loss) where the state is a dict, which would be taken for logs."""
+    before = jax.tree.structure(state)
+    if jax.tree.structure(new) == before != jax.tree.structure(output):
+        raise _not_a_state(callback, state, (new, output))
+
+
+def _is_one_number(value: Any) -> bool:
+    return isinstance(value, int | float) or getattr(value, "shape", None) == ()
+
+
+def _kind(value: Any) -> str:
+    """A value as it is shown in an error; of arrays, only what they are."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{value.dtype}{list(value.shape)}"
+    if not any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(value)):
+        return describe_value(value)
+    if type(value) is tuple and len(value) <= 4:
+        return f"({', '.join(map(_kind, value))})"
+    return f"a dict of {shortened(list(value))}" if type(value) is dict else type(value).__name__
+
+
+def warn_of_rows(caller: str, logs: Logs, rows: int) -> None:
+    """Warn of losses and metrics with a value per row of the batch: there is no mean, bar or curve of those."""
+    for (collection, name), value in logs.entries():
+        if rows > 1 and collection in ("losses", "metrics") and getattr(value, "shape", ())[:1] == (rows,):
+            warnings.warn(
+                f"{caller}: {collection}.{name} has a value for each of the {rows} rows of the batch, so there is no "
+                f"mean, bar or curve of it. Log one number, such as jnp.sum({name} * mask) / jnp.sum(mask); for values "
+                "per row there is add_output.",
+                stacklevel=2,
+            )
 
 
 class TaskCalls:
@@ -96,6 +161,8 @@ class TaskCalls:
     def commit(self) -> None:
         """Keep what the step has logged, of outputs only real rows."""
         loop_state, logs = self._parts.loop_state, self._parts.loop_state.logs
+        if logs and loop_state.batch is not None and not len(loop_state.history):
+            warn_of_rows(self._parts.caller, logs, batch_size(loop_state.batch))
         if logs.get("outputs") and self._parts.batches is not None:
             logs = _with_real_rows(logs, self._parts.batches.mask)
         if logs:

@@ -14,15 +14,25 @@ from millstream.loops._dataset import Loader, save_position
 from millstream.loops._history import History
 from millstream.loops.callback import Observer
 from millstream.loops.elapsed import Elapsed
-from millstream.loops.log_entries import EVALUATIONS, describe_logged, did_you_mean, require_name
+from millstream.loops.log_entries import EVALUATIONS, describe_logged, require_name
 from millstream.loops.loop_state import LoopState, S
 from millstream.loops.saved_run import SavedRun, load_run, reached, save_run
 from millstream.loops.schedules import as_period
 from millstream.loops.signatures import Point
 from millstream.reading.contracts import PyTree
-from millstream.text.errors import describe_value, require_bool, require_choice, require_int, require_path, whole_number
+from millstream.text.errors import (
+    describe_value,
+    did_you_mean,
+    require_bool,
+    require_choice,
+    require_int,
+    require_path,
+    whole_number,
+)
+from millstream.text.keywords import answer_keywords
 
 
+@answer_keywords
 class checkpoint(Observer):
     """Save a run whenever it is due, and always its final state: in `callbacks=` at the end of every epoch.
 

@@ -2,7 +2,7 @@
 
 import operator
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -12,7 +12,7 @@ import numpy as np
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.schedules import Period
 from millstream.pipeline.state import LoaderState
-from millstream.reading.contracts import PyTree, T
+from millstream.reading.contracts import IndexedSource, PyTree, Stream, T
 from millstream.text.errors import describe_value, differences, function_name, raised_in
 
 Position = dict[str, PyTree]  # plain values; what it is of is under "kind"
@@ -279,9 +279,20 @@ def as_dataset(caller: str, given: Any) -> Any:
     if not isinstance(dataset, Iterable | Loader) or getattr(dataset, "shape", None) == ():
         raise TypeError(
             f"{caller} needs a dataset: a DataLoader, an iterable of batches, or a function that returns one. "
-            f"Got {describe_value(dataset)}{'' if dataset is given else ' from the function'}."
+            f"Got {describe_value(dataset)}{'' if dataset is given else ' from the function'}.{_loader_advice(dataset)}"
+        )
+    if isinstance(dataset, Mapping):
+        raise TypeError(
+            f"{caller} needs a dataset: a DataLoader, an iterable of batches, or a function that returns one. Got a "
+            f"{type(dataset).__name__}, which is iterated for its keys. Make batches of the arrays in it: "
+            "ms.DataLoader([ms.ArraySampleSource(data), ms.BatchTransform(32)])."
         )
     return dataset
+
+
+def _loader_advice(dataset: Any) -> str:
+    is_source = isinstance(dataset, IndexedSource | Stream)
+    return " Make batches of a source: ms.DataLoader([source, ms.BatchTransform(32)])." if is_source else ""
 
 
 def open_batches(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from millstream.loops._acting import Acting
-from millstream.loops._calls import TaskCalls, apply_output, due
+from millstream.loops._calls import TaskCalls, apply_output, due, warn_of_rows
 from millstream.loops._dataset import Loader, loader_state
 from millstream.loops._dispatch_limiter import array_of
 from millstream.loops._history import History
@@ -69,6 +69,7 @@ class Body:
             if output is not None:
                 apply_output(loop_state, output, name)
             _refuse_new_numbers(name, before, loop_state.state)
+        warn_of_rows("fuse=", loop_state.logs, mask.size)
         return Carry(loop_state.state, (elapsed, timing[1]) if self.times else None), loop_state.logs
 
     def _after(self, before: Elapsed, last: jax.Array, mask: jax.Array) -> Elapsed:

@@ -16,7 +16,7 @@ from millstream.loops.column import IN_FLIGHT, Column, require_readable
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.log_entries import Logs, Name, as_logs, describe_logged, find_entry, require_name
 from millstream.reading.contracts import PyTree
-from millstream.text.errors import describe_value, require_int
+from millstream.text.errors import describe_leaf, describe_value, require_int
 
 if TYPE_CHECKING:
     import pandas
@@ -330,6 +330,11 @@ class History(Sequence[Logs]):
             )
         first = column.position(start if start >= 0 else max(len(self) + start, 0))
         values = column.floats(first)
+        if len(values) and np.isnan(values).all() and np.ndim(newest := column.newest()):
+            raise TypeError(
+                f"History.mean: the values of {name!r} are arrays (the last: {describe_leaf(newest)}). Log one number "
+                "per step, such as jnp.mean(value), or take the arrays from history.collect."
+            )
         weights = np.asarray(self._moments.weights(), np.float64)[column.row_numbers(first)]
         counted = weights > 0  # a mean over no samples is NaN, and would make all of it NaN
         return float(values[counted] @ weights[counted] / weights.sum()) if counted.any() else math.nan

@@ -14,8 +14,10 @@ from millstream.loops.elapsed import Elapsed
 from millstream.loops.loop_state import LoopOutput, S
 from millstream.loops.signatures import Dataset, Point, Stop, Table, Tasks
 from millstream.reading.contracts import PyTree
+from millstream.text.keywords import answer_keywords
 
 
+@answer_keywords
 def loop(
     state: S,
     dataset: Dataset[PyTree],

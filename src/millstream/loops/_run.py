@@ -8,6 +8,7 @@ from typing import Any
 from millstream.errors import Preempted
 from millstream.loops._calls import TaskCalls
 from millstream.loops._dataset import Loader, contents_of
+from millstream.loops._error_notes import error_notes
 from millstream.loops._fused import FusedSteps
 from millstream.loops._run_parts import LoopOptions, RunParts
 from millstream.loops._steps import Steps
@@ -151,6 +152,8 @@ class Run:
         if more is not None:
             error.add_note(more)
         if not hasattr(error, "loop_output"):
+            for note in error_notes(error, self._parts):
+                error.add_note(note)
             error.loop_output = self._output(False)  # type: ignore[attr-defined]
 
     def _output(self, interrupted: bool) -> LoopOutput:

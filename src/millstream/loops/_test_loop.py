@@ -19,8 +19,10 @@ from millstream.loops.named import NamedTasks
 from millstream.loops.schedules import Period, always
 from millstream.loops.signatures import Dataset, Stop, Table, Tasks
 from millstream.reading.contracts import PyTree
+from millstream.text.keywords import answer_keywords
 
 
+@answer_keywords
 def test_loop(
     state: S,
     dataset: Dataset[PyTree],
@@ -97,6 +99,7 @@ def _run_once(
     return Run(state, dataset, pairs, dataclasses.replace(options, stop=stop, **more)).run()
 
 
+@answer_keywords
 def predict_loop(
     state: S,
     dataset: Dataset[PyTree],

@@ -24,8 +24,10 @@ from millstream.loops.schedules import EpochBegins, EpochEnds, Period, always, a
 from millstream.loops.signatures import Dataset, Point, Stop, Table, Tasks
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value, require_int
+from millstream.text.keywords import answer_keywords
 
 
+@answer_keywords
 def train_loop(
     state: S,
     dataset: Dataset[PyTree],
@@ -186,9 +188,15 @@ def _require_sense(tasks: NamedTasks, test_dataset: Any, epoch_duration: Any) ->
     if test_dataset is None:
         unused = [name for name in named.TEST if name != named.on_reset_step and tasks.is_given(name)]
         if unused:
-            raise ValueError(f"train_loop got {', '.join(unused)} and no test_dataset to test on.")
+            raise ValueError(
+                f"train_loop got {', '.join(unused)} and no test_dataset to test on. Give it test_dataset=..., or "
+                f"leave {'it' if len(unused) == 1 else 'them'} out of tasks."
+            )
     elif not tasks[named.on_test_step]:
-        raise ValueError("train_loop got a test_dataset and nothing to do with it. Give tasks an on_test_step.")
+        raise ValueError(
+            "train_loop got a test_dataset and nothing to do with it. Give tasks an on_test_step: "
+            "{ms.on_train_step: train_step, ms.on_test_step: test_step}."
+        )
     elif isinstance(test_dataset, Iterator):
         raise TypeError(
             f"train_loop needs a test_dataset that can be gone through again: {describe_value(test_dataset)} is used "

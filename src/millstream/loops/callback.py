@@ -197,6 +197,13 @@ def arguments(caller: str, fn: Any) -> int:
     if any(parameter.kind == parameter.VAR_POSITIONAL for parameter in parameters):
         return 4
     required = [parameter for parameter in parameters if parameter.default is parameter.empty]
+    names = [parameter.name for parameter in required]
+    if names[:1] == ["batch"] or "mask" in names:
+        raise TypeError(
+            f"{caller} calls {function_name(fn)} with the first few of (state, batch, elapsed, loop_state), by "
+            f"position. It takes ({', '.join(names)}). Have it take (state, batch); over a DataLoader, batch is the "
+            "pair (batch, mask), so begin it with: batch, mask = batch."
+        )
     positional = [p for p in required if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     named = [parameter.name for parameter in required if parameter.kind == parameter.KEYWORD_ONLY]
     if named or len(positional) > 4:

@@ -1,12 +1,11 @@
 """What a step has to say: named values, in collections."""
 
-import difflib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NoReturn, Self
 
 import jax
 
-from millstream.text.errors import describe_value, require_bool
+from millstream.text.errors import describe_value, did_you_mean, require_bool
 
 Name = tuple[str, str]  # collection and entry
 EVALUATIONS = ("_test", "_valid", "_validation", "_val", "_eval")  # how names of test results end
@@ -212,12 +211,6 @@ def describe_logged(name: str, paths: Collection[Name], also: Iterable[str] = ()
         return f"{hint}Nothing has been logged yet."
     rest = len(full) - _MOST_LISTED
     return f"{hint}Logged: {', '.join(full[:_MOST_LISTED])}{f' and {rest} more' if rest > 0 else ''}."
-
-
-def did_you_mean(name: str, names: list[str]) -> str:
-    """A question with the name that is most like one that is not there, and a space; nothing if none is."""
-    close = difflib.get_close_matches(name, names, n=1)
-    return f"Did you mean {close[0]!r}? " if close else ""
 
 
 def require_name(caller: str, name: Any, what: str = "names") -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from millstream.loops._tasks import Pairs, as_pairs
 from millstream.loops.callback import Observer, adapt
-from millstream.text.errors import describe_value, function_name
+from millstream.text.errors import describe_value, did_you_mean, function_name
 
 
 class Event(str):
@@ -115,7 +115,10 @@ class NamedTasks:
     def _full_name(self, name: str) -> str:
         full = _SHORT.get(name, name)
         if full not in self._by_name:
-            raise ValueError(f"{self._caller} has no named schedule {name!r}. It has: {', '.join(self._names)}.")
+            hint = did_you_mean(name, [*self._names, *_SHORT])
+            raise ValueError(
+                f"{self._caller} has no named schedule {name!r}. It has: {', '.join(self._names)}. {hint}".strip()
+            )
         return full
 
     def _register(self, callback: Any, watched: tuple[str, ...]) -> None:
@@ -145,5 +148,5 @@ def _callback_list(caller: str, callbacks: Iterable[Any] | None) -> list[Any]:
     if callbacks is None:
         return []
     if not isinstance(callbacks, list | tuple):
-        raise TypeError(f"{caller} needs callbacks as a list. Got {describe_value(callbacks)}.")
+        raise TypeError(f"{caller} needs callbacks as a list. Got {describe_value(callbacks)}. Write callbacks=[...].")
     return list(callbacks)

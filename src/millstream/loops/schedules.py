@@ -7,6 +7,7 @@ from typing import Any, TypedDict, Unpack
 
 from millstream.loops.elapsed import Elapsed, require_elapsed, seconds
 from millstream.text.errors import describe_value, require_int
+from millstream.text.keywords import answer_keywords
 
 
 class Schedule:
@@ -167,7 +168,10 @@ def as_period(caller: str, name: str, value: Any) -> Period:
     if isinstance(value, int) and not isinstance(value, bool):
         require_int(caller, name, value, least=0)
         return Period(value)
-    raise TypeError(f"{caller} needs {name} as steps or as at(samples=...) and the like. Got {describe_value(value)}.")
+    raise TypeError(
+        f"{caller} needs {name} as steps or as at(samples=...) and the like: {name}=1000, or "
+        f"{name}=ms.at(samples=50_000). Got {describe_value(value)}."
+    )
 
 
 def _units_given(caller: str, given: dict[str, Any], *, least: int) -> dict[str, float]:
@@ -356,6 +360,7 @@ class _Piecewise(Schedule):
         return f"piecewise({self._schedule!r}, {dict(self._later)!r})"
 
 
+@answer_keywords
 def every(
     steps: int | None = None,
     *,
@@ -378,6 +383,7 @@ def every(
     return _Every(*next(iter(units.items())))
 
 
+@answer_keywords
 def at(
     steps: int | None = None,
     *,

@@ -30,6 +30,7 @@ from millstream.reading.read_config import ReadConfig
 from millstream.reading.samples import ObjectSpec
 from millstream.reading.view import View
 from millstream.text.errors import describe_value
+from millstream.text.wrapping import source_advice
 
 if TYPE_CHECKING:
     from millstream.pipeline.transform import Transform
@@ -68,10 +69,12 @@ def as_stream(source: object) -> Stream:
                 f"{MAX_IN_GRAPH:,} rows. Split the data into several sources."
             )
         return _over(source, Plan(len(source), source.ordering))
-    raise TypeError(
-        f"A pipeline starts with a source, such as ArraySampleSource(data). Got {describe_value(source)}. "
+    advice = source_advice(source) or (
         "A source has `spec`, `read`, `arrays`, `ordering` and a length, or is a stream with "
         "`init_state`, `next`, `element_spec` and `steps_per_epoch`."
+    )
+    raise TypeError(
+        f"A pipeline starts with a source, such as ArraySampleSource(data). Got {describe_value(source)}. {advice}"
     )
 
 

@@ -21,7 +21,7 @@ def read_in_graph(host: ReadConfig, plan: Plan, words: Array, step: Array) -> tu
     """
     spec = host.source.sample_spec
     if isinstance(spec, ObjectSpec):
-        spec.require_host("This")
+        spec.require_host("What fuse=, scan_epoch or jax.jit runs")
     if jax.process_count() > 1 and host.rows is not None:
         raise TypeError(
             "A compiled program over several processes cannot read samples on the host. Use iterate, or next_batch "

@@ -97,10 +97,15 @@ def apply_stage(
         leaves = jax.tree_util.tree_leaves_with_path(value)
         given = table((f"value{jax.tree_util.keystr(path)}", f"{a.dtype}{list(a.shape[axes:])}") for path, a in leaves)
         error.add_note(f"This came from the pipeline stage {name}, which was given\n{given}")
+        if isinstance(error, jax.errors.TracerArrayConversionError):
+            error.add_note(
+                "Stages are compiled, so NumPy cannot see the values. Write jnp in place of np, or call NumPy where "
+                "samples are read, before all compiled stages: ms.HostMapTransform(lambda sample: ...)."
+            )
         if isinstance(error, _VALUE_DEPENDENT):
             error.add_note(
-                "Stages are compiled, so no shape and no Python branch may depend on values. "
-                "Keep the shape and select with jnp.where, or change the data before they enter the source."
+                "Stages are compiled, so no shape and no Python branch may depend on values. Keep the shape and select "
+                "with jnp.where, or do it where samples are read: ms.HostMapTransform(lambda sample: ...)."
             )
         raise
 

@@ -8,11 +8,10 @@ import numpy as np
 
 from millstream.reading.contracts import PyTree
 from millstream.reading.dtypes import holds_numbers
-from millstream.text.errors import describe_value, table
+from millstream.text.errors import describe_value, shortened, table
 
 _NUMBERS = (bool, int, float, complex)
 _ARRAY = object()  # stands for a leaf that is an array
-_MOST_LINES = 8  # of an error
 
 
 @jax.tree_util.register_static
@@ -65,12 +64,19 @@ class StaticPart:
             leaves.append(leaf)
         return StaticPart(self._structure, tuple(leaves)), found
 
-    def arrays_of(self, tree: PyTree) -> list[Any]:
-        """The arrays of a pytree whose static part is this one; refused if it is a different one."""
+    def arrays_of(self, tree: PyTree, before: Sequence[Any]) -> list[Any]:
+        """The arrays of a pytree whose static part is this one, and whose arrays are like those of an earlier one.
+
+        Args:
+            tree: The pytree; refused if its static part, or the shape or dtype of an array, is different.
+            before: The arrays of the earlier one.
+        """
         paths, structure = jax.tree.flatten_with_path(tree)
-        leaves = [leaf for _, leaf in paths]
         if structure != self._structure:
-            raise TypeError(f"{_RULE} The step changed its structure from\n  {self._structure}\nto\n  {structure}")
+            raise TypeError(
+                f"{_RULE} The step changed its structure from\n  {shortened(self._structure)}\nto\n"
+                f"  {shortened(structure)}"
+            )
         changed = [
             (f"carry{jax.tree_util.keystr(path)}", f"{_describe_kept(kept)} became {describe_value(leaf)}")
             for (path, leaf), kept in zip(paths, self.leaves, strict=True)
@@ -78,14 +84,25 @@ class StaticPart:
         ]
         if changed:
             raise TypeError(
-                f"{_RULE} The step changed:\n{table(changed[:_MOST_LINES])}\n"
+                f"{_RULE} The step changed:\n{table(changed)}\n"
                 "Keep what changes as an array, such as jnp.asarray(0), and anything else as it is."
             )
-        return [leaf for leaf, kept in zip(leaves, self.leaves, strict=True) if kept is _ARRAY]
+        arrays = [(path, leaf) for (path, leaf), kept in zip(paths, self.leaves, strict=True) if kept is _ARRAY]
+        resized = [
+            (f"carry{jax.tree_util.keystr(path)}", f"{_typed(old)} became {_typed(new)}")
+            for (path, new), old in zip(arrays, before, strict=True)
+            if not _is_alike(old, new)
+        ]
+        if resized:
+            raise TypeError(
+                f"{_RULE} Their shapes and dtypes stay. The step changed:\n{table(resized)}\n"
+                "Return the state as it came in, and cast what differs, as in x.astype(old.dtype)."
+            )
+        return [leaf for _, leaf in arrays]
 
 
 _RULE = (
-    "Several steps as one program (fuse=, scan_epoch, run_steps) can change the arrays of what they carry from step to "
+    "Several steps as one program (fuse= or scan_epoch) can change the arrays of what they carry from step to "
     "step, and nothing else."
 )
 
@@ -117,8 +134,8 @@ def split_carry(tree: PyTree) -> tuple[StaticPart, list[Any]]:
         if not _is_carried(leaf)
     ]
     raise TypeError(
-        "Several steps as one program (fuse=, scan_epoch, run_steps) need leaves that are arrays of numbers, or else "
-        f"hashable. Got:\n{table(wrong[:_MOST_LINES])}"
+        "Several steps as one program (fuse= or scan_epoch) need leaves that are arrays of numbers, or else "
+        f"hashable. Got:\n{table(wrong)}"
     )
 
 
@@ -150,8 +167,8 @@ def require_arrays(name: str, tree: PyTree) -> None:
     ]
     if wrong:
         raise TypeError(
-            "Several steps as one program (fuse=, scan_epoch, run_steps) can log and give out arrays and numbers."
-            f" Got:\n{table(wrong[:_MOST_LINES])}"
+            "Several steps as one program (fuse= or scan_epoch) can log and give out arrays and numbers."
+            f" Got:\n{table(wrong)}"
         )
 
 
@@ -168,6 +185,16 @@ def _fits(kept: Any, leaf: Any) -> bool:
     if kept is _ARRAY:  # a number becomes one
         return isinstance(leaf, (jax.Array, np.ndarray, np.generic, *_NUMBERS))
     return leaf is kept or (type(leaf) is type(kept) and _exact(leaf) == _exact(kept))
+
+
+def _is_alike(old: Any, new: Any) -> bool:
+    """Whether a loop can carry one array on as the other: weak types, those of Python's numbers, are promoted."""
+    old, new = jax.typeof(old), jax.typeof(new)
+    return old.shape == new.shape and (old.weak_type or old.dtype == new.dtype)
+
+
+def _typed(array: Any) -> str:
+    return jax.typeof(array).str_short()
 
 
 def _describe_kept(kept: Any) -> str:

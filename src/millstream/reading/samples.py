@@ -13,11 +13,19 @@ import numpy as np
 
 from millstream.reading.contracts import PyTree
 from millstream.reading.dtypes import can_become, check_array, dtype_of_array, holds_numbers, kept_dtype, narrowed
-from millstream.text.errors import describe_leaf, describe_value
+from millstream.text.errors import describe_leaf, describe_value, shortened
 
 TRIED = 8  # samples that are tried before it is said that none can be read
 _PLAIN = (np.ndarray, np.generic, bool, int, float, complex)  # what is an array of numbers, or a number, already
 _SAME = "Return the same shape and dtype every time."
+_PAD = (
+    "All samples need one shape. Pad or crop them in the function that reads them: "
+    "ms.DiskSampleSource(len(rows), lambda index: pad(rows[index]))."
+)
+_FILL = "None is not a number. Fill the gap in the function that reads the samples, with 0 or NaN, say."
+_FILTER = (
+    "None does not leave a sample out. Choose samples with ms.views.select(source, keep), before they are changed."
+)
 
 
 class _OtherStructure(Exception):
@@ -130,8 +138,8 @@ class SampleSpec:
             if found == expected:
                 return leaves
         raise TypeError(
-            f"{caller} does not match the structure of the spec.\n  found: {found}\n  spec:  {expected}\n"
-            "Return the same keys every time."
+            f"{caller} does not match the structure of the spec.\n  found: {shortened(found)}\n"
+            f"  spec:  {shortened(expected)}\n{_structure_fix(tree, self.template)}"
         )
 
     def write(self, caller: str, out: Sequence[np.ndarray], row: int, index: int | None, sample: PyTree) -> None:
@@ -164,7 +172,8 @@ class SampleSpec:
                 continue
             name = self.names[number]
             if array.shape != shape or not can_become(array.dtype, dtype):
-                raise _other_array(_subject(caller, index), name, array, shape, dtype)
+                fix = _SAME if array.shape == shape or index is None else _PAD
+                raise _other_array(_subject(caller, index), name, array, shape, dtype, fix)
             target[row] = narrowed(f"{_subject(caller, index)}{name}", array, dtype)
 
     def write_rows(self, caller: str, out: Sequence[np.ndarray], rows: PyTree, fix: str = _SAME) -> None:
@@ -203,10 +212,26 @@ def _subject(caller: str, index: int | None) -> str:
 def _other_array(
     caller: str, name: str, found: np.ndarray, shape: tuple[int, ...], dtype: np.dtype, fix: str = _SAME
 ) -> ValueError:
+    absent = found.shape == () and found.dtype.hasobject and found.item() is None
     return ValueError(
-        f"{caller} does not match the spec.\n  found{name}: {describe_leaf(found)}\n"
-        f"  spec{name}:  shape {shape}, {dtype}\n{fix}"
+        f"{caller} does not match the spec.\n  found{name}: {'None' if absent else describe_leaf(found)}\n"
+        f"  spec{name}:  shape {shape}, {dtype}\n{_FILL if absent else fix}"
     )
+
+
+def _structure_fix(found: Any, spec: Any) -> str:
+    """What to do about samples that differ in structure."""
+    if found is None:
+        return _FILTER
+    if type(found) is type(spec) is dict:
+        if found.keys() != spec.keys():
+            return "Return the same keys every time."
+        pairs = [(found[key], spec[key]) for key in spec]
+        if any((one is None) != (other is None) for one, other in pairs):
+            return _FILL
+        if any(isinstance(one, list) and isinstance(other, list) and len(one) != len(other) for one, other in pairs):
+            return f"A list is a tree of its items; make it an array, as in np.asarray(...). {_PAD}"
+    return "Return the same structure every time."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -290,7 +315,8 @@ def spec_of(caller: str, sample: PyTree) -> SampleSpec:
 
     paths, structure = jax.tree_util.tree_flatten_with_path(sample)
     if not paths:
-        raise ValueError(f"{caller} needs samples with at least one array. Got {describe_value(sample)}.")
+        fix = f" {_FILTER}" if sample is None else ""
+        raise ValueError(f"{caller} needs samples with at least one array. Got {describe_value(sample)}.{fix}")
     names, shapes, dtypes = [], [], []
     lenient = not all(isinstance(leaf, (*_PLAIN, jax.Array, jax.ShapeDtypeStruct)) for _, leaf in paths)
     for path, leaf in paths:

@@ -30,6 +30,12 @@ def as_batch_sharding(sharding: BatchSharding, caller: str = "as_batch_sharding"
     if isinstance(sharding, MeshConfig):
         return sharding.batch_sharding(sharding.create_device_mesh())
     if isinstance(sharding, Mesh):
+        if "data" not in sharding.axis_names:
+            raise ValueError(
+                f"{caller} knows no axis 'data' to divide a batch over. The mesh has: "
+                f"{', '.join(map(repr, sharding.axis_names))}. Say which one it is: "
+                f"jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec({sharding.axis_names[0]!r}))."
+            )
         return over_axes(sharding, checked_axes(caller, "data", sharding.axis_names))
     if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
         raise TypeError(

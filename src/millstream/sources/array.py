@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,11 +12,17 @@ from millstream.reading.contracts import PyTree
 from millstream.reading.dtypes import check_array, holds_numbers, to_jax_dtype
 from millstream.reading.view import subscript
 from millstream.text.errors import describe_leaf, describe_value, require_int, table
+from millstream.text.keywords import answer_keywords
+from millstream.text.wrapping import table_source
+
+_FEW = 8  # leaves that are all shown in an error
+_MANY_FIELDS = 16  # more than samples usually have
 
 if TYPE_CHECKING:
     import jax
 
 
+@answer_keywords
 @dataclasses.dataclass(frozen=True, eq=False)
 class ArraySampleSource:
     """The rows of a tree of arrays.
@@ -38,6 +45,11 @@ class ArraySampleSource:
     ordering: Ordering = "shuffle"
 
     def __post_init__(self) -> None:
+        if hasattr(self.ordering, "shape"):
+            raise TypeError(
+                "ArraySampleSource takes its arrays as one tree. Got a second array where the ordering goes. "
+                'Write ArraySampleSource({"x": x, "y": y}).'
+            )
         check_ordering("ArraySampleSource", self.ordering)
         check_rows("ArraySampleSource", self.data)
         object.__setattr__(self, "data", _tree().map(functools.partial(to_jax_dtype, "ArraySampleSource"), self.data))
@@ -93,14 +105,16 @@ def check_rows(caller: str, data: PyTree) -> None:
     """Refuse a tree that is not made of arrays of numbers with the same, non-zero number of rows."""
     import jax
 
-    leaves = [(f"data{jax.tree_util.keystr(path)}", leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(data)]
+    paths = jax.tree_util.tree_leaves_with_path(data)
+    leaves = [(f"data{jax.tree_util.keystr(path)}", leaf) for path, leaf in paths]
     if not leaves:
         raise ValueError(f"{caller} needs at least one array. Got an empty tree.")
-    for name, leaf in leaves:
-        if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape"):
+    for (name, leaf), (path, _) in zip(leaves, paths, strict=True):
+        if not isinstance(leaf, np.ndarray | np.generic | jax.Array):
+            if advice := _sample_list_advice(caller, data):
+                raise TypeError(advice)
             raise TypeError(
-                f"{caller} needs arrays. Got {name}: {describe_value(leaf)}. "
-                "Lists and tuples are trees here; turn them into arrays with np.asarray."
+                f"{caller} needs arrays. Got {name}: {describe_value(leaf)}. {_array_advice(data, path, leaf)}"
             )
         check_array(f"{caller}: {name}", leaf)
         if isinstance(leaf, np.ndarray) and not holds_numbers(leaf.dtype):
@@ -109,11 +123,58 @@ def check_rows(caller: str, data: PyTree) -> None:
                 "Encode text, dates and objects as numbers, one array per field."
             )
     if {leaf.shape[:1] for _, leaf in leaves} != {leaves[0][1].shape[:1]} or leaves[0][1].shape[:1] in ((), (0,)):
+        if advice := _sample_list_advice(caller, data):
+            raise ValueError(advice)
+        by_rows = {leaf.shape[:1]: (name, leaf) for name, leaf in reversed(leaves)}  # one of each, if they are many
+        shown = leaves if len(leaves) <= _FEW else [*reversed(by_rows.values())]
         raise ValueError(
             f"{caller} needs leaves with the same, non-zero number of rows. Got:\n"
-            f"{table((name, describe_leaf(leaf)) for name, leaf in leaves)}\n"
+            f"{table((name, describe_leaf(leaf)) for name, leaf in shown)}\n"
             "Slice or pad them to one length before building the source."
         )
+    if type(data) is list and len(data) > max(_MANY_FIELDS, len(leaves[0][1])):
+        warnings.warn(
+            f"{caller}: a list of {len(data):,} arrays is {len(data):,} fields of {len(leaves[0][1]):,} samples. If "
+            "each of them is a sample, stack them: np.stack(data).",
+            stacklevel=5,
+        )
+
+
+def _array_advice(data: PyTree, path: tuple[Any, ...], leaf: Any) -> str:
+    """What to write in place of a leaf that is not an array."""
+    import jax
+
+    if line := table_source(leaf):
+        return line
+    lists = [number for number, key in enumerate(path) if isinstance(key, jax.tree_util.SequenceKey)]
+    if not lists or not all(isinstance(key, jax.tree_util.DictKey) for key in path[: lists[0]]):
+        name = f"data{jax.tree_util.keystr(path)}"
+        return f"Write {name}.to_numpy()." if hasattr(leaf, "to_numpy") else f"Write np.asarray({name})."
+    column, found = f"data{jax.tree_util.keystr(path[: lists[0]])}", data
+    for key in path[: lists[0]]:
+        found = found[key.key]
+    try:
+        np.asarray(found)
+    except ValueError:
+        return (
+            f"Lists are trees here, and the items of {column} differ in length. Pad them to one length, and stack "
+            "them with np.asarray."
+        )
+    return f"Lists and tuples are trees here: write np.asarray({column}), one array for all rows."
+
+
+def _sample_list_advice(caller: str, data: PyTree) -> str | None:
+    """What to write in place of a list of samples; None if the data are not one."""
+    if not isinstance(data, list | tuple) or len(data) < 2 or not isinstance(data[0], dict | list | tuple):
+        return None
+    kind = type(data[0])
+    if any(type(item) is not kind or len(item) != len(data[0]) for item in data):
+        return None
+    return (
+        f"{caller} needs one array per field, with one row per sample. Got a {type(data).__name__} of {len(data):,} "
+        f"samples ({kind.__name__}s). Write ms.DatasetSource(data), or stack them: "
+        "jax.tree.map(lambda *rows: np.stack(rows), *data)."
+    )
 
 
 def _place(leaf: Any) -> "jax.Array":

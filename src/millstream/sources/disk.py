@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,11 @@ from millstream.reading.samples import ObjectSpec, SampleSpec, first_sample, spe
 from millstream.reading.stats import add_time
 from millstream.sources.array import check_ordering
 from millstream.text.errors import describe_value, function_name, noted, require_callable, require_int, require_items
+from millstream.text.keywords import answer_keywords
+from millstream.text.wrapping import ITERABLE, table_source
 
 
+@answer_keywords
 @dataclasses.dataclass(frozen=True, eq=False)
 class DiskSampleSource(SampleReader):
     """The samples of any function from an index to a pytree of arrays.
@@ -47,7 +50,7 @@ class DiskSampleSource(SampleReader):
 
     def __post_init__(self) -> None:
         caller = type(self).__name__
-        require_callable(caller, "sample_fn", self.sample_fn)
+        require_callable(caller, "sample_fn", self.sample_fn, "index")
         check_ordering(caller, self.ordering)
         for name in ("length", "prefetch_size", "readers"):
             require_int(caller, name, getattr(self, name), least=1)
@@ -78,6 +81,7 @@ class DiskSampleSource(SampleReader):
             raise noted(error, f"This came from sample_fn({index}) of DiskSampleSource.")  # noqa: B904
 
 
+@answer_keywords
 @dataclasses.dataclass(frozen=True, eq=False)
 class DatasetSource(SampleReader):
     """The items of any object with a length and `[index]`; `__getitems__(list)` is used where there is one.
@@ -100,6 +104,11 @@ class DatasetSource(SampleReader):
 
     def __post_init__(self) -> None:
         caller = type(self).__name__
+        if isinstance(self.dataset, Iterable) and not hasattr(self.dataset, "__getitem__"):
+            found = describe_value(self.dataset)
+            raise TypeError(f"{caller} needs an object with a length and [index]. Got {found}. {ITERABLE}")
+        if hasattr(self.dataset, "columns") and (line := table_source(self.dataset)):
+            raise TypeError(f"{caller} reads samples with [index], which gives columns of a table. {line}")
         require_items(caller, "an object", self.dataset)
         check_ordering(caller, self.ordering)
         for name in ("prefetch_size", "readers"):

@@ -1,12 +1,19 @@
 """Words for error messages: how a leaf, a tree or a stage is named to the user."""
 
 import contextlib
+import difflib
+import inspect
+import itertools
 import math
 import operator
 import os
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any
+
+_MOST_LINES = 8  # of a list in an error: with what is said before and after it, about ten
+
+_MOST_TEXT = 300  # characters
 
 
 def describe_leaf(leaf: Any) -> str:
@@ -19,7 +26,7 @@ def describe_leaf(leaf: Any) -> str:
 def describe_value(value: Any) -> str:
     """A value as it is shown in an error: its repr, kept short, and its type."""
     try:
-        text = repr(value)
+        text = " ".join(repr(value).splitlines())
     except Exception:
         text = "a value without a repr"
     if len(text) > 80:
@@ -27,9 +34,18 @@ def describe_value(value: Any) -> str:
     return f"{text} ({type(value).__name__})"
 
 
+def shortened(value: Any) -> str:
+    """The text of a value that may be long, such as the structure of a tree, on one line."""
+    text = " ".join(str(value).split())
+    return text if len(text) <= _MOST_TEXT else text[: _MOST_TEXT - 3] + "..."
+
+
 def table(rows: Iterable[tuple[str, str]]) -> str:
-    """Indented `name: text` lines."""
-    return "\n".join(f"  {name}: {text}" for name, text in rows)
+    """Indented `name: text` lines, the first few of many."""
+    rows = iter(rows)
+    lines = [f"  {name}: {text}" for name, text in itertools.islice(rows, _MOST_LINES)]
+    more = sum(1 for _ in rows)
+    return "\n".join([*lines, f"  and {more:,} more"] if more else lines)
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], places: tuple[str, str] = ("saved", "now")) -> str:
@@ -39,6 +55,12 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], places: tuple
         for name in {**before, **now}
         if before.get(name) != now.get(name)
     )
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """A question with the name that is most like one that is not there, and a space; nothing if none is."""
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"Did you mean {close[0]!r}? " if close else ""
 
 
 def function_name(fn: Any) -> str:
@@ -183,8 +205,15 @@ def raised_in(call: str) -> Iterator[None]:
         raise
 
 
-def require_callable(caller: str, name: str, value: Any) -> None:
-    """Refuse anything that cannot be called or cannot be hashed (compiled programs are looked up by function)."""
+def require_callable(caller: str, name: str, value: Any, arguments: str | None = None) -> None:
+    """Refuse anything that cannot be called or cannot be hashed (compiled programs are looked up by function).
+
+    Args:
+        caller: The caller's name, for errors.
+        name: The argument's name.
+        value: The function.
+        arguments: What it will be called with, by position, such as "value, mask"; None leaves that open.
+    """
     if not callable(value):
         raise TypeError(f"{caller} needs {name} to be a function. Got {describe_value(value)}.")
     try:
@@ -194,6 +223,27 @@ def require_callable(caller: str, name: str, value: Any) -> None:
             f"{caller} needs {name} to be hashable, because compiled programs are looked up by it. "
             f"{type(value).__name__} is not; wrap it in a function: lambda *args: module(*args)."
         ) from None
+    if arguments is not None:
+        require_arguments(caller, name, value, arguments)
+
+
+def require_arguments(caller: str, name: str, fn: Callable[..., Any], arguments: str) -> None:
+    """Refuse a function that cannot be called with these arguments by position, if its signature says so."""
+    wrapped: Any = fn
+    while wrapped is not None:  # a decorator may take other arguments than what it wraps
+        try:
+            signature = inspect.signature(wrapped, follow_wrapped=False)
+        except (TypeError, ValueError):  # some functions of C have none
+            return
+        try:
+            signature.bind(*arguments.split(", "))
+            return
+        except TypeError:
+            wrapped = getattr(wrapped, "__wrapped__", None)
+    raise TypeError(
+        f"{caller} calls {name}({arguments}). {function_name(fn)} takes {inspect.signature(fn)}. "
+        f"Write: lambda {arguments}: ..., or def {name}({arguments})."
+    )
 
 
 @contextlib.contextmanager

@@ -11,10 +11,12 @@ from millstream.reading.contracts import IndexedSource, PyTree, Stream
 from millstream.reading.derived_sources import CollatedSource
 from millstream.reading.samples import TRIED
 from millstream.text.errors import function_name, require_bool, require_callable, require_int
+from millstream.text.keywords import answer_keywords
 
 _MOST_ROWS = (1 << 31) - 1  # that an array of a compiled program can have
 
 
+@answer_keywords
 @dataclasses.dataclass(frozen=True)
 class BatchTransform(Transform):
     """Stack `batch_size` elements along a new first axis.
@@ -43,7 +45,7 @@ class BatchTransform(Transform):
 
     def __post_init__(self) -> None:
         if self.collate is not None:
-            require_callable("BatchTransform", "collate", self.collate)
+            require_callable("BatchTransform", "collate", self.collate, "samples")
         require_int("BatchTransform", "batch_size", self.batch_size, least=1)
         if self.batch_size > _MOST_ROWS:
             raise ValueError(f"BatchTransform needs a batch_size of at most {_MOST_ROWS:,}. Got {self.batch_size:,}.")

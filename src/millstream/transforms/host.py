@@ -44,7 +44,7 @@ class HostCallbackTransform(Transform):
     element_spec_override: PyTree = dataclasses.field(default=None, hash=False)
 
     def __post_init__(self) -> None:
-        require_callable("HostCallbackTransform", "fn", self.fn)
+        require_callable("HostCallbackTransform", "fn", self.fn, "batch, mask")
 
     @property
     def name(self) -> str:
@@ -116,7 +116,7 @@ class HostMapTransform:
     readers: int = 4
 
     def __post_init__(self) -> None:
-        require_callable(type(self).__name__, "fn", self.fn)
+        require_callable(type(self).__name__, "fn", self.fn, "sample, rng" if self.random else "sample")
         require_int(type(self).__name__, "readers", self.readers, least=1)
 
     def __call__(self, source: IndexedSource | Pipeline) -> Pipeline:

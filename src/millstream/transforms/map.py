@@ -25,7 +25,7 @@ class MapTransform(Transform):
     fn: Callable[[PyTree, jax.Array], PyTree]
 
     def __post_init__(self) -> None:
-        require_callable("MapTransform", "fn", self.fn)
+        require_callable("MapTransform", "fn", self.fn, "value, mask")
 
     @property
     def name(self) -> str:
@@ -59,7 +59,7 @@ class RandomMapTransform(Transform):
     label: str | None = None
 
     def __post_init__(self) -> None:
-        require_callable("RandomMapTransform", "fn", self.fn)
+        require_callable("RandomMapTransform", "fn", self.fn, "value, mask, key")
         if self.label is not None:
             require_text("RandomMapTransform", "label", self.label)
 

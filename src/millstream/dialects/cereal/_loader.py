@@ -106,7 +106,7 @@ def _of_arrays(body_fn: Callable[[Any, None], tuple[Any, Any]], static: StaticPa
 
     def body(carried: list[Any], _: None) -> tuple[list[Any], Any]:
         carry, output = body_fn(static.join(carried), None)
-        return static.arrays_of(carry), output
+        return static.arrays_of(carry, carried), output
 
     return body
 
