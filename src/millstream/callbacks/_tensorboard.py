@@ -22,6 +22,7 @@ class _EventFile(Sink):
         with needs(self.caller, "tensorboardX", "tensorboard"):
             from tensorboardX import record_writer
             from tensorboardX.proto import event_pb2, summary_pb2
+        self.place = log_dir
         self._folder = folder.resolve()
         self._overwrite = overwrite
         self._crc, self._proto, self._summary = record_writer.masked_crc32c, event_pb2, summary_pb2

@@ -24,7 +24,8 @@ from millstream.reading.processes import Processes
 from millstream.reading.reading import Reading, Report
 from millstream.reading.threads import Threads
 from millstream.text.bar_line import ProgressLine
-from millstream.text.errors import function_name, require_bool, require_callable, require_positive
+from millstream.text.errors import require_bool, require_callable, require_positive
+from millstream.text.summaries import call_text
 from millstream.text.tables import WIDTH, name_table, text_table, time_text
 
 Executor = InGraph | Threads | Processes | None
@@ -516,16 +517,7 @@ def preferred(rates: dict[Setting, float], present: Executor, readers: int) -> S
 
 def _code(executor: Executor) -> str:
     """An executor as it is written in a program: what differs from the defaults."""
-    if not dataclasses.is_dataclass(executor):
-        return repr(executor)
-    arguments = []
-    for field in dataclasses.fields(executor):
-        value = getattr(executor, field.name)
-        if field.default is dataclasses.MISSING:
-            arguments.append(repr(value))
-        elif value != field.default:
-            arguments.append(f"{field.name}={function_name(value) if callable(value) else repr(value)}")
-    return f"ms.{type(executor).__name__}({', '.join(arguments)})"
+    return f"ms.{call_text(executor)}" if dataclasses.is_dataclass(executor) else repr(executor)
 
 
 def _name(executor: Executor) -> str:

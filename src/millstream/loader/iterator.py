@@ -1,6 +1,7 @@
 """Python iteration over the batches of a run."""
 
 import collections
+import sys
 import time
 from collections.abc import Iterator
 from types import TracebackType
@@ -17,6 +18,7 @@ from millstream.reading.contracts import PyTree
 from millstream.reading.interrupts import Interrupts, OneThread
 from millstream.reading.stats import LoaderStats
 from millstream.text.errors import describe_value, require_int, require_mapping
+from millstream.text.summaries import never_raising, value_text
 
 
 class BatchIterator(Iterator[Any]):
@@ -224,6 +226,12 @@ class BatchIterator(Iterator[Any]):
     ) -> None:
         self._interrupts.restore()
         self.close()
+
+    @never_raising
+    def __repr__(self) -> str:
+        step = f"step {value_text(self._state.step)}, " if isinstance(self._state, LoaderState) else ""
+        left = "endless" if self._steps == sys.maxsize else f"{self._left:,} of {self._steps:,} batches left"
+        return f"{type(self).__name__}({step}{left})"
 
 
 class _WaitClock:

@@ -17,6 +17,7 @@ from millstream.loops.schedules import as_period
 from millstream.loops.signatures import Point
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value, require_bool, require_choice, require_int, require_path, whole_number
+from millstream.text.summaries import value_text
 
 
 class checkpoint(Observer):
@@ -246,6 +247,9 @@ class checkpoint(Observer):
                 "Monitor one of these, or say from when on it is there: monitor_from=ms.at(epochs=2). "
                 f"The run is saved in {self.directory}, and can be resumed from there."
             )
+
+    def __repr__(self) -> str:
+        return f"checkpoint({value_text(self.directory)})"
 
 
 def _moment(loop_state: LoopState) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ from millstream.loops._history import History
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.loop_state import LoopState
 from millstream.text.errors import describe_value, function_name
+from millstream.text.summaries import never_raising, object_text
 
 Call = Callable[[LoopState], Any]
 
@@ -49,6 +50,10 @@ class Callback:
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue from what `get_state` gave."""
+
+    @never_raising
+    def __repr__(self) -> str:
+        return object_text(self)
 
 
 class Observer(Callback):
@@ -120,6 +125,9 @@ class Noop(Callback):
 
     def __call__(self, *_: Any) -> None:
         return None
+
+    def __repr__(self) -> str:
+        return "noop"
 
 
 noop = Noop()

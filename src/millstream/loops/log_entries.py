@@ -7,6 +7,7 @@ from typing import Any, Self
 import jax
 
 from millstream.text.errors import describe_value, require_bool
+from millstream.text.summaries import value_text
 
 Name = tuple[str, str]  # collection and entry
 EVALUATIONS = ("_test", "_valid", "_validation", "_val", "_eval")  # how names of test results end
@@ -147,7 +148,7 @@ class Logs(dict[str, dict[str, Any]]):
         return ", ".join(".".join(path) for path, _ in self.entries()) or "none"
 
     def __repr__(self) -> str:
-        return f"Logs({dict.__repr__(self)})"
+        return f"Logs({value_text(self)})"
 
 
 def logs() -> Logs:

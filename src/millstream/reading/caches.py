@@ -16,6 +16,7 @@ from millstream.reading.cache_contents import CacheContents, contents_of, read_m
 from millstream.reading.contracts import PyTree
 from millstream.reading.dtypes import dtype_of_array, holds_numbers
 from millstream.text.errors import describe_leaf, describe_value, require_choice, require_int, require_path
+from millstream.text.summaries import call_text, value_text
 
 _MODES = ("read-write", "read-only", "cache-only")
 
@@ -99,6 +100,9 @@ class BatchCache:
     def folder(self) -> pathlib.Path:
         """The folder as a path."""
         return _folder("BatchCache", self.path)
+
+    def __repr__(self) -> str:
+        return call_text(self)
 
 
 class ArrayCache:
@@ -186,6 +190,9 @@ class ArrayCache:
         if found is not None:
             contents = contents_of("ArrayCache", self._path, found, _names_in)
             self._open(dataclasses.replace(contents, description=self._of))
+
+    def __repr__(self) -> str:
+        return f"ArrayCache({value_text(self._path)}, of={value_text(self._of)})"
 
 
 def _folder(caller: str, path: Any) -> pathlib.Path:

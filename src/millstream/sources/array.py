@@ -10,6 +10,7 @@ from millstream.plan.ordering import Ordering, as_shuffle
 from millstream.reading.contracts import PyTree
 from millstream.reading.dtypes import check_array, holds_numbers, kept
 from millstream.text.errors import describe_leaf, describe_value, require_int, table
+from millstream.text.summaries import ArrayType, never_raising, value_text
 
 if TYPE_CHECKING:
     import jax
@@ -65,6 +66,11 @@ class ArraySampleSource:
         import jax
 
         return jax.tree.map(_place, self.data)
+
+    @never_raising
+    def __repr__(self) -> str:
+        rows = _tree().map(lambda leaf: ArrayType(leaf.shape[1:], leaf.dtype), self.data)
+        return f"ArraySampleSource({len(self):,} samples, {value_text(rows)})"
 
 
 def _tree() -> Any:

@@ -15,6 +15,7 @@ from millstream.reading.samples import ObjectSpec, SampleSpec, first_sample, spe
 from millstream.reading.stats import spent
 from millstream.sources.array import check_ordering
 from millstream.text.errors import describe_value, function_name, noted, require_callable, require_int, require_items
+from millstream.text.summaries import never_raising
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,6 +77,10 @@ class DiskSampleSource(SampleReader):
             return sample
         except Exception as error:
             raise noted(error, f"This came from sample_fn({index}) of DiskSampleSource.")  # noqa: B904
+
+    @never_raising
+    def __repr__(self) -> str:
+        return f"DiskSampleSource({len(self):,} samples of {function_name(self.sample_fn)}, {self.sample_spec})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -166,6 +171,11 @@ class DatasetSource(SampleReader):
         except Exception as error:
             name, caller = type(self.dataset).__name__, type(self).__name__
             raise noted(error, f"This came from {name}.__getitems__({describe_value(numbers)}) in {caller}.")  # noqa: B904
+
+    @never_raising
+    def __repr__(self) -> str:
+        known = f", {self.sample_spec}" if "_found" in vars(self) else ""  # to find it, a sample would be read
+        return f"{type(self).__name__}({len(self):,} items of {type(self.dataset).__name__}{known})"
 
 
 def _given_spec(caller: str, spec: PyTree) -> SampleSpec:

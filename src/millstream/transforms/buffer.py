@@ -7,6 +7,7 @@ from millstream.pipeline.pipeline import MAX_IN_GRAPH, as_stream
 from millstream.pipeline.transform import Transform
 from millstream.reading.contracts import Stream
 from millstream.text.errors import describe_value, require_bool, require_choice, require_int
+from millstream.text.summaries import call_text
 from millstream.transforms.buffer_stream import BufferedStream
 
 Mode = Literal["sequential", "uniform", "without_replacement", "prioritised"]
@@ -78,3 +79,6 @@ class BufferTransform(Transform):
 
     def __call__(self, source: Any) -> Stream:
         return BufferedStream(as_stream(source), self)
+
+    def __repr__(self) -> str:
+        return call_text(self)
