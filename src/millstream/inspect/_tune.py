@@ -25,6 +25,7 @@ from millstream.reading.reading import Reading, Report
 from millstream.reading.threads import Threads
 from millstream.text.bar_line import ProgressLine
 from millstream.text.errors import require_bool, require_callable, require_positive
+from millstream.text.html import html_names, html_table
 from millstream.text.summaries import call_text
 from millstream.text.tables import WIDTH, name_table, text_table, time_text
 
@@ -91,6 +92,15 @@ class TriedOptions:
     note: str = ""
 
 
+_STAGE_HEADER = ("stage", "time", "of it busy", "per")
+_TRIED_HEADER = ("executor", "prefetch", "samples/s", "idle", "cores", "note")
+
+
+def _stage_cells(row: TimedStage) -> tuple[str, ...]:
+    busy = "" if row.cpu_seconds is None else time_text(row.cpu_seconds)
+    return row.stage, time_text(row.seconds), busy, row.per
+
+
 class Tuning:
     """What a loader's stages cost, its speed with other options, and which are best; printed, tables and code.
 
@@ -127,17 +137,19 @@ class Tuning:
         self.code = f"ms.DataLoader(pipeline, {arguments})"
 
     def __repr__(self) -> str:
-        stages = [
-            (row.stage, time_text(row.seconds), "" if row.cpu_seconds is None else time_text(row.cpu_seconds), row.per)
-            for row in self.stages
-        ]
-        header, times = ("executor", "prefetch", "samples/s", "idle", "cores", "note"), ("time", "of it busy")
         tables = [
-            text_table(("stage", *times, "per"), stages, numbers=times, width=WIDTH),
-            text_table(header, map(self._cells, self.tried), numbers=header[1:-1], prose=("note",), width=WIDTH),
+            text_table(_STAGE_HEADER, map(_stage_cells, self.stages), numbers=_STAGE_HEADER[1:-1], width=WIDTH),
+            text_table(
+                _TRIED_HEADER, map(self._cells, self.tried), numbers=_TRIED_HEADER[1:-1], prose=("note",), width=WIDTH
+            ),
             name_table([("advice", self.code), ("because", self.reason)], width=WIDTH),
         ]
         return "\n\n".join(tables)
+
+    def _repr_html_(self) -> str:
+        stages = html_table(_STAGE_HEADER, map(_stage_cells, self.stages), numbers=_STAGE_HEADER[1:-1])
+        tried = html_table(_TRIED_HEADER, map(self._cells, self.tried), numbers=_TRIED_HEADER[1:-1])
+        return stages + tried + html_names([("advice", self.code), ("because", self.reason)])
 
     def _cells(self, row: TriedOptions) -> tuple[str, ...]:
         chosen = {"executor": row.executor, "prefetch": row.prefetch} == self.options

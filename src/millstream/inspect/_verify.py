@@ -40,6 +40,7 @@ from millstream.reading.threads import Threads
 from millstream.sharding import shard_bounds
 from millstream.text.bar_line import ProgressLine
 from millstream.text.errors import describe_value, listed, require_bool, require_int, require_positive
+from millstream.text.html import html_table, html_text
 from millstream.text.tables import WIDTH, text_table
 from millstream.transforms.device import DevicePutTransform
 
@@ -187,6 +188,12 @@ class Verification:
         return "\n\n".join(parts)
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        rows = [(row.check, row.result, "\n".join([row.evidence, *row.notes])) for row in self.rows]
+        total = ("all", "ok" if self.ok else "failed", f"in {self.seconds:.1f} s")
+        table = html_table(["check", "result", "evidence"], rows, total=total)
+        return table + ("" if self.difference is None else html_text(str(self.difference)))
 
 
 def verify(

@@ -4,6 +4,7 @@ import dataclasses
 import threading
 import time
 
+from millstream.text.html import html_names
 from millstream.text.tables import name_table
 
 _local = threading.local()
@@ -100,9 +101,15 @@ class LoaderStats:
         """How many times as fast the loop would be if every batch were there at once."""
         return (self.idle + self.loop) / self.loop if self.loop else float("inf")
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        return name_table(self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_names(self._rows())
+
+    def _rows(self) -> list[tuple[str, str]]:
         count = max(1, self.batches)
-        rows = [
+        return [
             ("batches", f"{self.batches:,}"),
             ("samples", f"{self.samples:,}"),
             ("bytes", f"{self.nbytes / 1e6:,.1f} MB"),
@@ -118,4 +125,3 @@ class LoaderStats:
             ("bottleneck", self.bottleneck),
             ("upper bound", f"{self.speedup_of_an_instant_loader:.3g}x as fast with an instant loader"),
         ]
-        return name_table(rows)
