@@ -3,7 +3,7 @@
 import itertools
 from typing import TYPE_CHECKING
 
-from millstream.loops.curves import panels
+from millstream.loops.curves import Curve, panels
 from millstream.text.html import html_curves, html_text
 
 if TYPE_CHECKING:
@@ -22,6 +22,13 @@ def history_html(history: "History") -> str:
     words = [repr(history), *([f"The first {_PICTURES} of {len(curves)}:"] if len(curves) > _PICTURES else [])]
     pictures = []
     for subject, members in itertools.islice(curves.items(), _PICTURES):
-        points = [(curve.label, *(axis.tolist() for axis in curve.thinned(_BINS))) for curve in members]
-        pictures.append(f"<div>{html_curves(subject, points)}</div>")
+        pictures.append(f"<div>{html_curves(subject, list(map(_points, members)))}</div>")
     return html_text("\n".join(words)) + "".join(pictures)
+
+
+def _points(curve: Curve) -> tuple[str, list[float], list[float]]:
+    """Its name, steps and values; the last value is always one of them."""
+    steps, values = (axis.tolist() for axis in curve.thinned(_BINS))
+    if len(steps) < len(curve.steps):
+        steps, values = [*steps, int(curve.steps[-1])], [*values, float(curve.values[-1])]
+    return curve.label, steps, values

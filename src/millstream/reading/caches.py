@@ -84,22 +84,22 @@ class BatchCache:
         >>> again = ms.DataLoader(stages, cache=ms.BatchCache("batches", mode="cache-only"))
 
     Args:
-        path: A folder of its own. It is made for this user alone if it is not there.
+        directory: A folder of its own. It is made for this user alone if it is not there.
         mode: "read-write" makes and stores what is missing; a damaged file is replaced, with a warning. "read-only"
             makes what is missing and stores nothing. "cache-only" reads no samples: what is missing is an error.
     """
 
-    path: str | os.PathLike[str]
+    directory: str | os.PathLike[str]
     mode: Mode = "read-write"
 
     def __post_init__(self) -> None:
         require_choice("BatchCache", "mode", self.mode, _MODES)
-        _folder("BatchCache", self.path)
+        _folder("BatchCache", self.directory)
 
     @property
     def folder(self) -> pathlib.Path:
         """The folder as a path."""
-        return _folder("BatchCache", self.path)
+        return _folder("BatchCache", self.directory)
 
     def __repr__(self) -> str:
         return call_text(self)
@@ -117,7 +117,7 @@ class ArrayCache:
         ...         cache.put(info, latents)
 
     Args:
-        path: A folder of its own. It is made for this user alone if it is not there.
+        directory: A folder of its own. It is made for this user alone if it is not there.
         spec: What a tree looks like, with anything that has a shape and a dtype as leaves. None takes it from the first
             tree that is put in.
         of: What the arrays are of, in words. A cache with other words is refused.
@@ -126,7 +126,7 @@ class ArrayCache:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        directory: str | os.PathLike[str],
         spec: PyTree | None = None,
         *,
         of: Mapping[str, str],
@@ -135,7 +135,7 @@ class ArrayCache:
         require_choice("ArrayCache", "mode", mode, _MODES)
         if not isinstance(of, Mapping) or any(type(word) is not str for pair in of.items() for word in pair):
             raise TypeError(f"ArrayCache needs of to be a mapping of words to words. Got {describe_value(of)}.")
-        self._path, self._of = _folder("ArrayCache", path), dict(of)
+        self._path, self._of = _folder("ArrayCache", directory), dict(of)
         self._mode: Mode = mode
         self._cache: OpenCache | None = None
         self._contents: CacheContents | None = None
@@ -195,10 +195,10 @@ class ArrayCache:
         return f"ArrayCache({value_text(self._path)}, of={value_text(self._of)})"
 
 
-def _folder(caller: str, path: Any) -> pathlib.Path:
-    folder = require_path(caller, "path to be the path of a folder", path).expanduser()
+def _folder(caller: str, directory: Any) -> pathlib.Path:
+    folder = require_path(caller, "directory to be the path of a folder", directory).expanduser()
     if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"{caller} needs path to be a folder of its own. {folder} is a file.")
+        raise NotADirectoryError(f"{caller} needs directory to be a folder of its own. {folder} is a file.")
     return folder
 
 

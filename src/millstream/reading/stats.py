@@ -1,6 +1,7 @@
 """What reading costs, counted while it happens: a few additions per batch."""
 
 import dataclasses
+import math
 import threading
 import time
 
@@ -108,7 +109,7 @@ class LoaderStats:
         return html_names(self._rows())
 
     def _rows(self) -> list[tuple[str, str]]:
-        count = max(1, self.batches)
+        count, faster = max(1, self.batches), self.speedup_of_an_instant_loader
         return [
             ("batches", f"{self.batches:,}"),
             ("samples", f"{self.samples:,}"),
@@ -123,5 +124,5 @@ class LoaderStats:
             ("dropped batches", f"{self.dropped:,}"),
             ("restarted workers", f"{self.restarts:,}"),
             ("bottleneck", self.bottleneck),
-            ("upper bound", f"{self.speedup_of_an_instant_loader:.3g}x as fast with an instant loader"),
+            *([("upper bound", f"{faster:.3g}x as fast with an instant loader")] if math.isfinite(faster) else []),
         ]
