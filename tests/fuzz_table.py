@@ -421,7 +421,6 @@ SHARED: dict[str, Callable[[], Any]] = {
     "elapsed": lambda: ms.loops.Elapsed(steps=3, samples=12, epochs=1, samples_before=8, epochs_before=0),
     "fn": lambda: read,
     "key": _key,
-    "log_dir": lambda: "out",
     "losses": lambda: {"loss": 1.0},
     "metrics": lambda: {"loss": 1.0},
     "monitor": lambda: "loss",

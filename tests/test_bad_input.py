@@ -1,7 +1,6 @@
 """Bad input is refused when a thing is built, in words that name it."""
 
 import dataclasses
-import re
 
 import jax
 import jax.numpy as jnp
@@ -535,10 +534,3 @@ def test_what_is_no_sharding():
 def test_a_scale_that_is_no_number():
     with refuses(TypeError, "NormalizeImageTransform needs scale to be a finite number", "set() (set)"):
         ms.NormalizeImageTransform(scale=set())  # pyright: ignore[reportArgumentType]
-
-
-def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(
-        AttributeError, match=re.escape("no attribute 'DataLoadr'. It has: ArrayCache, ArraySampleSource, ")
-    ):
-        ms.DataLoadr  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]

@@ -600,7 +600,7 @@ def test_nothing_is_unpickled_or_run(tmp_path):
 def test_caches_check_their_arguments(tmp_path, kind):
     with refuses(ValueError, "needs mode 'read-write', 'read-only' or 'cache-only'", "'write'"):
         kind(tmp_path, mode="write")
-    with refuses(TypeError, "needs path to be the path of a folder", "3 (int)"):
+    with refuses(TypeError, "needs directory to be the path of a folder", "3 (int)"):
         kind(3)
     (tmp_path / "file").touch()
     with refuses(NotADirectoryError, "file is a file"):

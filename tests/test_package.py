@@ -186,6 +186,18 @@ def test_errors_show_the_name_by_which_they_are_caught():
         assert traceback.format_exception_only(error)[0].startswith(f"millstream.errors.{name}")
 
 
+def test_texts_name_what_is_public():
+    known = {*dir(ms), "dialects", "integrations", "report"}
+    texts = [path for folder in ("src", "docs", "examples") for path in (ROOT.parents[1] / folder).rglob("*.[pm][yd]")]
+    wrong = [
+        f"{path.name}: {found[0]}"
+        for path in [*texts, *ROOT.parents[1].glob("*.md")]
+        for found in re.finditer(r"(?<![\w.])ms\.(\w+)(?:\.(\w+))?", path.read_text())
+        if found[1] not in known or (found[1] in ROOMS and found[2] and found[2] not in dir(ROOMS[found[1]]))
+    ]
+    assert wrong == []
+
+
 def test_integrations_and_dialects_load_without_their_packages_and_say_what_to_install():
     program = """
 import pkgutil, sys

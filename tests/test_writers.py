@@ -688,7 +688,7 @@ def test_bad_arguments_are_refused_at_once(tmp_path):
         csv_logger(3)  # type: ignore[arg-type]
     with pytest.raises(IsADirectoryError, match=r"jsonl_logger needs the path of a file. .* is a folder"):
         jsonl_logger(tmp_path)
-    with pytest.raises(TypeError, match=r"tensorboard needs a folder. Got None"):
+    with pytest.raises(TypeError, match=r"tensorboard needs directory to be a folder. Got None"):
         tensorboard(None)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"csv_logger needs a schedule such as every\(10\)"):
         csv_logger(tmp_path / "a", every="epoch")  # pyright: ignore[reportArgumentType]

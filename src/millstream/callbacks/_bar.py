@@ -384,6 +384,9 @@ class Bar(Observer):
                 self.finish()
         return False
 
+    def __repr__(self) -> str:
+        return f"{self._caller}({'' if self._total is None else f'total={self._total}'})"
+
 
 class _EndedEpoch(NamedTuple):
     number: int  # from 1 on

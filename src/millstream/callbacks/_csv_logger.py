@@ -17,6 +17,7 @@ class _CsvFile(Sink):
     reserved = frozenset(UNITS)
 
     def __init__(self, path: Any, overwrite: bool) -> None:
+        self.place = path
         self._file = LogFile(self.caller, path, overwrite, lambda line: int(line.split(b",", 1)[0]))
         self._names: dict[str, None] = {}
 

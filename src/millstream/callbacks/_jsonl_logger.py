@@ -18,6 +18,7 @@ class _JsonlFile(Sink):
     reserved = frozenset(UNITS)
 
     def __init__(self, path: Any, overwrite: bool) -> None:
+        self.place = path
         self._file = LogFile(self.caller, path, overwrite, lambda line: int(json.loads(line)["steps"]))
 
     def open(self, step: int) -> int:

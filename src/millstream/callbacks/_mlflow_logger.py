@@ -28,7 +28,7 @@ class _MlflowRun(Sink):
         if not isinstance(run_id, str):
             raise TypeError(f"{self.caller} needs a run of MLflow, or its id. Got {describe_value(run)}.")
         self.patience = seconds(self.caller, timeout)
-        self._run_id = run_id
+        self._run_id = self.place = run_id
         self._client = mlflow.MlflowClient() if client is None else client
         self._metric = Metric
 

@@ -57,6 +57,9 @@ class Monitor:
                 "Log its mean, or another number, and watch that."
             ) from None
 
+    def __repr__(self) -> str:
+        return repr(self.name)
+
 
 def require_logged(caller: str, names: list[str], loop_state: LoopState) -> None:
     """Refuse names that a run has not logged up to its end, unless something else has ended it before."""

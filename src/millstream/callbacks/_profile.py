@@ -25,7 +25,7 @@ class profile(Observer):
         >>> state, _, _ = ms.loop(jnp.zeros(4), range(6), tasks)
 
     Args:
-        log_dir: The folder to write into; `tensorboard --logdir` shows it.
+        directory: The folder to write into; `tensorboard --logdir` shows it.
         first: The first step to record, counted from the beginning of the loop: the first ones compile. Where several
             steps run as one program, it is the first that begins one.
         steps: How many.
@@ -34,11 +34,11 @@ class profile(Observer):
     named_schedules = ("on_train_batch_end",)
     only_real_runs = True
 
-    def __init__(self, log_dir: str | os.PathLike[str], first: int = 10, steps: int = 5) -> None:
-        require_path(_CALLER, "log_dir to be a folder", log_dir)
+    def __init__(self, directory: str | os.PathLike[str], first: int = 10, steps: int = 5) -> None:
+        require_path(_CALLER, "directory to be a folder", directory)
         require_int(_CALLER, "first", first, least=1)
         require_int(_CALLER, "steps", steps, least=1)
-        self._log_dir = os.fspath(log_dir)
+        self._directory = os.fspath(directory)
         self._first = first
         self._steps = steps
         self._begun = 0  # the loop, in steps
@@ -75,7 +75,7 @@ class profile(Observer):
             return
         _wait(loop_state)
         try:
-            jax.profiler.start_trace(self._log_dir)
+            jax.profiler.start_trace(self._directory)
         except RuntimeError as error:
             self._is_done = True
             raise RuntimeError(

@@ -127,6 +127,7 @@ class _RecordFile(Sink):
                 f"{_CALLER}: {folder / RECORD} is a link, and what it leads to is left alone. Delete it, or give a "
                 "different folder."
             )
+        self.place = directory
         self._file = LogFile(_CALLER, folder / RECORD, True, lambda line: int(json.loads(line)["steps"]))
         self._overwrite = overwrite
         self._loaders = loaders

@@ -18,11 +18,12 @@ _EVENTS = "events.out.tfevents.*"
 class _EventFile(Sink):
     caller = "tensorboard"
 
-    def __init__(self, log_dir: Any, overwrite: bool) -> None:
-        folder = require_path(self.caller, "a folder", log_dir)
+    def __init__(self, directory: Any, overwrite: bool) -> None:
+        folder = require_path(self.caller, "directory to be a folder", directory)
         with needs(self.caller, "tensorboardX", "tensorboard"):
             from tensorboardX import record_writer
             from tensorboardX.proto import event_pb2, summary_pb2
+        self.place = directory
         self._folder = folder.resolve()
         self._overwrite = overwrite
         self._crc, self._proto, self._summary = record_writer.masked_crc32c, event_pb2, summary_pb2
@@ -81,7 +82,7 @@ class _EventFile(Sink):
             self._file.close()
 
 
-def tensorboard(log_dir: str | os.PathLike[str], *, every: Every | None = None, overwrite: bool = False) -> Writer:
+def tensorboard(directory: str | os.PathLike[str], *, every: Every | None = None, overwrite: bool = False) -> Writer:
     """Write what is logged for TensorBoard, in the background, without TensorFlow.
 
     Example:
@@ -94,10 +95,10 @@ def tensorboard(log_dir: str | os.PathLike[str], *, every: Every | None = None, 
     earlier process has written of later steps. Errors and use by hand are as for `csv_logger`.
 
     Args:
-        log_dir: A folder for this run.
+        directory: A folder for this run.
 
     Other Args:
         every: Which rows to write, as for `csv_logger`.
         overwrite: Whether a new run replaces the events of another.
     """
-    return Writer(_EventFile(log_dir, overwrite), every)
+    return Writer(_EventFile(directory, overwrite), every)

@@ -27,6 +27,7 @@ from millstream.loops.schedules import Schedule, as_schedule
 from millstream.loops.schedules import every as every_so_many
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import require_int
+from millstream.text.summaries import value_text
 
 _MANY = 256  # rows that are handed to the thread at once
 _SECONDS = 1.0  # or after this time
@@ -50,6 +51,7 @@ class Sink:
 
     Attributes:
         caller: The caller's name, for errors.
+        place: The file, folder or run that it writes to; None if it has no name.
         separator: What stands between collection and entry, where an entry's name alone says too little.
         reserved: Names that entries cannot have.
         patience: Seconds that the end of a run waits for it. It must not hold up a run, then: rows that come too fast
@@ -58,6 +60,7 @@ class Sink:
     """
 
     caller: str
+    place: Any = None
     separator = "/"
     reserved: frozenset[str] = frozenset()
     patience: float | None = None
@@ -470,6 +473,9 @@ class Writer(Observer):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        return f"{self._sink.caller}({value_text(self._sink.place) if self._sink.place else ''})"
 
 
 def _end(rows: RowCursor, thread: WriterThread) -> None:

@@ -22,6 +22,7 @@ from millstream.errors import DamagedCheckpoint, NoCheckpoint, StorageFailed
 from millstream.files.safe_path import plain_reader, require_trust
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value, require_bool, require_mapping, require_path, whole_number
+from millstream.text.summaries import value_text
 
 _CALLER = "CheckpointStore"
 _RUN, _TREE, _FILES = "run.json", "tree.json", "files"
@@ -398,6 +399,9 @@ class CheckpointStore:
     def _has_changed(self, step: int, stamp: list[int]) -> bool:
         # Several processes that load together are those that write, and have to do the same.
         return jax.process_count() == 1 and self._stamp(step) != stamp
+
+    def __repr__(self) -> str:
+        return f"CheckpointStore({value_text(self.directory)})"
 
 
 def _warn_of_leftovers(left: Mapping[pathlib.Path, OSError]) -> None:

@@ -14,6 +14,7 @@ from millstream.files.lock import locked
 from millstream.files.safe_path import require_trust
 from millstream.files.user_cache import user_cache
 from millstream.text.errors import require_path
+from millstream.text.summaries import ArrayType, value_text
 
 _VERSION = 1  # of what is made from the same files; counts up when that changes
 _TIMEOUT = 600.0
@@ -68,6 +69,10 @@ class ArrayDataset:
     def as_array_dict(self) -> dict[str, np.ndarray]:
         """The whole split as read-only arrays, ready for `ArraySampleSource`."""
         return dict(self._arrays)
+
+    def __repr__(self) -> str:
+        sample = {name: ArrayType(array.shape[1:], array.dtype) for name, array in self._arrays.items()}
+        return f"{type(self).__name__}({len(self):,} samples, {value_text(sample)})"
 
 
 def require_place(caller: str, name: str, place: CacheDir) -> None:

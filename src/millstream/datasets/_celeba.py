@@ -122,6 +122,9 @@ class CelebADataset:
         dataset = cls(split, cache_dir, data_dir, include_attributes)
         return DiskSampleSource(len(dataset), dataset.__getitem__, None, ordering, prefetch_size)
 
+    def __repr__(self) -> str:
+        return f"CelebADataset({len(self):,} images{'' if self._attributes is None else ' with attributes'})"
+
 
 class _Pictures:
     """Images by number, from a folder or an archive. A copy in another process opens the archive again."""

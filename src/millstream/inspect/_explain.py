@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import html
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -39,11 +38,13 @@ from millstream.reading.slots import slots_for
 from millstream.reading.workers.messages import SlotLayout
 from millstream.sources.file_source import OpenedRows, is_mapped
 from millstream.text.errors import describe_value
+from millstream.text.html import html_names, html_table
 from millstream.text.tables import WIDTH, name_table, size_text, text_table
 from millstream.transforms.buffer import BufferTransform
 from millstream.transforms.device import DevicePutTransform
 
 _HEADER = ("stage", "where", "shape and dtype", "per batch", "memory", "note")
+_NUMBERS = ("per batch", "memory")
 _LEAVES = 8  # that a cell lists
 
 
@@ -114,14 +115,11 @@ class Explanation:
         return {"stages": rows, "plan": dict(self.plan)}
 
     def __repr__(self) -> str:
-        numbers, prose = ("per batch", "memory"), ("where", "note")
-        table = text_table(_HEADER, map(_cells, self.rows), numbers=numbers, prose=prose, width=WIDTH)
+        table = text_table(_HEADER, map(_cells, self.rows), numbers=_NUMBERS, prose=("where", "note"), width=WIDTH)
         return f"{table}\n\n{name_table(self.plan.items(), width=WIDTH)}"
 
     def _repr_html_(self) -> str:
-        cells = [_html_row("td", _cells(row)) for row in self.rows]
-        plan = [_html_row("td", pair) for pair in self.plan.items()]
-        return f"<table>{_html_row('th', _HEADER)}{''.join(cells)}</table><table>{''.join(plan)}</table>"
+        return html_table(_HEADER, map(_cells, self.rows), numbers=_NUMBERS) + html_names(self.plan.items())
 
 
 def explain(loader: DataLoader[PyTree, PyTree]) -> Explanation:
@@ -162,11 +160,6 @@ def _cells(row: ExplainedStage) -> tuple[str, ...]:
         leaves = [*leaves[: _LEAVES - 1], f"and {len(leaves) - _LEAVES + 1:,} more"]
     sizes = ("" if size is None else size_text(size) for size in (row.bytes_per_batch, row.memory_bytes))
     return (row.stage, row.where, "\n".join(leaves), *sizes, row.note)
-
-
-def _html_row(tag: str, cells: Iterable[str]) -> str:
-    texts = (html.escape(cell).replace("\n", "<br>") for cell in cells)
-    return "<tr>" + "".join(f'<{tag} style="text-align: left">{text}</{tag}>' for text in texts) + "</tr>"
 
 
 def _row(

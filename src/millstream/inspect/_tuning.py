@@ -6,10 +6,13 @@ from typing import Literal, TypedDict
 from millstream.reading.executor import InGraph
 from millstream.reading.processes import Processes
 from millstream.reading.threads import Threads
-from millstream.text.errors import function_name
+from millstream.text.html import html_names, html_table
+from millstream.text.summaries import call_text
 from millstream.text.tables import WIDTH, name_table, text_table, time_text
 
 Executor = InGraph | Threads | Processes | None
+_STAGE_HEADER = ("stage", "time", "of it busy", "per")
+_TRIED_HEADER = ("executor", "prefetch", "samples/s", "idle", "cores", "note")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,17 +104,19 @@ class Tuning:
         return f"ms.DataLoader(pipeline, {arguments})"
 
     def __repr__(self) -> str:
-        stages = [
-            (row.stage, time_text(row.seconds), "" if row.cpu_seconds is None else time_text(row.cpu_seconds), row.per)
-            for row in self.stages
-        ]
-        header, times = ("executor", "prefetch", "samples/s", "idle", "cores", "note"), ("time", "of it busy")
         tables = [
-            text_table(("stage", *times, "per"), stages, numbers=times, width=WIDTH),
-            text_table(header, map(self._cells, self.tried), numbers=header[1:-1], prose=("note",), width=WIDTH),
+            text_table(_STAGE_HEADER, map(_stage_cells, self.stages), numbers=_STAGE_HEADER[1:-1], width=WIDTH),
+            text_table(
+                _TRIED_HEADER, map(self._cells, self.tried), numbers=_TRIED_HEADER[1:-1], prose=("note",), width=WIDTH
+            ),
             name_table([("advice", self.code), ("because", self.reason)], width=WIDTH),
         ]
         return "\n\n".join(tables)
+
+    def _repr_html_(self) -> str:
+        stages = html_table(_STAGE_HEADER, map(_stage_cells, self.stages), numbers=_STAGE_HEADER[1:-1])
+        tried = html_table(_TRIED_HEADER, map(self._cells, self.tried), numbers=_TRIED_HEADER[1:-1])
+        return stages + tried + html_names([("advice", self.code), ("because", self.reason)])
 
     def _cells(self, row: TriedOptions) -> tuple[str, ...]:
         chosen = {"executor": row.executor, "prefetch": row.prefetch} == self.options
@@ -122,15 +127,11 @@ class Tuning:
         return executor_code(row.executor), str(row.prefetch), rate, idle, cores, note
 
 
+def _stage_cells(row: TimedStage) -> tuple[str, ...]:
+    busy = "" if row.cpu_seconds is None else time_text(row.cpu_seconds)
+    return row.stage, time_text(row.seconds), busy, row.per
+
+
 def executor_code(executor: Executor) -> str:
     """An executor as it is written in a program: what differs from the defaults."""
-    if not dataclasses.is_dataclass(executor):
-        return repr(executor)
-    arguments = []
-    for field in dataclasses.fields(executor):
-        value = getattr(executor, field.name)
-        if field.default is dataclasses.MISSING:
-            arguments.append(repr(value))
-        elif value != field.default:
-            arguments.append(f"{field.name}={function_name(value) if callable(value) else repr(value)}")
-    return f"ms.{type(executor).__name__}({', '.join(arguments)})"
+    return f"ms.{call_text(executor)}" if dataclasses.is_dataclass(executor) else repr(executor)

@@ -6,6 +6,7 @@ from typing import Literal
 
 from millstream.errors import VerificationFailed
 from millstream.inspect._compare import Mismatch
+from millstream.text.html import html_table, html_text
 from millstream.text.tables import WIDTH, text_table
 
 Result = Literal["ok", "failed", "left out"]
@@ -115,3 +116,9 @@ class Verification:
         return "\n\n".join(parts)
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        rows = [(row.check, row.result, "\n".join([row.evidence, *row.notes])) for row in self.rows]
+        total = ("all", "ok" if self.ok else "failed", f"in {self.seconds:.1f} s")
+        table = html_table(["check", "result", "evidence"], rows, total=total)
+        return table + ("" if self.difference is None else html_text(str(self.difference)))

@@ -12,6 +12,7 @@ from millstream.plan.planned import Request, sample_keys
 from millstream.reading.contracts import PyTree
 from millstream.reading.derived_sources import item_of
 from millstream.reading.reading import Report
+from millstream.text.summaries import fields_text, never_raising
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +63,10 @@ class BatchInfo:
     def items(self) -> list[Any]:
         """The items themselves, as the source was given them: None where a row is padding."""
         return [None if index < 0 else self._item(index) for index in self.indices.reshape(-1).tolist()]
+
+    @never_raising
+    def __repr__(self) -> str:
+        return fields_text(self)
 
 
 def describe_batch(pipeline: Pipeline, request: Request, report: Report) -> BatchInfo:

@@ -1,6 +1,7 @@
 """Python iteration over the batches of a run."""
 
 import collections
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import GenericAlias, TracebackType
@@ -18,6 +19,7 @@ from millstream.reading.contracts import B, PyTree
 from millstream.reading.interrupts import Interrupts, OneThread
 from millstream.reading.stats import LoaderStats
 from millstream.text.errors import describe_value, require_int, require_mapping
+from millstream.text.summaries import never_raising, value_text
 
 # What an iterator yields.
 if TYPE_CHECKING:
@@ -238,6 +240,12 @@ class BatchIterator(Iterator[Item], Generic[B, S, Item]):
     ) -> None:
         self._interrupts.restore()
         self.close()
+
+    @never_raising
+    def __repr__(self) -> str:
+        step = f"step {value_text(self._state.step)}, " if isinstance(self._state, LoaderState) else ""
+        left = "endless" if self._steps == sys.maxsize else f"{self._left:,} of {self._steps:,} batches left"
+        return f"{type(self).__name__}({step}{left})"
 
 
 class _WaitClock:

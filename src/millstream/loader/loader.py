@@ -26,6 +26,7 @@ from millstream.loader.batch_info import BatchInfo
 from millstream.loader.build import build, check_first_sample, read_on_host, sharded, stages
 from millstream.loader.feed import Feed, check_run, feed_of
 from millstream.loader.iterator import BatchIterator
+from millstream.loader.summary import loader_text
 from millstream.pipeline.host_calls import call_and_wait
 from millstream.pipeline.pipeline import Pipeline, masking_stages
 from millstream.pipeline.policy import has_policy, set_policy_state
@@ -613,6 +614,13 @@ class DataLoader(Generic[B, S]):
                 "and compiles it again each time. Define it once, outside the loop over epochs.",
                 stacklevel=3,
             )
+
+    @functools.cached_property
+    def _summary(self) -> str:
+        return loader_text(self)
+
+    def __repr__(self) -> str:
+        return self._summary
 
 
 def _count(carry: None, batch: PyTree, mask: jax.Array) -> tuple[None, jax.Array]:

@@ -281,6 +281,9 @@ class MixedLoader(Generic[B]):
             for loader in self._loaders.values():
                 entered.push(loader.__exit__)
 
+    def __repr__(self) -> str:
+        return f"MixedLoader({dict(self._origin)['mix']}, {self.steps_per_epoch:,} steps per epoch)"
+
 
 def _origin(loaders: dict[str, DataLoader], turns: WeightedOrder | SequentialOrder) -> Origin:
     mixed = ", " if isinstance(turns, WeightedOrder) else ", then "

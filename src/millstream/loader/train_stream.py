@@ -27,6 +27,7 @@ from millstream.plan.plan import STEP_LIMIT
 from millstream.reading.contracts import B
 from millstream.reading.interrupts import Interrupts
 from millstream.text.errors import describe_value, require_int
+from millstream.text.summaries import fields_text, never_raising
 
 Period = tuple[Literal["epoch", "batch"], int]
 
@@ -111,6 +112,10 @@ class StreamItem(Generic[B]):
     batch: B
     mask: jax.Array
     info: BatchInfo | None = None
+
+    @never_raising
+    def __repr__(self) -> str:
+        return fields_text(self)
 
 
 class StreamIterator(JoinedIterator[B, StreamItem[B]]):
@@ -322,6 +327,11 @@ class TrainStream(Generic[B]):
         numbers = range(passes * schedule.length, end // schedule.interval * schedule.length)
         words = np.stack(named_key(words, "millstream validation 1"))
         return [train, _part("validation", self._validation, words, numbers, with_info)]
+
+    def __repr__(self) -> str:
+        passes = f", {self.batches_per_validation:,} for validation after every {self._schedule.interval:,}"
+        shown = passes if self.batches_per_validation else ""
+        return f"TrainStream({self.batches_per_epoch:,} batches per epoch{shown})"
 
 
 def _part(name: str, loader: DataLoader | MixedLoader, words: np.ndarray, numbers: range, with_info: bool) -> SubStream:

@@ -30,6 +30,7 @@ from millstream.text.errors import (
     whole_number,
 )
 from millstream.text.keywords import answer_keywords
+from millstream.text.summaries import value_text
 
 
 @answer_keywords
@@ -260,6 +261,9 @@ class checkpoint(Observer):
                 "Monitor one of these, or say from when on it is there: monitor_from=ms.at(epochs=2). "
                 f"The run is saved in {self.directory}, and can be resumed from there."
             )
+
+    def __repr__(self) -> str:
+        return f"checkpoint({value_text(self.directory)})"
 
 
 def _moment(loop_state: LoopState) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 import numpy as np
 
-from millstream.loops import _plot, history_table
+from millstream.loops import _history_html, _plot, history_table
 from millstream.loops._clock import StepSpan
 from millstream.loops._timeline import Timeline
 from millstream.loops.column import IN_FLIGHT, Column, require_readable
@@ -512,6 +512,9 @@ class History(Sequence[Logs]):
         """
         figure = _plot.draw(self, names=names, title=title, smooth=smooth, log=log)
         return figure if path is None else _plot.save(figure, path, dpi)
+
+    def _repr_html_(self) -> str:
+        return _history_html.history_html(self)
 
     def __repr__(self) -> str:
         return f"History({len(self)} rows: {', '.join(self.names()) or 'nothing logged'})"

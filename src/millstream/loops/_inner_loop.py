@@ -11,7 +11,7 @@ from millstream.loops.elapsed import Elapsed
 from millstream.loops.log_entries import Logs
 from millstream.loops.loop_state import LoopState, S
 from millstream.reading.contracts import PyTree
-from millstream.text.errors import describe_value, require_bool
+from millstream.text.errors import describe_value, function_name, require_bool
 
 Inner = Callable[[PyTree], tuple[PyTree, History, Elapsed]]
 
@@ -62,6 +62,9 @@ class InnerLoop(Callback):
         for (collection, name), value in logs.entries():
             named.add_entry(collection, name + self._suffix, value)
         return named, inner_state if self._output_state else state
+
+    def __repr__(self) -> str:
+        return f"inner_loop({self._suffix[1:] or None!r}, {function_name(self._fn)})"
 
 
 class InnerLoopOptions(TypedDict, total=False):

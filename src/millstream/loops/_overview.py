@@ -11,6 +11,7 @@ import numpy as np
 from millstream.reading.contracts import PyTree
 from millstream.reading.memory import nbytes
 from millstream.text.errors import require_bool, require_int
+from millstream.text.html import html_table
 from millstream.text.tables import size_text, text_table
 
 
@@ -67,8 +68,13 @@ class Overview:
         self.nbytes = sum(row.nbytes for row in rows)
 
     def __repr__(self) -> str:
-        total = ("total", _arrays(self.arrays), "", f"{self.count:,}", size_text(self.nbytes), "", "", "")
-        return text_table(_HEADER, map(_cells, self.rows), numbers=_NUMBERS, total=total)
+        return text_table(_HEADER, map(_cells, self.rows), numbers=_NUMBERS, total=self._total())
+
+    def _repr_html_(self) -> str:
+        return html_table(_HEADER, map(_cells, self.rows), numbers=_NUMBERS, total=self._total())
+
+    def _total(self) -> tuple[str, ...]:
+        return "total", _arrays(self.arrays), "", f"{self.count:,}", size_text(self.nbytes), "", "", ""
 
 
 _HEADER = ("path", "shape", "dtype", "count", "bytes", "mean", "std", "sharding")

@@ -10,6 +10,7 @@ from millstream.loops.elapsed import Elapsed
 from millstream.loops.loop_state import LoopState
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value, function_name
+from millstream.text.summaries import never_raising, object_text
 
 Call = Callable[[LoopState], Any]
 Foreign = TypeVar("Foreign")
@@ -51,6 +52,10 @@ class Callback:
 
     def set_state(self, state: dict[str, PyTree]) -> None:
         """Continue from what `get_state` gave."""
+
+    @never_raising
+    def __repr__(self) -> str:
+        return object_text(self)
 
 
 class Observer(Callback):
@@ -122,6 +127,9 @@ class Noop(Callback):
 
     def __call__(self, *_: object) -> None:
         return None
+
+    def __repr__(self) -> str:
+        return "noop"
 
 
 noop = Noop()

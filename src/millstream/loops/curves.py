@@ -55,11 +55,11 @@ class Curve:
         known = values[np.isfinite(values)]
         return float(known[-1]) if len(known) else float("nan")
 
-    def thinned(self) -> tuple[np.ndarray, np.ndarray]:
+    def thinned(self, bins: int = _BINS) -> tuple[np.ndarray, np.ndarray]:
         """Its points, or if there are too many the lowest and the highest of each few, which look the same."""
-        if len(self.values) <= 4 * _BINS:
+        if len(self.values) <= 4 * bins:
             return self.steps, np.where(self.finite, self.values, np.nan)
-        edges = np.linspace(0, len(self.values), _BINS + 1).astype(np.int64)[:-1]
+        edges = np.linspace(0, len(self.values), bins + 1).astype(np.int64)[:-1]
         low = np.minimum.reduceat(np.where(self.finite, self.values, np.inf), edges)
         high = np.maximum.reduceat(np.where(self.finite, self.values, -np.inf), edges)
         values = np.stack([low, high], 1).reshape(-1)

@@ -6,6 +6,7 @@ from typing import Any, NoReturn, Self
 import jax
 
 from millstream.text.errors import describe_value, did_you_mean, require_bool
+from millstream.text.summaries import value_text
 
 Name = tuple[str, str]  # collection and entry
 EVALUATIONS = ("_test", "_valid", "_validation", "_val", "_eval")  # how names of test results end
@@ -148,7 +149,7 @@ class Logs(dict[str, dict[str, Any]]):
         return ", ".join(".".join(path) for path, _ in self.entries()) or "none"
 
     def __repr__(self) -> str:
-        return f"Logs({dict.__repr__(self)})"
+        return f"Logs({value_text(self)})"
 
 
 def logs() -> Logs:

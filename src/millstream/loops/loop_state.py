@@ -4,18 +4,33 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
+import jax
+
 from millstream.loops._aggregate import concatenate
 from millstream.loops._history import History
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.log_entries import Logs
 from millstream.loops.schedules import Period, Schedule
 from millstream.reading.contracts import PyTree
+from millstream.reading.memory import nbytes
+from millstream.text.summaries import never_raising, value_text
+from millstream.text.tables import size_text
 
 if TYPE_CHECKING:
     from millstream.loops._tasks import Task
     from millstream.loops.callback import Callback
 
 S = TypeVar("S")
+
+
+@never_raising
+def state_text(state: Any) -> str:
+    """A state by its type and its size, and a small one of plain containers by its arrays; never its values."""
+    leaves = jax.tree.leaves(state)
+    arrays = [leaf for leaf in leaves if hasattr(leaf, "shape") and hasattr(leaf, "dtype")]
+    if (len(leaves) <= 4 and isinstance(state, dict | list | tuple)) or not arrays or arrays[0] is state:
+        return value_text(state)
+    return f"{type(state).__name__} of {len(arrays):,} arrays, {size_text(nbytes(arrays))}"
 
 
 class _Returned(NamedTuple, Generic[S]):
@@ -53,6 +68,10 @@ class LoopOutput(_Returned[S]):
             for (collection, name), column in columns.items()
             if collection == "outputs"
         }
+
+    def __repr__(self) -> str:
+        reason = f", {self.reason!r}" if self.reason else ""
+        return f"LoopOutput({state_text(self.state)}, {self.history}, {self.elapsed}{reason})"
 
 
 @dataclasses.dataclass(eq=False)
@@ -148,6 +167,10 @@ class LoopState:
         """End the loop after this step."""
         self.stop_iteration = True
         self.reason = reason
+
+    def __repr__(self) -> str:
+        parts = [self.name, state_text(self.state), repr(self.elapsed), repr(self.logs), repr(self.history)]
+        return f"LoopState({', '.join(parts)})"
 
 
 def is_nested_in(loop_state: LoopState, outer: LoopState | None) -> bool:

@@ -17,7 +17,7 @@ from millstream.loops._history import History
 from millstream.loops.callback import Callback
 from millstream.loops.elapsed import FIELDS, Elapsed
 from millstream.loops.history_parts import decode_history, encode_history
-from millstream.loops.loop_state import S
+from millstream.loops.loop_state import S, state_text
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value
 
@@ -212,6 +212,9 @@ class SavedRun(Generic[S]):
     stopped: str | None
     step: int
     metrics: Mapping[str, float | None]
+
+    def __repr__(self) -> str:
+        return f"SavedRun(step {self.step:,}, {state_text(self.state)}, {self.history}, {self.elapsed})"
 
 
 def save_run(

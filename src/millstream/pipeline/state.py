@@ -9,6 +9,7 @@ import numpy as np
 from jax.core import Tracer
 
 from millstream.text.errors import describe_leaf, describe_value, differences, whole_number
+from millstream.text.summaries import never_raising, value_text
 
 Origin = tuple[tuple[str, str], ...]
 
@@ -42,6 +43,12 @@ class LoaderState:
     key: jax.Array
     step: jax.Array
     origin: Origin = dataclasses.field(metadata={"static": True})
+
+    @never_raising
+    def __repr__(self) -> str:
+        is_one = not is_traced(self.key) and np.ndim(self.key) == 1
+        key = np.asarray(self.key).tolist() if is_one else value_text(self.key)
+        return f"LoaderState(key={key}, step={value_text(self.step)})"
 
 
 # The type of a loader's states: streams have their own.

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, Literal
 
 from millstream.text.errors import describe_value, require_bool, require_choice
+from millstream.text.summaries import call_text
 
 Mode = Literal["itemwise", "reseed", "repeat", "batchwise"]
 
@@ -51,6 +52,9 @@ class Shuffle:
             if self == known:
                 return name
         return self.mode if self.first_epoch else f"{self.mode}, first epoch in sequence"
+
+    def __repr__(self) -> str:
+        return call_text(self)
 
 
 Ordering = Literal["shuffle", "sequential"] | Shuffle

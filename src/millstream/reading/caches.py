@@ -16,6 +16,7 @@ from millstream.reading.cache_contents import CacheContents, contents_of, read_m
 from millstream.reading.contracts import PyTree
 from millstream.reading.dtypes import dtype_of_array, holds_numbers
 from millstream.text.errors import describe_leaf, describe_value, require_choice, require_int, require_path
+from millstream.text.summaries import call_text, value_text
 
 _MODES = ("read-write", "read-only", "cache-only")
 
@@ -83,22 +84,25 @@ class BatchCache:
         >>> again = ms.DataLoader(stages, cache=ms.BatchCache("batches", mode="cache-only"))
 
     Args:
-        path: A folder of its own. It is made for this user alone if it is not there.
+        directory: A folder of its own. It is made for this user alone if it is not there.
         mode: "read-write" makes and stores what is missing; a damaged file is replaced, with a warning. "read-only"
             makes what is missing and stores nothing. "cache-only" reads no samples: what is missing is an error.
     """
 
-    path: str | os.PathLike[str]
+    directory: str | os.PathLike[str]
     mode: Mode = "read-write"
 
     def __post_init__(self) -> None:
         require_choice("BatchCache", "mode", self.mode, _MODES)
-        _folder("BatchCache", self.path)
+        _folder("BatchCache", self.directory)
 
     @property
     def folder(self) -> pathlib.Path:
         """The folder as a path."""
-        return _folder("BatchCache", self.path)
+        return _folder("BatchCache", self.directory)
+
+    def __repr__(self) -> str:
+        return call_text(self)
 
 
 class BatchPlace(Protocol):
@@ -127,7 +131,7 @@ class ArrayCache:
         ...         cache.put(info, latents)
 
     Args:
-        path: A folder of its own. It is made for this user alone if it is not there.
+        directory: A folder of its own. It is made for this user alone if it is not there.
         spec: What a tree looks like, with anything that has a shape and a dtype as leaves. None takes it from the first
             tree that is put in.
         of: What the arrays are of, in words. A cache with other words is refused.
@@ -136,7 +140,7 @@ class ArrayCache:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        directory: str | os.PathLike[str],
         spec: PyTree | None = None,
         *,
         of: Mapping[str, str],
@@ -145,7 +149,7 @@ class ArrayCache:
         require_choice("ArrayCache", "mode", mode, _MODES)
         if not isinstance(of, Mapping) or any(type(word) is not str for pair in of.items() for word in pair):
             raise TypeError(f"ArrayCache needs of to be a mapping of words to words. Got {describe_value(of)}.")
-        self._path, self._of = _folder("ArrayCache", path), dict(of)
+        self._path, self._of = _folder("ArrayCache", directory), dict(of)
         self._mode: Mode = mode
         self._cache: OpenCache | None = None
         self._contents: CacheContents | None = None
@@ -201,11 +205,14 @@ class ArrayCache:
             contents = contents_of("ArrayCache", self._path, found, _names_in)
             self._open(dataclasses.replace(contents, description=self._of))
 
+    def __repr__(self) -> str:
+        return f"ArrayCache({value_text(self._path)}, of={value_text(self._of)})"
 
-def _folder(caller: str, path: Any) -> pathlib.Path:
-    folder = require_path(caller, "path to be the path of a folder", path).expanduser()
+
+def _folder(caller: str, directory: Any) -> pathlib.Path:
+    folder = require_path(caller, "directory to be the path of a folder", directory).expanduser()
     if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"{caller} needs path to be a folder of its own. {folder} is a file.")
+        raise NotADirectoryError(f"{caller} needs directory to be a folder of its own. {folder} is a file.")
     return folder
 
 

@@ -99,6 +99,9 @@ class MappedSource(SampleReader):
         except Exception as error:
             raise noted(error, f"This came from {self._name} at sample {index}.")  # noqa: B904
 
+    def __repr__(self) -> str:
+        return f"{self._inner!r} -> {self._name}"
+
 
 class CollatedSource(HostSource):
     """A source whose batches are made by a function of their samples.
@@ -163,3 +166,6 @@ class CollatedSource(HostSource):
             return ObjectSpec(f"the {self._name} returned {describe_value(batch)}")
         leaves = spec.flatten(self._name, batch)
         return spec_of(self._name, spec.unflatten([np.asarray(leaf)[0] for leaf in leaves]))
+
+    def __repr__(self) -> str:
+        return repr(self._inner)

@@ -10,6 +10,7 @@ from millstream.reading.contracts import IndexedSource, PyTree
 from millstream.reading.dtypes import narrowed
 from millstream.reading.samples import ObjectSpec, SampleSpec, spec_of
 from millstream.reading.view import View, subscript
+from millstream.text.summaries import never_raising
 
 
 class HostSource:
@@ -112,6 +113,10 @@ class HostSource:
     def _read_one(self, index: int, out: Sequence[np.ndarray], keys: np.ndarray | None) -> PyTree:
         self.read_rows(np.array([index]), out, keys)
 
+    @never_raising
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self):,} samples, {self.sample_spec})"
+
 
 class SampleReader(HostSource):
     """A host source that reads sample by sample, so that faults and delays can be told to the very sample."""
@@ -203,6 +208,10 @@ class _Gathered(RowSource):
         super().__init__(rows, ordering)
         self._name = name
 
+    @never_raising
+    def __repr__(self) -> str:
+        return f"{self._name}({len(self):,} samples, {self.sample_spec})"
+
 
 class _Selected(HostSource):
     """The samples of a view, read through its source."""
@@ -243,6 +252,9 @@ class _Adapted(HostSource):
 
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
         self._spec.write_rows(f"{self._caller}.read", out, self._source.read(indices))
+
+    def __repr__(self) -> str:
+        return repr(self._source)
 
 
 def as_host_source(source: IndexedSource) -> HostSource:

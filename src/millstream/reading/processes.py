@@ -9,6 +9,7 @@ from millstream.reading.slots import Layout
 from millstream.reading.threads import check_executor
 from millstream.reading.workers.process_backend import ProcessBackend
 from millstream.text.errors import require_callable, require_int
+from millstream.text.summaries import call_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,3 +70,6 @@ class Processes:
             timeout=self.timeout,
             memory_limit=limit,
         )
+
+    def __repr__(self) -> str:
+        return call_text(self)

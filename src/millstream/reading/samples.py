@@ -14,6 +14,7 @@ import numpy as np
 from millstream.reading.contracts import PyTree
 from millstream.reading.dtypes import can_become, check_array, dtype_of_array, holds_numbers, kept_dtype, narrowed
 from millstream.text.errors import describe_leaf, describe_value, shortened
+from millstream.text.summaries import ArrayType, value_text
 
 TRIED = 8  # samples that are tried before it is said that none can be read
 _PLAIN = (np.ndarray, np.generic, bool, int, float, complex)  # what is an array of numbers, or a number, already
@@ -204,6 +205,10 @@ class SampleSpec:
             return ()
         return tuple(sorted(self.template, key=self.template.__getitem__))
 
+    def __str__(self) -> str:
+        leaves = list(map(ArrayType, self.shapes, self.dtypes))
+        return value_text(self.unflatten(leaves) if self.plain else dict(zip(self.names, leaves, strict=True)))
+
 
 def _subject(caller: str, index: int | None) -> str:
     return f"{caller}: the result" if index is None else f"{caller}: sample {index}"
@@ -268,6 +273,9 @@ class ObjectSpec:
             f"{caller} is compiled, and these samples are Python objects ({self.found}). Turn them into arrays with a "
             "HostMapTransform after the source, or keep to iterate and BatchTransform."
         )
+
+    def __str__(self) -> str:
+        return "Python objects"
 
 
 class NotAnArray(TypeError):

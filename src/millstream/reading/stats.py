@@ -1,9 +1,11 @@
 """What reading costs, counted while it happens: a few additions per batch."""
 
 import dataclasses
+import math
 import threading
 import time
 
+from millstream.text.html import html_names
 from millstream.text.tables import name_table
 
 _local = threading.local()
@@ -100,9 +102,15 @@ class LoaderStats:
         """How many times as fast the loop would be if every batch were there at once."""
         return (self.idle + self.loop) / self.loop if self.loop else float("inf")
 
-    def __str__(self) -> str:
-        count = max(1, self.batches)
-        rows = [
+    def __repr__(self) -> str:
+        return name_table(self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_names(self._rows())
+
+    def _rows(self) -> list[tuple[str, str]]:
+        count, faster = max(1, self.batches), self.speedup_of_an_instant_loader
+        return [
             ("batches", f"{self.batches:,}"),
             ("samples", f"{self.samples:,}"),
             ("bytes", f"{self.nbytes / 1e6:,.1f} MB"),
@@ -116,6 +124,5 @@ class LoaderStats:
             ("dropped batches", f"{self.dropped:,}"),
             ("restarted workers", f"{self.restarts:,}"),
             ("bottleneck", self.bottleneck),
-            ("upper bound", f"{self.speedup_of_an_instant_loader:.3g}x as fast with an instant loader"),
+            *([("upper bound", f"{faster:.3g}x as fast with an instant loader")] if math.isfinite(faster) else []),
         ]
-        return name_table(rows)

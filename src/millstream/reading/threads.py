@@ -19,6 +19,7 @@ from millstream.reading.host_source import HostSource
 from millstream.reading.reading import ReadBatch, Reading, Report
 from millstream.reading.slots import Layout, Slot, Slots, slots_for
 from millstream.text.errors import ends_silently, noted, require_bool, require_int, require_positive
+from millstream.text.summaries import call_text
 
 _TICK = 0.25  # seconds: a signal that comes just before a wait is seen only after it
 
@@ -321,6 +322,9 @@ class Threads:
     def open(self, source: HostSource, layout: Layout, ahead: int, tolerant: bool) -> ThreadBackend:
         """Threads for one stream."""
         return ThreadBackend(source, layout, self.workers, ahead, tolerant=tolerant, timeout=self.timeout)
+
+    def __repr__(self) -> str:
+        return call_text(self)
 
 
 def check_executor(executor: object, workers: object, ordered: object, timeout: object) -> None:

@@ -13,6 +13,7 @@ from millstream.reading.dtypes import check_array, holds_numbers, to_jax_dtype
 from millstream.reading.view import subscript
 from millstream.text.errors import describe_leaf, describe_value, require_int, table
 from millstream.text.keywords import answer_keywords
+from millstream.text.summaries import ArrayType, never_raising, value_text
 from millstream.text.wrapping import table_source
 
 _FEW = 8  # leaves that are all shown in an error
@@ -82,6 +83,11 @@ class ArraySampleSource:
         import jax
 
         return jax.tree.map(_place, self.data)
+
+    @never_raising
+    def __repr__(self) -> str:
+        rows = _tree().map(lambda leaf: ArrayType(leaf.shape[1:], leaf.dtype), self.data)
+        return f"ArraySampleSource({len(self):,} samples, {value_text(rows)})"
 
 
 def _tree() -> Any:

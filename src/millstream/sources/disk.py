@@ -16,6 +16,7 @@ from millstream.reading.stats import add_time
 from millstream.sources.array import check_ordering
 from millstream.text.errors import describe_value, function_name, noted, require_callable, require_int, require_items
 from millstream.text.keywords import answer_keywords
+from millstream.text.summaries import never_raising
 from millstream.text.wrapping import ITERABLE, table_source
 
 
@@ -79,6 +80,10 @@ class DiskSampleSource(SampleReader):
             return sample
         except Exception as error:
             raise noted(error, f"This came from sample_fn({index}) of DiskSampleSource.")  # noqa: B904
+
+    @never_raising
+    def __repr__(self) -> str:
+        return f"DiskSampleSource({len(self):,} samples of {function_name(self.sample_fn)}, {self.sample_spec})"
 
 
 @answer_keywords
@@ -176,6 +181,11 @@ class DatasetSource(SampleReader):
         except Exception as error:
             name, caller = type(self.dataset).__name__, type(self).__name__
             raise noted(error, f"This came from {name}.__getitems__({describe_value(numbers)}) in {caller}.")  # noqa: B904
+
+    @never_raising
+    def __repr__(self) -> str:
+        known = f", {self.sample_spec}" if "_found" in vars(self) else ""  # to find it, a sample would be read
+        return f"{type(self).__name__}({len(self):,} items of {type(self.dataset).__name__}{known})"
 
 
 def _given_spec(caller: str, spec: PyTree) -> SampleSpec:

@@ -12,6 +12,7 @@ from millstream.reading.derived_sources import CollatedSource
 from millstream.reading.samples import TRIED
 from millstream.text.errors import function_name, require_bool, require_callable, require_int
 from millstream.text.keywords import answer_keywords
+from millstream.text.summaries import call_text
 
 _MOST_ROWS = (1 << 31) - 1  # that an array of a compiled program can have
 
@@ -85,3 +86,6 @@ class BatchTransform(Transform):
                 f"an epoch has only {inner} elements. Use a batch_size of at most {inner}, or drop_last=False."
             )
         return Batching(self.batch_size, self.ending, inner)
+
+    def __repr__(self) -> str:
+        return call_text(self)

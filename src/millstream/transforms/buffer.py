@@ -7,6 +7,7 @@ from millstream.pipeline.pipeline import MAX_IN_GRAPH, as_stream
 from millstream.pipeline.transform import Transform
 from millstream.reading.contracts import IndexedSource, Stream
 from millstream.text.errors import describe_value, require_bool, require_choice, require_int
+from millstream.text.summaries import call_text
 from millstream.transforms.buffer_stream import BufferedStream
 
 Mode = Literal["sequential", "uniform", "without_replacement", "prioritised"]
@@ -79,3 +80,6 @@ class BufferTransform(Transform):
     # What comes after a buffer is a stream, whatever came before it.
     def __call__(self, source: IndexedSource | Stream) -> Stream:  # pyright: ignore[reportIncompatibleMethodOverride]
         return BufferedStream(as_stream(source), self)
+
+    def __repr__(self) -> str:
+        return call_text(self)

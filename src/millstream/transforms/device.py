@@ -8,6 +8,7 @@ import jax
 from millstream.pipeline.transform import Transform
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value
+from millstream.text.summaries import call_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +43,9 @@ class DevicePutTransform(Transform):
 
     def apply(self, value: PyTree, mask: jax.Array, key: jax.Array | None) -> tuple[PyTree, jax.Array]:
         return value, mask  # the loader places what leaves the compiled program
+
+    def __repr__(self) -> str:
+        return call_text(self)
 
 
 def _named_device(name: str) -> Any:

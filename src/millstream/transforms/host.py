@@ -16,6 +16,7 @@ from millstream.reading.contracts import IndexedSource, PyTree
 from millstream.reading.derived_sources import MappedSource
 from millstream.reading.samples import TRIED, SampleSpec, spec_of
 from millstream.text.errors import function_name, require_callable, require_int
+from millstream.text.summaries import call_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +92,9 @@ class HostCallbackTransform(Transform):
         given = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[axes:], leaf.dtype), value)
         return spec_of(self.name, given if self.element_spec_override is None else self.element_spec_override)
 
+    def __repr__(self) -> str:
+        return call_text(self)
+
 
 @dataclasses.dataclass(frozen=True)
 class HostMapTransform:
@@ -131,6 +135,9 @@ class HostMapTransform:
         name = f"{caller}({function_name(self.fn)})"
         first = stream.plan.first_indices(TRIED)
         return stream.read_through(MappedSource(stream.source, self.fn, self.readers, name, self.random, first))
+
+    def __repr__(self) -> str:
+        return call_text(self)
 
 
 class RandomHostMapTransform(HostMapTransform):

@@ -10,6 +10,7 @@ from millstream.pipeline.transform import Transform
 from millstream.reading.contracts import PyTree
 from millstream.reading.dtypes import require_dtype
 from millstream.text.errors import describe_value, require_number, require_text
+from millstream.text.summaries import call_text
 from millstream.transforms.rename import require_keys
 
 
@@ -53,6 +54,9 @@ class NormalizeImageTransform(Transform):
         image = (image * jnp.asarray(self.scale, wide)).astype(self.dtype)
         return {**value, self.image_key: image}, mask
 
+    def __repr__(self) -> str:
+        return call_text(self)
+
 
 @dataclasses.dataclass(frozen=True)
 class FlattenImageTransform(Transform):
@@ -70,3 +74,6 @@ class FlattenImageTransform(Transform):
     def apply(self, value: PyTree, mask: jax.Array, key: jax.Array | None) -> tuple[PyTree, jax.Array]:
         require_keys("FlattenImageTransform", value, [self.image_key])
         return {**value, self.image_key: value[self.image_key].reshape(*mask.shape, -1)}, mask
+
+    def __repr__(self) -> str:
+        return call_text(self)

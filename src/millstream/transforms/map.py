@@ -9,6 +9,7 @@ import jax
 from millstream.pipeline.transform import Transform
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import function_name, require_callable, require_text
+from millstream.text.summaries import call_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,9 @@ class MapTransform(Transform):
 
     def apply(self, value: PyTree, mask: jax.Array, key: jax.Array | None) -> tuple[PyTree, jax.Array]:
         return self.fn(value, mask), mask
+
+    def __repr__(self) -> str:
+        return call_text(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,3 +74,6 @@ class RandomMapTransform(Transform):
     def apply(self, value: PyTree, mask: jax.Array, key: jax.Array | None) -> tuple[PyTree, jax.Array]:
         assert key is not None
         return self.fn(value, mask, key), mask
+
+    def __repr__(self) -> str:
+        return call_text(self)

@@ -9,6 +9,7 @@ import jax
 from millstream.pipeline.transform import Transform
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value
+from millstream.text.summaries import call_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +40,9 @@ class RenameTransform(Transform):
                 f"RenameTransform would give two values the key {', '.join(twice)}. Rename or drop one of them first."
             )
         return dict(zip(names, value.values(), strict=True)), mask
+
+    def __repr__(self) -> str:
+        return call_text(self)
 
 
 class _FrozenDict(dict[str, str]):

@@ -11,6 +11,7 @@ import numpy as np
 from millstream.pipeline.transform import Transform
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import require_choice, require_text
+from millstream.text.summaries import call_text
 from millstream.transforms.rename import require_keys
 
 
@@ -67,3 +68,6 @@ class TimeSeriesBatchTransform(Transform):
             self.sequence_start_key: (mask[:, None] & (np.arange(time) == 0)[None, :]).reshape(-1),
         }
         return packed, jnp.repeat(mask, time)
+
+    def __repr__(self) -> str:
+        return call_text(self)

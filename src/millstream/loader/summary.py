@@ -1,0 +1,51 @@
+"""A loader in one or two lines: its stages, what a batch is, and how many make an epoch."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from millstream.loader.build import stages
+from millstream.pipeline.pipeline import Pipeline
+from millstream.pipeline.streams import stages_of
+from millstream.reading.derived_sources import CollatedSource, named_parts
+from millstream.reading.host_source import HostSource
+from millstream.text.summaries import never_raising, value_text
+
+_LINE = 110  # characters; what is longer is written in two lines
+_STAGE = 40
+
+
+@never_raising
+def loader_text(loader: Any) -> str:
+    """A loader, such as `DataLoader(ArraySampleSource(10 samples) -> BatchTransform(4), batch {x: f32[4]}, ...)`."""
+    path = " -> ".join(_stage_texts(loader.pipeline))
+    spec = loader.element_spec()
+    facts = ["Python objects" if spec is None else f"batch {value_text(spec)}"]
+    facts.append(f"{loader.steps_per_epoch:,} step{'' if loader.steps_per_epoch == 1 else 's'} per epoch")
+    facts += [
+        f"{name}={value_text(loader.options[name])}" for name in ("executor", "cache") if loader.options.get(name)
+    ]
+    facts += ["sharded"] if loader.options.get("sharding") is not None else []
+    one = f"{type(loader).__name__}({path}, {', '.join(facts)})"
+    return one if len(one) <= _LINE else f"{type(loader).__name__}({path},\n  {', '.join(facts)})"
+
+
+def _stage_texts(pipeline: Any) -> Iterator[str]:
+    if isinstance(pipeline, Pipeline):
+        yield from _source_texts(pipeline)
+    else:
+        stream = pipeline
+        for _ in stages_of(pipeline):
+            stream = stream.inner
+        yield type(stream).__name__
+    for stage in stages(pipeline):
+        text = repr(stage).removesuffix("()")
+        yield text if len(text) <= _STAGE and "\n" not in text else type(stage).__name__
+
+
+def _source_texts(pipeline: Pipeline) -> Iterator[str]:
+    source = pipeline.source
+    names = ["arrays" if source is None else type(source).__name__]
+    if isinstance(source, HostSource):
+        names = [name for name, part in named_parts(source) if not isinstance(part, CollatedSource)]
+    yield f"{names[0].partition('(')[0]}({pipeline.plan.samples:,} samples)"
+    yield from names[1:]
