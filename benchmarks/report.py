@@ -45,14 +45,17 @@ def readme_block(results: Results) -> str:
     measured = {name: result for name, result in results.cases.items() if not result.quick}
     if not measured:
         return "\n\n".join([BEGIN, "Not measured yet: `make bench` does it and writes its table here.", END])
+    few = {name: result for name, result in measured.items() if name in _headline.FEW}
+    parts = [BEGIN, _headline.headline(few, _headline.FEW)]
+    if few:
+        parts.append(f"![Time of other libraries as a multiple of Millstream's](benchmarks/charts/{_charts.FEW}.png)")
     more = (
-        "Above 1 ours is faster, below 1 it is slower. Every peer is shown at its best. Spread, CPU time, all cases\n"
-        "and the bars that were missed: [benchmarks/RESULTS.md](benchmarks/RESULTS.md). To measure again: `make bench`."
+        "Above 1 Millstream is faster, below 1 it is slower. Each library runs with its fastest settings. Times are\n"
+        "medians; for loops, what they add in their best rounds. All cases, spread, CPU time and the targets that\n"
+        "were missed: [benchmarks/RESULTS.md](benchmarks/RESULTS.md). To measure again: `make bench`."
     )
-    told = "\n".join(
-        ["Medians, and of loops what they add in their best rounds.", _machines(measured), *_doubts(results), more]
-    )
-    return "\n\n".join([BEGIN, _headline.headline(measured), told, END])
+    told = "\n".join([_machines(few), *_doubts(results), more])
+    return "\n\n".join([*parts, told, END])
 
 
 def _doubts(results: Results) -> list[str]:
