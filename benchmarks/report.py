@@ -35,7 +35,7 @@ def markdown(results: Results) -> str:
     parts += ["## At a glance", _headline.headline(results.cases)]
     if _charts.charted(results.cases):
         parts.append(_chart(_charts.OVERVIEW, "Time of other libraries as a multiple of ours"))
-    parts += ["## Bars that were missed", _missed(results.cases), "## Cases"]
+    parts += ["## Targets that were missed", _missed(results.cases), "## Cases"]
     parts += [_section(name, results) for name in sorted(results.cases)]
     return "\n\n".join(parts) + "\n"
 
@@ -116,7 +116,7 @@ def _missed(cases: dict[str, Result]) -> str:
     ]
     count = sum(len(table.bars) for result in cases.values() for table in result.tables)
     told = f"{len(rows)} of {count}." if rows else f"None of {count}."
-    return f"{told}\n\n{_tables.grid(('case', '', 'bar', 'found', 'asked'), rows, 'lllrr')}" if rows else told
+    return f"{told}\n\n{_tables.grid(('case', '', 'target', 'found', 'asked'), rows, 'lllrr')}" if rows else told
 
 
 def _section(name: str, results: Results) -> str:

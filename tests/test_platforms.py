@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import pytest
 import millstream as ms
 from millstream.files.file_cache import FileCache
 from millstream.integrations.safetensors import SafetensorsSource
+
+FRAME: Any = np.zeros(3)
 
 
 def raises(kind, text):
@@ -63,7 +66,7 @@ def test_the_error_of_a_missing_package_gives_a_command_for_all_of_the_extra(mon
     from millstream.integrations.polars import PolarsSource
 
     with raises(ImportError, "PolarsSource needs polars. Run: pip install 'polars>=1.36'"):
-        PolarsSource(np.zeros(3))
+        PolarsSource(FRAME)
     monkeypatch.setitem(sys.modules, "PIL", None)
     with raises(ImportError, "needs Pillow. Run: pip install 'pillow>=11' 'simplejpeg>=1.8'"):
         ms.ImageFolderSource(".")
@@ -80,4 +83,4 @@ def test_a_copy_of_the_source_that_was_never_installed_names_the_package(monkeyp
     from millstream.integrations.polars import PolarsSource
 
     with raises(ImportError, "PolarsSource needs polars. Run: pip install polars"):
-        PolarsSource(np.zeros(3))
+        PolarsSource(FRAME)

@@ -5,6 +5,7 @@ import pathlib
 import re
 import sys
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ PAGE = (pathlib.Path(__file__).parents[1] / "docs" / "troubleshooting.md").read_
 # Blocks that show the output of a program stand right after it, and are compared where documents are run.
 SHOWN = re.findall(r"(?<!```\n)\n```text\n(.*?)\n```", PAGE, re.DOTALL)
 KEY = jax.random.key(0)
+FRAME: Any = np.zeros(3)
 
 
 def make_loader(*stages, samples=10, batch_size=4):
@@ -81,7 +83,7 @@ CASES = {
     "drop": lambda: ms.DataLoader(
         [ms.ArraySampleSource({"x": np.arange(10.0)}), ms.BatchTransform(64, drop_last=True)]
     ),
-    "package": lambda: PolarsSource(np.zeros(3)),
+    "package": lambda: PolarsSource(FRAME),
     "key": lambda: make_loader().init_state(0),  # pyright: ignore[reportArgumentType]
     "state": lambda: make_loader(samples=20).iterate(make_loader().init_state(KEY)),
     "sample": lambda: read_all(reader(unreadable(), at=5)),

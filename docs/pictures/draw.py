@@ -19,7 +19,7 @@ import time
 
 FOLDER = pathlib.Path(__file__).parent
 ROOT = FOLDER.parents[1]
-COLUMNS, SECONDS, HOLD = 120, 5.0, 3.0
+COLUMNS, SECONDS, HOLD = 145, 5.0, 3.0
 BEGIN = re.compile(r"```python\n(.*?)```", re.DOTALL)
 ESCAPES = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 
@@ -36,7 +36,9 @@ def record(folder: pathlib.Path) -> list[tuple[float, str]]:
     (folder / "train.py").write_text(program())
     main, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
-    process = subprocess.Popen([sys.executable, "train.py"], cwd=folder, stdout=terminal, stderr=terminal)
+    process = subprocess.Popen(
+        [sys.executable, "train.py"], cwd=folder, stdout=terminal, stderr=terminal
+    )
     os.close(terminal)
     shown: list[tuple[float, str]] = []
     try:
@@ -55,7 +57,11 @@ def frames(shown: list[tuple[float, str]]) -> tuple[list[tuple[float, str]], str
     for moment, text in shown:
         lines = [line.strip() for line in re.split(r"[\r\n]+", ESCAPES.sub("", text))]
         found += [(moment, line) for line in lines if "epoch" in line and "[" in line]
-    last = [line.strip() for line in "".join(text for _, text in shown).splitlines() if line.strip()][-1]
+    last = [
+        line.strip()
+        for line in "".join(text for _, text in shown).splitlines()
+        if line.strip()
+    ][-1]
     return found, last
 
 
@@ -64,18 +70,25 @@ def bar(shown: list[tuple[float, str]]) -> str:
     states, last = frames(shown)
     begin, end = states[0][0], states[-1][0]
     total = SECONDS + HOLD
-    starts = [100 * SECONDS / total * (moment - begin) / max(end - begin, 1e-9) for moment, _ in states]
+    starts = [
+        100 * SECONDS / total * (moment - begin) / max(end - begin, 1e-9)
+        for moment, _ in states
+    ]
     styles, texts = [], []
     for number, (start, (_, line)) in enumerate(zip(starts, states, strict=True)):
         final = number == len(states) - 1
         until = 100.0 if final else starts[number + 1]
         show = f"{start:.2f}%{{visibility:visible}}"
-        styles.append(f"@keyframes f{number}{{0%{{visibility:hidden}}{show}{until:.2f}%{{visibility:hidden}}}}")
+        styles.append(
+            f"@keyframes f{number}{{0%{{visibility:hidden}}{show}{until:.2f}%{{visibility:hidden}}}}"
+        )
         state = "" if final else ";visibility:hidden"
         style = f"animation:f{number} {total:g}s step-end infinite{state}"
         texts.append(f'<text x="20" y="72" style="{style}">{html.escape(line)}</text>')
         if final:
-            texts.append(f'<text x="20" y="96" style="{style}">{html.escape(last)}</text>')
+            texts.append(
+                f'<text x="20" y="96" style="{style}">{html.escape(last)}</text>'
+            )
     width = 20 * 2 + int(COLUMNS * 8.45)
     return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} 118" role="img"
   aria-label="A progress bar that counts epochs and shows loss and accuracy of training and test">
@@ -95,7 +108,9 @@ def report(folder: pathlib.Path) -> None:
     """Pictures of the top of the page about the run, for light and for dark themes."""
     from browser import browser
 
-    subprocess.run([sys.executable, "-m", "millstream", "report", str(folder / "run")], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "millstream", "report", str(folder / "run")], check=True
+    )
     with browser() as window:
         for scheme in ("light", "dark"):
             window.size(1180, 745)
