@@ -10,6 +10,7 @@ import linecache
 import pathlib
 import pkgutil
 import re
+from xml.etree import ElementTree
 
 import gymnax
 import jax
@@ -29,8 +30,9 @@ NOT_RUN = (
     "console",
     "bash",
     "text",
+    "py",
     "yaml",
-)  # drawings, what is typed or shown in a shell, files for other programs
+)  # drawings, what is typed or shown in a shell, programs for other libraries, files for other programs
 
 
 def modules_with_examples():
@@ -124,6 +126,13 @@ def test_links_between_documents_lead_somewhere():
         text = document.read_text()
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text):
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+@pytest.mark.parametrize("picture", sorted((ROOT / "docs").rglob("*.svg")), ids=lambda path: path.stem)
+def test_a_picture_is_whole_says_what_it_shows_and_loads_nothing(picture):
+    root = ElementTree.parse(picture).getroot()
+    assert root.get("aria-label")
+    assert re.findall(r"https?://[^\"' ]+", picture.read_text()) == ["http://www.w3.org/2000/svg"]
 
 
 @pytest.mark.parametrize("name", modules_with_examples())

@@ -31,11 +31,9 @@ def line(name: str) -> str:
     first = " ".join(docstring.partition("\n\n")[0].split())
     sentence = re.match(r"(.*?\.)( |$)", first)
     text = (sentence[1] if sentence is not None else first).replace("|", r"\|")
-    short = (
-        name
-        if ".integrations." in name or ".dialects." in name
-        else name.replace("millstream", "ms", 1)
-    )
+    imported = (".integrations.", ".dialects.")
+    prefix = "" if any(part in name for part in imported) else "ms."
+    short = prefix + name.removeprefix("millstream.")
     return f"| `{short}` | {text} |"
 
 
