@@ -7,14 +7,15 @@ import _headline
 import _tables
 from _result import Result, Table
 
-OURS, OTHERS, INK = "#2f81f7", "#9198a1", "#7d8590"
-OVERVIEW = "headline"
+OURS, OTHERS, INK, LOST = "#2f81f7", "#9198a1", "#7d8590", "#d29922"
+OVERVIEW, FEW = "headline", "readme"
 
 
 def charted(results: dict[str, Result]) -> list[str]:
     """The charts that these results have, by name."""
     found = [name for name in _headline.CASES if name in results and results[name].tables]
-    return [OVERVIEW, *found] if found else []
+    few = [FEW] if set(found) & set(_headline.FEW) else []
+    return [OVERVIEW, *few, *found] if found else []
 
 
 def draw(results: dict[str, Result], folder: pathlib.Path) -> None:
@@ -25,7 +26,8 @@ def draw(results: dict[str, Result], folder: pathlib.Path) -> None:
         if path.stem not in names:
             path.unlink()
     for name in names:
-        figure = overview(results) if name == OVERVIEW else contenders(results[name], results[name].tables[0])
+        whole = {OVERVIEW: overview, FEW: few}.get(name)
+        figure = whole(results) if whole is not None else contenders(results[name], results[name].tables[0])
         figure.savefig(
             folder / f"{name}.png", dpi=100, transparent=True, bbox_inches="tight", metadata={"Software": None}
         )
@@ -48,6 +50,35 @@ def overview(results: dict[str, Result]) -> Any:
     axes.set_ylim(-0.7, len(cases) - 0.3)
     axes.set_xlabel("time of other libraries, as a multiple of ours (the line); the fastest is named")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
+    return figure
+
+
+def few(results: dict[str, Result]) -> Any:
+    """The cases of the README: a bar for each peer, from our time to its own."""
+    cases = [results[name] for name in _headline.FEW if name in results and results[name].tables]
+    groups = [(result, _headline.peers(result.tables[0])) for result in cases]
+    figure, axes = _axes(8.6, sum(0.25 * len(found) + 0.42 for _, found in groups) + 0.7)
+    place: Any = {"textcoords": "offset points", "va": "center", "fontsize": 8, "color": INK}
+    line = 0.0
+    for result, found in groups:
+        axes.annotate(result.title.rstrip("."), (1, -line), (5, 0), weight="bold", **place)
+        for peer in found:
+            line += 1
+            width, color = peer.times_ours - 1, OTHERS if peer.times_ours >= 1 else LOST
+            axes.barh(-line, width, left=1, color=color, height=0.72)
+            text = f"{peer.name}: {_tables.times(peer.times_ours)}"
+            axes.annotate(text, (max(1, peer.times_ours), -line), (5, 0), **place)
+        line += 1.7
+    axes.axvline(1, color=OURS, linewidth=2)
+    axes.set_xscale("log")
+    axes.set_xlim(0.75, 75)
+    axes.set_ylim(-line + 0.9, 0.7)
+    axes.set_yticks([])
+    axes.set_xlabel(
+        "time of other libraries, as a multiple of Millstream's (the line); to the left of it they are faster"
+    )
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
+    axes.xaxis.set_minor_formatter(lambda *_: "")
     return figure
 
 

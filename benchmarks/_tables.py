@@ -76,7 +76,7 @@ def _row(table: Table, one: Contender, floors: bool, cpu: bool) -> list[str]:
 def bars(all_bars: Iterable[Bar]) -> str:
     """Figures beside their bars."""
     rows = [(bar.text, *found_and_asked(bar), "met" if bar.met else "**missed**") for bar in all_bars]
-    return grid(("bar", "found", "asked", ""), rows)
+    return grid(("target", "found", "asked", ""), rows)
 
 
 def found_and_asked(bar: Bar) -> tuple[str, str]:

@@ -35,7 +35,7 @@ def markdown(results: Results) -> str:
     parts += ["## At a glance", _headline.headline(results.cases)]
     if _charts.charted(results.cases):
         parts.append(_chart(_charts.OVERVIEW, "Time of other libraries as a multiple of ours"))
-    parts += ["## Bars that were missed", _missed(results.cases), "## Cases"]
+    parts += ["## Targets that were missed", _missed(results.cases), "## Cases"]
     parts += [_section(name, results) for name in sorted(results.cases)]
     return "\n\n".join(parts) + "\n"
 
@@ -45,14 +45,17 @@ def readme_block(results: Results) -> str:
     measured = {name: result for name, result in results.cases.items() if not result.quick}
     if not measured:
         return "\n\n".join([BEGIN, "Not measured yet: `make bench` does it and writes its table here.", END])
+    few = {name: result for name, result in measured.items() if name in _headline.FEW}
+    parts = [BEGIN, _headline.headline(few, _headline.FEW)]
+    if few:
+        parts.append(f"![Time of other libraries as a multiple of Millstream's](benchmarks/charts/{_charts.FEW}.png)")
     more = (
-        "Above 1 ours is faster, below 1 it is slower. Every peer is shown at its best. Spread, CPU time, all cases\n"
-        "and the bars that were missed: [benchmarks/RESULTS.md](benchmarks/RESULTS.md). To measure again: `make bench`."
+        "Above 1 Millstream is faster, below 1 it is slower. Each library runs with its fastest settings. Times are\n"
+        "medians; for loops, what they add in their best rounds. All cases, spread, CPU time and the targets that\n"
+        "were missed: [benchmarks/RESULTS.md](benchmarks/RESULTS.md). To measure again: `make bench`."
     )
-    told = "\n".join(
-        ["Medians, and of loops what they add in their best rounds.", _machines(measured), *_doubts(results), more]
-    )
-    return "\n\n".join([BEGIN, _headline.headline(measured), told, END])
+    told = "\n".join([_machines(few), *_doubts(results), more])
+    return "\n\n".join([*parts, told, END])
 
 
 def _doubts(results: Results) -> list[str]:
@@ -113,7 +116,7 @@ def _missed(cases: dict[str, Result]) -> str:
     ]
     count = sum(len(table.bars) for result in cases.values() for table in result.tables)
     told = f"{len(rows)} of {count}." if rows else f"None of {count}."
-    return f"{told}\n\n{_tables.grid(('case', '', 'bar', 'found', 'asked'), rows, 'lllrr')}" if rows else told
+    return f"{told}\n\n{_tables.grid(('case', '', 'target', 'found', 'asked'), rows, 'lllrr')}" if rows else told
 
 
 def _section(name: str, results: Results) -> str:

@@ -1,6 +1,6 @@
 """A convolutional classifier in Equinox, trained on the embedded digits, one compiled program per epoch.
 
-Run: pip install 'millstream[train,equinox]', then python examples/01_digits_equinox.py [--epochs 20]
+Run: pip install '.[train,equinox]', then python examples/01_digits_equinox.py [--epochs 20]
 The pipeline is the same for MNIST: write ms.datasets.MNISTDataset in place of DigitsDataset.
 """
 

@@ -3,7 +3,7 @@
 The series is made here: cycles of uneven length and height with noise, as sunspot counts have. It is cut into windows
 by time, so that nothing of the test years is seen in training, and a whole epoch runs as one compiled scan.
 
-Run: pip install 'millstream[train]', then python examples/03_time_series_rnn.py [--epochs 30]
+Run: pip install '.[train]', then python examples/03_time_series_rnn.py [--epochs 30]
 """
 
 import argparse

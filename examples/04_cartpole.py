@@ -3,7 +3,7 @@
 An epoch is 500 steps of every environment. The rollout is a batch like any other, so acting and learning are one
 jitted function of (loader, its state, parameters); the new parameters go back in with `set_policy_state`.
 
-Run: pip install 'millstream[train,rl]', then python examples/04_cartpole.py [--epochs 100]
+Run: pip install '.[train,rl]', then python examples/04_cartpole.py [--epochs 100]
 """
 
 import argparse

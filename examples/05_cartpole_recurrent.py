@@ -3,7 +3,7 @@
 The policy sees only the cart's place and the pole's angle. Its recurrent carry lives in the policy state: one row per
 environment, started again where `new_episode` says so. Learning runs the same step over the whole rollout.
 
-Run: pip install 'millstream[train,rl]', then python examples/05_cartpole_recurrent.py [--epochs 200]
+Run: pip install '.[train,rl]', then python examples/05_cartpole_recurrent.py [--epochs 200]
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """One small transformer trained twice, data parallel and fully sharded, on any number of processes.
 
-Run: pip install 'millstream[train]', then
+Run: pip install '.[train]', then
     python examples/06_many_hosts.py [--epochs 3]                                            # one process, one device
     millstream launch --processes 4 --devices-per-process 2 --cpu examples/06_many_hosts.py  # eight devices of four
     millstream launch --processes 1 --devices-per-process 8 --cpu examples/06_many_hosts.py  # eight devices of one

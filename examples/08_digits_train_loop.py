@@ -1,6 +1,6 @@
 """A small network on the embedded digits, in plain JAX and Optax: `train_loop` with all that one wants around it.
 
-Run: pip install 'millstream[train,plot]', then python examples/08_digits_train_loop.py [--epochs 40] [--folder results]
+Run: pip install '.[train,plot]', then python examples/08_digits_train_loop.py [--epochs 40] [--folder results]
 It tests after every epoch, shows a bar, keeps the best weights and stops when nothing improves. In the folder are the
 log as CSV and the curves as an image.
 """

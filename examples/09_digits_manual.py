@@ -1,6 +1,6 @@
 """The same parts without a loop that calls them: a `for` of your own, with schedules, a bar, logs and checkpoints.
 
-Run: pip install 'millstream[train]', then python examples/09_digits_manual.py [--epochs 10] [--folder run]
+Run: pip install '.[train]', then python examples/09_digits_manual.py [--epochs 10] [--folder run]
 It trains for half of the time, forgets everything, and resumes from its last checkpoint.
 """
 

@@ -1,6 +1,6 @@
 """The managed API on the embedded digits: write the loss, and the state knows how to accumulate, clip, update, average.
 
-Run: pip install 'millstream[train]', then python examples/10_digits_managed.py [--epochs 20] [--strategy jit_donate]
+Run: pip install '.[train]', then python examples/10_digits_managed.py [--epochs 20] [--strategy jit_donate]
 Every batch of 256 is computed in four parts. The same script runs on many devices with --strategy data_parallel.
 """
 

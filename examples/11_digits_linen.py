@@ -1,6 +1,6 @@
 """A convolutional network in flax.linen with batch normalisation and dropout: model, losses and metrics make a state.
 
-Run: pip install 'millstream[train]', then python examples/11_digits_linen.py [--epochs 10]
+Run: pip install '.[train]', then python examples/11_digits_linen.py [--epochs 10]
 The state brings its own train, test and predict steps, so the loops need nothing but data.
 """
 

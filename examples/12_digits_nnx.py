@@ -1,6 +1,6 @@
 """A residual network in flax.nnx, at the speed of a compiled function of arrays: the module is split only once.
 
-Run: pip install 'millstream[train]', then python examples/12_digits_nnx.py [--epochs 20]
+Run: pip install '.[train]', then python examples/12_digits_nnx.py [--epochs 20]
 Metrics are objects of nnx; up to a hundred steps are one program; what was learned comes back as a module of nnx.
 """
 

@@ -1,6 +1,6 @@
 """A convolutional network in Equinox with augmented data: 01 with a state that has its own steps, and a loop.
 
-Run: pip install 'millstream[train,equinox]', then python examples/13_digits_equinox_state.py [--epochs 15]
+Run: pip install '.[train,equinox]', then python examples/13_digits_equinox_state.py [--epochs 15]
 The model has no notion of batches, losses or loops; the learning rate follows a schedule and is logged.
 """
 

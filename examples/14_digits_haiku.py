@@ -1,6 +1,6 @@
 """A network in Haiku in mixed precision: computed in bfloat16, kept in float32, its steps called by hand and by a loop.
 
-Run: pip install 'millstream[train,haiku]', then python examples/14_digits_haiku.py [--epochs 15]
+Run: pip install '.[train,haiku]', then python examples/14_digits_haiku.py [--epochs 15]
 """
 
 import argparse

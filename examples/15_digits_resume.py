@@ -1,6 +1,6 @@
 """A run that may be killed at any moment: the one that continues ends with the same bits as one that was left alone.
 
-Run: pip install 'millstream[train]', then python examples/15_digits_resume.py [--epochs 5]
+Run: pip install '.[train]', then python examples/15_digits_resume.py [--epochs 5]
 That starts itself three times: undisturbed; killed, so that nothing can be tidied up; and once more on what is left.
 To kill it yourself, as often as you like: python examples/15_digits_resume.py --folder run --epochs 2000
 """

@@ -2,7 +2,7 @@
 
 `policy=` says which part of the state acts. A step is one rollout of 32 environments and one update.
 
-Run: pip install 'millstream[train,rl]', then python examples/16_cartpole_train_loop.py [--epochs 60]
+Run: pip install '.[train,rl]', then python examples/16_cartpole_train_loop.py [--epochs 60]
 With --folder run it saves itself there, and continues when it is started again.
 """
 

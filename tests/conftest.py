@@ -192,8 +192,14 @@ def start_script(script: pathlib.Path, devices: int, *arguments: str) -> "subpro
 
 def code_blocks(text: str) -> list[str]:
     """The blocks of Python in a document, also those inside lists, notes and tabs."""
-    found = re.findall(r"^( *)```python\n(.*?)^\1```", text, re.MULTILINE | re.DOTALL)
-    return [textwrap.dedent(block) for _, block in found]
+    return [block for block, _ in shown_blocks(text)]
+
+
+def shown_blocks(text: str) -> list[tuple[str, str | None]]:
+    """The blocks of Python in a document, each with the block of text right after it: what it prints."""
+    block = r"^( *)```python\n(.*?)^\1```\n?(?:\n\1```text\n(.*?)^\1```)?"
+    found = re.finditer(block, text, re.MULTILINE | re.DOTALL)
+    return [(textwrap.dedent(one[2]), None if one[3] is None else textwrap.dedent(one[3])) for one in found]
 
 
 def finish(*processes: "subprocess.Popen[str]") -> list[str]:

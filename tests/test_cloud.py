@@ -301,10 +301,12 @@ def test_options_are_checked_and_the_longest_beginning_wins():
 
 def test_missing_packages_are_named(server, monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore", None)
-    with refuses(ImportError, "NpySource with s3:// needs obstore. Run: pip install 'millstream[cloud]'"):
+    with refuses(ImportError, "NpySource with s3:// needs obstore. Run: pip install 'fsspec>=2025.3' 'obstore>=0.11'"):
         ms.NpySource("s3://bucket/x.npy")
     monkeypatch.setitem(sys.modules, "fsspec", None)
-    with refuses(ImportError, "NpySource with memory:// needs fsspec. Run: pip install 'millstream[cloud]'"):
+    with refuses(
+        ImportError, "NpySource with memory:// needs fsspec. Run: pip install 'fsspec>=2025.3' 'obstore>=0.11'"
+    ):
         ms.NpySource("memory://x.npy")
 
 

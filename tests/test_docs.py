@@ -1,33 +1,38 @@
 """Every code block of the documents runs, and so does every example in a docstring."""
 
+import contextlib
 import dataclasses
 import doctest
 import importlib
 import importlib.util
+import io
 import linecache
 import pathlib
 import pkgutil
 import re
+from xml.etree import ElementTree
 
 import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import code_blocks
+from conftest import code_blocks, shown_blocks
 
 import millstream as ms
 from millstream.reading import batch_holders
 
 ROOT = pathlib.Path(__file__).parent.parent
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [ROOT / "CONTRIBUTING.md", *PAGES]
 NOT_RUN = (
     "",
     "console",
     "bash",
     "text",
+    "py",
     "yaml",
-)  # drawings, what is typed or shown in a shell, files for other programs
+)  # drawings, what is typed or shown in a shell, programs for other libraries, files for other programs
 
 
 def modules_with_examples():
@@ -48,10 +53,16 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 def test_the_code_blocks_of_a_document_run(document, usual_promotion, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": document.stem}
-    for number, block in enumerate(code_blocks(document.read_text()), 1):
+    checker = doctest.OutputChecker()
+    for number, (block, shown) in enumerate(shown_blocks(document.read_text()), 1):
         name = f"<{document.stem}, block {number}>"
         linecache.cache[name] = len(block), None, block.splitlines(keepends=True), name  # whoever inspects it finds it
-        exec(compile(block, name, "exec"), namespace)
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            exec(compile(block, name, "exec"), namespace)
+        found = output.getvalue()
+        if shown is not None:
+            assert checker.check_output(shown, found, doctest.ELLIPSIS), f"{name} prints:\n{found}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
@@ -81,10 +92,47 @@ def test_blocks_inside_of_notes_tabs_and_lists_are_run():
     assert code_blocks(document) == ["if True:\n    first = 1\n", "second = 2\n"]
 
 
+def test_a_block_of_text_right_after_a_program_is_what_it_prints():
+    document = """
+```python
+print(1)
+```
+
+```text
+1
+```
+
+```python
+print(2)
+```
+
+It prints:
+
+```text
+3
+```
+"""
+    assert shown_blocks(document) == [("print(1)\n", "1\n"), ("print(2)\n", None)]
+
+
+@pytest.mark.parametrize("document", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_programs_fit_into_the_column_of_the_site(document):
+    wide = [line for block in code_blocks(document.read_text()) for line in block.splitlines() if len(line) > 88]
+    assert wide == []
+
+
 def test_links_between_documents_lead_somewhere():
     for document in DOCUMENTS:
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)", document.read_text()):
+        text = document.read_text()
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text):
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+@pytest.mark.parametrize("picture", sorted((ROOT / "docs").rglob("*.svg")), ids=lambda path: path.stem)
+def test_a_picture_is_whole_says_what_it_shows_and_loads_nothing(picture):
+    root = ElementTree.parse(picture).getroot()
+    assert root.get("aria-label")
+    assert re.findall(r"https?://[^\"' ]+", picture.read_text()) == ["http://www.w3.org/2000/svg"]
 
 
 @pytest.mark.parametrize("name", modules_with_examples())

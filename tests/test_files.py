@@ -238,7 +238,7 @@ def test_image_folder_refusals(pictures, tmp_path, monkeypatch):
         ImageFolderSource(pictures, size=(3,))  # pyright: ignore[reportArgumentType]
     monkeypatch.setitem(sys.modules, "PIL", None)
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with refuses(ImportError, "ImageFolderSource needs Pillow. Run: pip install 'millstream[images]'"):
+    with refuses(ImportError, "ImageFolderSource needs Pillow. Run: pip install 'pillow>=11' 'simplejpeg>=1.8'"):
         ImageFolderSource(pictures)
 
 

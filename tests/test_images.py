@@ -415,7 +415,7 @@ def test_without_pillow_there_is_the_line_that_installs_it(monkeypatch):
     for name in ("PIL", "PIL.Image"):
         monkeypatch.setitem(sys.modules, name, None)
     for call in (lambda: open_srgb(b""), lambda: to_pillow(np.zeros((2, 2)))):
-        with refuses(ImportError, "needs Pillow. Run: pip install 'millstream[images]'"):
+        with refuses(ImportError, "needs Pillow. Run: pip install 'pillow>=11' 'simplejpeg>=1.8'"):
             call()
 
 

@@ -210,17 +210,17 @@ for room in (millstream.integrations, millstream.dialects):
             __import__(module.name)
 from millstream.integrations import array_record, grain, huggingface, zarr
 makers = {
-    "huggingface": lambda: huggingface.HuggingFaceSource([]),
+    "datasets": lambda: huggingface.HuggingFaceSource([]),
     "grain": lambda: grain.GrainSource([]),
-    "array_record": lambda: array_record.ArrayRecordSource("x", bytes),
-    "zarr": lambda: zarr.ZarrSource("x"),
+    "array-record": lambda: array_record.ArrayRecordSource("x", bytes),
+    "tensorstore": lambda: zarr.ZarrSource("x"),
 }
-for extra, make in makers.items():
+for package, make in makers.items():
     try:
         make()
     except ImportError as error:
-        assert f"pip install 'millstream[{extra}]'" in str(error), error
+        assert f"pip install '{package}>=" in str(error), error
     else:
-        raise AssertionError(extra)
+        raise AssertionError(package)
 """
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -3,6 +3,7 @@
 import ast
 import html
 import importlib
+import importlib.util
 import inspect
 import os
 import pathlib
@@ -10,8 +11,10 @@ import pkgutil
 import re
 import subprocess
 import sys
+import time
 
 import pytest
+from browser import CHROMIUM, DRIVER, MISSING, browser
 
 import millstream as ms
 from millstream import dialects, integrations, report
@@ -23,10 +26,17 @@ DESCRIBED = re.compile(r'<h\d id="(millstream\.[\w.]+)" class="doc doc-heading">
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory, once_per_run):
-    """The files of the site by path: pages with their text, others with none."""
+def folder(tmp_path_factory, once_per_run):
+    """The site as a folder of files."""
     pytest.importorskip("mkdocstrings", reason="a tool of development, which not every environment has")
     return once_per_run(lambda: build_site(tmp_path_factory.mktemp("site")))
+
+
+@pytest.fixture(scope="module")
+def site(folder):
+    """The files of the site by path: pages with their text, others with none."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_text() if path.suffix == ".html" else "" for path in files}
 
 
 def build_site(folder):
@@ -34,8 +44,7 @@ def build_site(folder):
     quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_text() if path.suffix == ".html" else "" for path in files}
+    return folder
 
 
 def modules_of(room):
@@ -105,8 +114,57 @@ def test_a_description_has_signature_docstring_and_parameters(site):
 
 def test_examples_of_docstrings_are_shown_as_code(site):
     loader = descriptions(site)["millstream.DataLoader"]
-    assert '<span class="gp">&gt;&gt;&gt; </span><span class="n">loader</span>' in loader
+    assert '<span class="n">loader</span> <span class="o">=</span> <span class="n">ms</span>' in loader
     assert not any("<blockquote>" in text for text in descriptions(site).values())
+
+
+def test_code_can_be_copied_without_prompts(site):
+    for path, page in site.items():
+        for block in re.findall(r"<pre.*?</pre>", page, re.DOTALL):
+            assert not re.search(r"^(&gt;&gt;&gt;|\.\.\.|\$) ", re.sub(r"<[^>]*>", "", block), re.MULTILINE), path
+
+
+def test_what_an_example_shows_is_a_comment_after_it(site):
+    text = html.unescape(re.sub(r"<[^>]*>", "", descriptions(site)["millstream.BatchTransform"]))
+    assert 'loader.steps_per_epoch, loader.element_spec()["x"].shape\n# (3, (4,))\n' in text
+
+
+def test_the_names_of_a_page_of_the_api_are_listed_for_those_who_read_it_in_the_repository():
+    path = ROOT / "docs" / "_hooks" / "names.py"
+    spec = importlib.util.spec_from_file_location("names", path)
+    assert spec is not None and spec.loader is not None
+    names = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(names)
+    assert len(names.pages()) > 10
+    for page, text in names.pages().items():
+        assert page.read_text() == text, f"{page.name} is not what the docstrings give. Run: python {path}"
+
+
+def test_the_index_of_the_search_can_be_read_from_the_disk(folder, site):
+    index = (folder / "search" / "search_index.js").read_text()
+    assert index.startswith("var __index = {") and "Validate every N steps" in index
+    assert '<script src="javascripts/iframe-worker.js"></script>' in site["index.html"]
+    assert '<script src="../javascripts/iframe-worker.js"></script>' in site["api/loading.html"]
+
+
+@pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason=MISSING)
+def test_a_browser_finds_words_on_a_page_that_it_reads_from_the_disk(folder):
+    with browser() as window:
+        window.size(1280, 900)
+        window.open(folder / "index.html")
+        window.run("document.querySelector('#__search').click()")
+        window.run(
+            "const field = document.querySelector('.md-search__input'); field.focus();"
+            "field.value = 'troubleshooting'; field.dispatchEvent(new Event('keyup'))"
+        )
+        found: list[str] = []
+        for _ in range(200):
+            found = window.run("return [...document.querySelectorAll('.md-search-result__link')].map(a => a.href)")
+            if found:
+                break
+            time.sleep(0.1)
+        assert any("troubleshooting.html" in address for address in found)
+        assert not [address for address in window.requests() if re.match(r"https?:", address)]
 
 
 def test_names_in_docstrings_and_types_lead_to_their_descriptions(site):

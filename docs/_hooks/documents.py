@@ -38,7 +38,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         for link in LINK.finditer(page.content_string):
             path = _linked(page, link)
             uri = _uri_of(path)
-            if uri is not None and "#" not in uri and files.get_file_from_path(uri) is None:
+            if (
+                uri is not None
+                and "#" not in uri
+                and files.get_file_from_path(uri) is None
+            ):
                 files.append(File.generated(config, uri, abs_src_path=str(path)))
     return files
 
@@ -60,17 +64,28 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 def _others(room: str, markdown: str) -> str:
     """The names of a room's table that a page does not have, as the top level or the room has them."""
     top = _table("millstream")
-    written = [f"millstream.{name}" if name in top else f"{room}.{name}" for name in _table(room)]
-    return "\n\n".join(f"::: {name}" for name in written if f"::: {name}\n" not in markdown)
+    written = [
+        f"millstream.{name}" if name in top else f"{room}.{name}"
+        for name in _table(room)
+    ]
+    return "\n\n".join(
+        f"::: {name}" for name in written if f"::: {name}\n" not in markdown
+    )
 
 
 def _table(room: str) -> list[str]:
-    return PUBLIC.findall(ROOT.joinpath("src", *room.split("."), "__init__.pyi").read_text())
+    return PUBLIC.findall(
+        ROOT.joinpath("src", *room.split("."), "__init__.pyi").read_text()
+    )
 
 
 def _linked(page: File, link: re.Match[str]) -> pathlib.Path:
     """The file that a link means, seen from where its document lies."""
-    here = ROOT / "docs" if page.abs_src_path is None else pathlib.Path(page.abs_src_path).parent
+    here = (
+        ROOT / "docs"
+        if page.abs_src_path is None
+        else pathlib.Path(page.abs_src_path).parent
+    )
     return (here / link[1]).resolve()
 
 
@@ -95,5 +110,7 @@ def _examples() -> str:
         code = path.read_text()
         shows = (ast.get_docstring(ast.parse(code)) or "").partition("\n\n")[0]
         block = textwrap.indent(f"```python\n{code}```", "    ")
-        parts.append(f'## {path.name} {{ #{path.stem} }}\n\n{shows}\n\n??? example "The program"\n\n{block}\n')
+        parts.append(
+            f'## {path.name} {{ #{path.stem} }}\n\n{shows}\n\n??? example "The program"\n\n{block}\n'
+        )
     return "\n".join(parts)

@@ -12,7 +12,10 @@ from mkdocs.utils import get_relative_url
 
 HEADING = re.compile(r'id="(millstream\.[\w.]+)" class="doc doc-heading"')
 # Code inside links, headings and blocks is passed over.
-CODE = re.compile(r"<(a|pre|h\d|autoref)\b.*?</\1>|<code>(?P<name>[\w.]+)(?P<call>\([^<]*\))?</code>", re.DOTALL)
+CODE = re.compile(
+    r"<(a|pre|h\d|autoref)\b.*?</\1>|<code>(?P<name>[\w.]+)(?P<call>\([^<]*\))?</code>",
+    re.DOTALL,
+)
 OTHER_LIBRARIES = ("coming-from", "api/dialects")  # where equal names mean other things
 
 
@@ -29,12 +32,18 @@ def on_env(env: Any, files: Files, **_: Any) -> Any:
 def _places(pages: list[Page]) -> dict[str, str]:
     """The address of every name, under all the ways in which it is written."""
     places: dict[str, str] = {}
-    described = [(name, page.url) for page in pages for name in HEADING.findall(page.content or "")]
+    described = [
+        (name, page.url)
+        for page in pages
+        for name in HEADING.findall(page.content or "")
+    ]
     for name, url in sorted(described, key=lambda found: found[0].count(".")):
         short, last = name.removeprefix("millstream."), name.rpartition(".")[2]
         written = [f"ms.{short}", name, short]
         if short.count(".") == 1 and short[0].islower():
-            written.append(f"ms.{last}")  # a name of a room that is at the top level, too
+            written.append(
+                f"ms.{last}"
+            )  # a name of a room that is at the top level, too
         if last[0].isupper():
             written.append(last)
         if short.startswith("DataLoader."):
@@ -48,7 +57,12 @@ def _linked(page: Page, places: dict[str, str]) -> str:
     def link(found: re.Match[str]) -> str:
         name = found["name"]
         # `history` and `at` are words, too: a plain name is meant only where it is called or cannot be a word.
-        plain = name is not None and name.islower() and not re.search(r"[_.]", name) and found["call"] is None
+        plain = (
+            name is not None
+            and name.islower()
+            and not re.search(r"[_.]", name)
+            and found["call"] is None
+        )
         if name is None or plain or name not in places:
             return found[0]
         return f'<a href="{get_relative_url(places[name], page.url)}">{found[0]}</a>'

@@ -18,7 +18,6 @@ from millstream.cli._launched import Launched
 
 _GUARD = pathlib.Path(__file__).with_name("_guard.py")
 TIMED_OUT = 124  # as the command `timeout` returns
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class LaunchJob:
@@ -147,7 +146,8 @@ class LaunchJob:
         theirs.setblocking(False)
         self._watch(ours, lambda: ours.recv(1 << 12))
         # What whoever started the launcher has it ignore stays ignored: `nohup` says so of the end of the terminal.
-        heard = [number for number in _PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
+        passed_on = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        heard = [number for number in passed_on if signal.getsignal(number) is not signal.SIG_IGN]
         handlers = {number: signal.signal(number, self._note_signal) for number in (*heard, signal.SIGCHLD)}
         wakeup = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
         with ours, theirs:

@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 from millstream.errors import FileChanged
 from millstream.files.changed import Stamp, file_changed
 from millstream.files.urls import shown
-from millstream.text.errors import require_path
+from millstream.text.errors import require_path, require_posix
 
 _GONE = (FileNotFoundError, NotADirectoryError)  # other failures, such as too many open files, say what they are
 
@@ -209,4 +209,5 @@ def _open(caller: str, path: str | os.PathLike[str]) -> File:
         return open_remote(caller, str(path))
     if isinstance(path, str) and path.startswith("file://"):
         path = urllib.parse.unquote(urllib.parse.urlsplit(path).path)
+    require_posix(caller, "read the files with a DiskSampleSource, or use WSL")
     return LocalFile(caller, path)

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from millstream.files.atomic import written
 from millstream.files.lock import locked
 from millstream.files.safe_path import open_plain, plain_reader, require_trust
+from millstream.text.errors import require_posix
 
 _MAGIC = b"msblock1"
 _HEAD = len(_MAGIC) + 4  # and the CRC-32 of what follows
@@ -41,6 +42,7 @@ class FileCache:
     """
 
     def __init__(self, folder: pathlib.Path, limit: int) -> None:
+        require_posix("The cache of remote files", "download the files first, or use WSL")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         require_trust(folder, "The cache of remote files", own="cache_folder")
         self.folder = folder

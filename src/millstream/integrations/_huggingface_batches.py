@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 
 class HuggingFaceBatches:
-    """The batches of a `datasets.IterableDataset`, which has no order to choose and is read from its begin.
+    """The batches of a `datasets.IterableDataset`, which has no order to choose and is read from its beginning.
 
     Iterating gives (batch, mask), as a loader does; the last batch of an epoch is completed with zeros, which the mask
     tells. The iterator has `get_state` and `set_state`, so that a loop over it can be saved and resumes exactly. Where

@@ -8,7 +8,7 @@ from millstream.reading.host_source import HostSource
 from millstream.reading.slots import Layout
 from millstream.reading.threads import check_executor
 from millstream.reading.workers.process_backend import ProcessBackend
-from millstream.text.errors import require_callable, require_int
+from millstream.text.errors import require_callable, require_int, require_posix
 from millstream.text.summaries import call_text
 
 
@@ -43,6 +43,7 @@ class Processes:
     memory_limit: int | None = None
 
     def __post_init__(self) -> None:
+        require_posix("Processes", f"use Threads({self.workers!r}), or WSL")
         check_executor(self, self.workers, self.ordered, self.timeout)
         if self.startup is not None:
             require_callable("Processes", "startup", self.startup)

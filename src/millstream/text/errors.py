@@ -8,6 +8,9 @@ import math
 import operator
 import os
 import pathlib
+import re
+import shlex
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any
 
@@ -252,4 +255,26 @@ def needs(caller: str, package: str, extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError:
-        raise ImportError(f"{caller} needs {package}. Run: pip install 'millstream[{extra}]'") from None
+        raise ImportError(f"{caller} needs {package}. Run: pip install {_requirements(package, extra)}") from None
+
+
+def _requirements(package: str, extra: str) -> str:
+    """What an extra installs, for a shell: pip finds these by name, however this package itself was installed."""
+    from importlib import metadata  # only where something is missing: it takes longer to import than all of the others
+
+    marker = re.compile(rf"""(.+?) *;.*\bextra == ['"]{extra.replace("_", "-")}['"]""")
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        found = map(marker.fullmatch, metadata.requires("millstream") or ())
+        return " ".join(shlex.quote(match[1]) for match in found if match is not None) or package
+    return package  # a copy of the source that was never installed
+
+
+def require_posix(caller: str, instead: str) -> None:
+    """Refuse Windows where a part is built on calls that it does not have.
+
+    Args:
+        caller: The caller's name, for errors.
+        instead: What works there.
+    """
+    if sys.platform == "win32":
+        raise NotImplementedError(f"{caller} runs on Linux and macOS. This is Windows: {instead}.")

@@ -22,14 +22,9 @@ _GRACE = 0.2  # seconds that a worker with nothing to do has to leave
 _KILL = 1.0  # seconds that a killed process may take; one that a disk does not release takes longer, without us
 _ANSWER = 0.5  # seconds that workers have to tell where they are
 # Signals that a process brings about itself; what others end it with may hit any process.
-_OWN_SIGNALS = (
-    signal.SIGSEGV,
-    signal.SIGBUS,
-    signal.SIGABRT,
-    signal.SIGFPE,
-    signal.SIGILL,
-    signal.SIGSYS,
-    signal.SIGTRAP,
+# Looked up by name, because Windows, where no worker is started, lacks some of them.
+_OWN_SIGNALS = tuple(
+    getattr(signal, name, None) for name in ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP")
 )
 _BOOT = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "

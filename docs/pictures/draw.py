@@ -1,0 +1,131 @@
+"""Draw the pictures of a run: the program of the README is run in a terminal, and its bar and its report are kept.
+
+`python docs/pictures/draw.py` writes bar.svg, report-light.png and report-dark.png beside it. It needs chromium and
+chromedriver.
+"""
+
+import fcntl
+import html
+import os
+import pathlib
+import pty
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+
+FOLDER = pathlib.Path(__file__).parent
+ROOT = FOLDER.parents[1]
+COLUMNS, SECONDS, HOLD = 145, 5.0, 3.0
+BEGIN = re.compile(r"```python\n(.*?)```", re.DOTALL)
+ESCAPES = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
+
+sys.path.insert(0, str(ROOT / "tests"))
+
+
+def program() -> str:
+    """All blocks of the README, as one program."""
+    return "\n".join(BEGIN.findall((ROOT / "README.md").read_text()))
+
+
+def record(folder: pathlib.Path) -> list[tuple[float, str]]:
+    """Run the program in a terminal: what it showed, and when."""
+    (folder / "train.py").write_text(program())
+    main, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "train.py"], cwd=folder, stdout=terminal, stderr=terminal
+    )
+    os.close(terminal)
+    shown: list[tuple[float, str]] = []
+    try:
+        while data := os.read(main, 1 << 16):
+            shown.append((time.monotonic(), data.decode()))
+    except OSError:  # how Linux says that a terminal has been closed
+        pass
+    if process.wait():
+        raise RuntimeError("".join(text for _, text in shown))
+    return shown
+
+
+def frames(shown: list[tuple[float, str]]) -> tuple[list[tuple[float, str]], str]:
+    """Each state of the line that the bar is on, and the line that is printed after it."""
+    found: list[tuple[float, str]] = []
+    for moment, text in shown:
+        lines = [line.strip() for line in re.split(r"[\r\n]+", ESCAPES.sub("", text))]
+        found += [(moment, line) for line in lines if "epoch" in line and "[" in line]
+    last = [
+        line.strip()
+        for line in "".join(text for _, text in shown).splitlines()
+        if line.strip()
+    ][-1]
+    return found, last
+
+
+def bar(shown: list[tuple[float, str]]) -> str:
+    """The recording as an SVG that plays by itself; without animation it shows the end."""
+    states, last = frames(shown)
+    begin, end = states[0][0], states[-1][0]
+    total = SECONDS + HOLD
+    starts = [
+        100 * SECONDS / total * (moment - begin) / max(end - begin, 1e-9)
+        for moment, _ in states
+    ]
+    styles, texts = [], []
+    for number, (start, (_, line)) in enumerate(zip(starts, states, strict=True)):
+        final = number == len(states) - 1
+        until = 100.0 if final else starts[number + 1]
+        show = f"{start:.2f}%{{visibility:visible}}"
+        styles.append(
+            f"@keyframes f{number}{{0%{{visibility:hidden}}{show}{until:.2f}%{{visibility:hidden}}}}"
+        )
+        state = "" if final else ";visibility:hidden"
+        style = f"animation:f{number} {total:g}s step-end infinite{state}"
+        texts.append(f'<text x="20" y="72" style="{style}">{html.escape(line)}</text>')
+        if final:
+            texts.append(
+                f'<text x="20" y="96" style="{style}">{html.escape(last)}</text>'
+            )
+    width = 20 * 2 + int(COLUMNS * 8.45)
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} 118" role="img"
+  aria-label="A progress bar that counts epochs and shows loss and accuracy of training and test">
+<style>text{{font:14px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;fill:#e6edf3;
+white-space:pre}}
+{"".join(styles)}</style>
+<rect width="{width}" height="118" rx="8" fill="#161b22"/>
+<circle cx="22" cy="18" r="5" fill="#f47067"/><circle cx="40" cy="18" r="5" fill="#dfb061"/>
+<circle cx="58" cy="18" r="5" fill="#57ab5a"/>
+<text x="20" y="48"><tspan fill="#57ab5a">$</tspan> python train.py</text>
+{"".join(texts)}
+</svg>
+"""
+
+
+def report(folder: pathlib.Path) -> None:
+    """Pictures of the top of the page about the run, for light and for dark themes."""
+    from browser import browser
+
+    subprocess.run(
+        [sys.executable, "-m", "millstream", "report", str(folder / "run")], check=True
+    )
+    with browser() as window:
+        for scheme in ("light", "dark"):
+            window.size(1180, 745)
+            window.scheme(scheme)
+            window.open(folder / "run" / "report.html")
+            (FOLDER / f"report-{scheme}.png").write_bytes(window.screenshot())
+
+
+def main() -> None:
+    """Draw them all."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        (FOLDER / "bar.svg").write_text(bar(record(folder)))
+        report(folder)
+
+
+if __name__ == "__main__":
+    main()
