@@ -338,12 +338,12 @@ def none_in_the_first_sample():
     first_batch(ms.DatasetSource(rows), ms.BatchTransform(8))
 
 
-@mistake(ValueError, "All samples need one shape", "ms.DiskSampleSource(len(rows), lambda index: pad(rows[index]))")
+@mistake(ValueError, "All samples of a batch need one shape", "HostMapTransform", "BatchTransform(n, collate=fn)")
 def samples_of_different_lengths():
     first_batch(ms.DatasetSource(RAGGED), ms.BatchTransform(8))
 
 
-@mistake(TypeError, "make it an array", "ms.DiskSampleSource(len(rows), lambda index: pad(rows[index]))")
+@mistake(TypeError, "make it an array", "HostMapTransform", "BatchTransform(n, collate=fn)")
 def lists_of_different_lengths_in_samples():
     rows = [{"ids": list(range(index % 500 + 1))} for index in range(1000)]
     first_batch(ms.DatasetSource(rows), ms.BatchTransform(8))

@@ -793,3 +793,39 @@ def test_batches_of_all_doors_are_counted_by_the_loader_that_made_them(executor,
 
 def _add_up(total, batch, mask):
     return total + batch.sum(), None
+
+
+RAGGED = [{"ids": np.arange(index % 5 + 1), "label": index} for index in range(20)]
+
+
+def _pad(sample):
+    return {"ids": np.pad(sample["ids"], (0, 8 - len(sample["ids"]))), "label": sample["label"]}
+
+
+def _pad_all(samples):
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *map(_pad, samples))
+
+
+@pytest.mark.parametrize("executor", [None, ms.Threads(2), ms.Processes(2)], ids=str)
+@pytest.mark.parametrize("source", [ms.DatasetSource, lambda rows: ms.DiskSampleSource(20, rows.__getitem__)])
+def test_samples_may_have_any_shape_until_a_function_makes_them_equal(source, executor, key):
+    for stages in ([ms.HostMapTransform(_pad), ms.BatchTransform(4)], [ms.BatchTransform(4, collate=_pad_all)]):
+        loader = ms.DataLoader([source(RAGGED), *stages], executor=executor)
+        for batch, _, info in loader.iterate(loader.init_state(key), with_info=True):
+            for ids, label, index in zip(batch["ids"], batch["label"], info.indices.tolist(), strict=True):
+                assert ids.tolist() == _pad(RAGGED[index])["ids"].tolist() and label == index
+
+
+def test_functions_get_copies_in_the_dtypes_of_a_batch(key):
+    rows = [{"x": np.zeros(index + 1)} for index in range(4)]
+
+    def change(sample):
+        assert sample["x"].dtype == np.float32
+        sample["x"] += 1
+        return {"sum": sample["x"].sum()}
+
+    loader = ms.DataLoader([ms.DatasetSource(rows, "sequential"), ms.HostMapTransform(change), ms.BatchTransform(4)])
+    for _ in range(2):
+        batch, _ = next(loader.iterate(loader.init_state(key)))
+        assert batch["sum"].tolist() == [1, 2, 3, 4]
+    assert not any(row["x"].any() for row in rows)

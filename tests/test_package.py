@@ -73,7 +73,7 @@ def test_imports_go_one_way():
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize(("room", "called"), CALLED_LATE)
+@pytest.mark.parametrize(("room", "called"), sorted(CALLED_LATE))
 def test_a_room_above_is_imported_in_functions_and_for_types_alone(room, called):
     late, at_once = set(), set()
     for path in [path for path in modules() if path.is_relative_to(ROOT / room) or path == ROOT / f"{room}.py"]:

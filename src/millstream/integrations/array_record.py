@@ -43,6 +43,8 @@ class ArrayRecordSource(HostSource):
         readers: How many threads read, if the loader has no executor.
     """
 
+    whole_samples = True
+
     def __init__(
         self,
         paths: Paths,

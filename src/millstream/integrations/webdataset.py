@@ -156,6 +156,8 @@ class WebDatasetSource(SampleReader):
         readers: How many threads read, if the loader has no executor; by default 4, and 16 from afar.
     """
 
+    whole_samples = True
+
     def __init__(
         self,
         shards: Paths,

@@ -53,6 +53,8 @@ class MappedSource(SampleReader):
         first: The samples whose structure stands for all; None for the first ones of the source.
     """
 
+    whole_samples = True
+
     def __init__(
         self,
         inner: IndexedSource,

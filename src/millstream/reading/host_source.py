@@ -38,6 +38,8 @@ class HostSource:
         reads_together: Whether rows are best read by one call, by one thread.
         calls_users: Whether reading rows calls a function of the user's, which may take any time.
         reads_samples: Whether it has a `read_row` for single samples.
+        whole_samples: Whether it reads whole samples and writes them by `sample_spec.write`. Functions on the host then
+            get samples of any shape.
     """
 
     ordering: Ordering
@@ -50,6 +52,7 @@ class HostSource:
     reads_together: bool = False
     calls_users: bool = False
     reads_samples: bool = False
+    whole_samples: bool = False
 
     arrays = None
 
@@ -90,12 +93,17 @@ class HostSource:
 
     def read_samples(self, indices: np.ndarray, keys: np.ndarray | None) -> list[PyTree]:
         """Samples one by one, as functions on the host get them."""
-        spec = self.sample_spec.on_host
-        if isinstance(spec, ObjectSpec):
-            return self._read_objects(indices, keys)
+        spec = self.sample_spec
+        if self.whole_samples or isinstance(spec, ObjectSpec):
+            samples = zip(indices.tolist(), self._read_objects(indices, keys), strict=True)
+            return [spec.for_function(f"{self._subject}: sample {index}", sample) for index, sample in samples]
         leaves = spec.empty(len(indices))
         self.read_rows(indices, leaves, keys)
         return [spec.unflatten([leaf[row] for leaf in leaves]) for row in range(len(indices))]
+
+    @property
+    def _subject(self) -> str:
+        return getattr(self, "_name", type(self).__name__)
 
     def _read_objects(self, indices: np.ndarray, keys: np.ndarray | None) -> list[Any]:
         objects = np.empty(len(indices), object)
@@ -104,11 +112,14 @@ class HostSource:
 
     def read_sample(self, index: int, key: np.ndarray | None) -> tuple[PyTree, PyTree]:
         """One sample as functions on the host get it, and what its reading returned beside it."""
-        spec, keys = self.sample_spec.on_host, None if key is None else key[None]
+        spec, keys = self.sample_spec, None if key is None else key[None]
+        if self.whole_samples or isinstance(spec, ObjectSpec):
+            objects = np.empty(1, object)
+            extra = self._read_one(index, [objects], keys)
+            return spec.for_function(f"{self._subject}: sample {index}", objects[0]), extra
         out = spec.empty(1)
         extra = self._read_one(index, out, keys)
-        leaves = [leaf[0] for leaf in out]
-        return (leaves[0] if isinstance(spec, ObjectSpec) else spec.unflatten(leaves)), extra
+        return spec.unflatten([leaf[0] for leaf in out]), extra
 
     def _read_one(self, index: int, out: Sequence[np.ndarray], keys: np.ndarray | None) -> PyTree:
         self.read_rows(np.array([index]), out, keys)
@@ -223,7 +234,7 @@ class _Selected(HostSource):
         ordering: Any = view.ordering  # which the plan checks
         self.ordering = ordering
         self.prefetch_size, self.readers = inner.prefetch_size, inner.readers
-        self.sample_spec, self.keyed = inner.sample_spec, inner.keyed
+        self.sample_spec, self.keyed, self.whole_samples = inner.sample_spec, inner.keyed, inner.whole_samples
         self.reads_together, self.calls_users = inner.reads_together, inner.calls_users or inner.reads_samples
         view.locate(np.zeros(0, np.int64))  # refuses a view that needs a key
 

@@ -20,8 +20,8 @@ TRIED = 8  # samples that are tried before it is said that none can be read
 _PLAIN = (np.ndarray, np.generic, bool, int, float, complex)  # what is an array of numbers, or a number, already
 _SAME = "Return the same shape and dtype every time."
 _PAD = (
-    "All samples need one shape. Pad or crop them in the function that reads them: "
-    "ms.DiskSampleSource(len(rows), lambda index: pad(rows[index]))."
+    "All samples of a batch need one shape. Pad, crop or resize them in a HostMapTransform after the source, or make "
+    "the batch yourself: BatchTransform(n, collate=fn)."
 )
 _FILL = "None is not a number. Fill the gap in the function that reads the samples, with 0 or NaN, say."
 _FILTER = (
@@ -105,11 +105,6 @@ class SampleSpec:
     def __hash__(self) -> int:
         return hash((self.names, self.shapes, self.dtypes))
 
-    @property
-    def on_host(self) -> "SampleSpec | ObjectSpec":
-        """The spec of samples as functions on the host get them."""
-        return ObjectSpec("samples as they are read") if self.lenient else self
-
     def tree(self) -> PyTree:
         """As a pytree of `jax.ShapeDtypeStruct`."""
         import jax
@@ -153,17 +148,10 @@ class SampleSpec:
             index: The sample's number; None if it is not a sample but what a function returned.
             sample: What to write.
         """
-        if self.lenient and out[0].dtype.hasobject:
+        if out[0].dtype.hasobject:
             out[0][row] = sample
             return
-        if type(sample) is dict and len(sample) == len(self._keys):  # the usual case, and the fastest
-            try:
-                leaves = [sample[key] for key in self._keys]
-            except KeyError:
-                leaves = self.flatten(_subject(caller, index), sample)
-        else:
-            leaves = self.flatten(_subject(caller, index), sample)
-        for number, leaf in enumerate(leaves):
+        for number, leaf in enumerate(self._leaves(_subject(caller, index), sample)):
             shape, dtype, target = self.shapes[number], self.dtypes[number], out[number]
             if isinstance(leaf, np.ma.MaskedArray):
                 check_array(f"{_subject(caller, index)}{self.names[number]}", leaf)
@@ -176,6 +164,32 @@ class SampleSpec:
                 fix = _SAME if array.shape == shape or index is None else _PAD
                 raise _other_array(_subject(caller, index), name, array, shape, dtype, fix)
             target[row] = narrowed(f"{_subject(caller, index)}{name}", array, dtype)
+
+    def for_function(self, caller: str, sample: PyTree) -> PyTree:
+        """A sample as functions on the host get it: arrays and numbers as copies, in the dtypes that a batch has.
+
+        Shapes may be any, since a function may be there to make them equal; so may a structure that no batch has.
+
+        Args:
+            caller: The caller's name, for errors.
+            sample: What was read.
+        """
+        if self.lenient:
+            return sample
+        try:
+            leaves = self._leaves(caller, sample)
+        except (TypeError, ValueError):
+            return sample
+        copies = [_copy(f"{caller}{name}", *leaf) for name, *leaf in zip(self.names, leaves, self.dtypes, strict=True)]
+        return self.unflatten(copies)
+
+    def _leaves(self, caller: str, sample: PyTree) -> list[Any]:
+        if type(sample) is dict and len(sample) == len(self._keys):  # the usual case, and the fastest
+            try:
+                return [sample[key] for key in self._keys]
+            except KeyError:
+                pass
+        return self.flatten(caller, sample)
 
     def write_rows(self, caller: str, out: Sequence[np.ndarray], rows: PyTree, fix: str = _SAME) -> None:
         """Write the rows of a batch, refusing a different structure, shape or dtype.
@@ -208,6 +222,16 @@ class SampleSpec:
     def __str__(self) -> str:
         leaves = list(map(ArrayType, self.shapes, self.dtypes))
         return value_text(self.unflatten(leaves) if self.plain else dict(zip(self.names, leaves, strict=True)))
+
+
+def _copy(caller: str, leaf: Any, dtype: np.dtype) -> Any:
+    """An array or a number in a dtype, as a copy; anything else as it is."""
+    if isinstance(leaf, np.ma.MaskedArray):
+        check_array(caller, leaf)
+    array = np.array(leaf)
+    if not can_become(array.dtype, dtype):
+        return leaf
+    return narrowed(caller, array, dtype)[()]
 
 
 def _subject(caller: str, index: int | None) -> str:
@@ -251,10 +275,9 @@ class ObjectSpec:
     shapes: ClassVar[tuple[tuple[int, ...], ...]] = ((),)
     dtypes: ClassVar[tuple[np.dtype, ...]] = (np.dtype(object),)
 
-    @property
-    def on_host(self) -> "ObjectSpec":
-        """The spec of samples as functions on the host get them."""
-        return self
+    def for_function(self, caller: str, sample: Any) -> Any:
+        """A sample as functions on the host get it: as it is."""
+        return sample
 
     def tree(self) -> None:
         """There is none."""

@@ -42,6 +42,8 @@ class DiskSampleSource(SampleReader):
         readers: How many threads read, if the loader has no executor.
     """
 
+    whole_samples = True
+
     length: int
     sample_fn: Callable[[int], PyTree]
     sample_spec: PyTree = None
@@ -101,6 +103,8 @@ class DatasetSource(SampleReader):
         prefetch_size: How many samples are read before they are needed.
         readers: How many threads read, if the loader has no executor.
     """
+
+    whole_samples = True
 
     dataset: Items
     ordering: Ordering = "shuffle"

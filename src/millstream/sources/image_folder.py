@@ -39,6 +39,8 @@ class ImageFolderSource(SampleReader):
         prefetch_size: How many images are read before they are needed.
     """
 
+    whole_samples = True
+
     def __init__(
         self,
         root: str | os.PathLike[str],

@@ -164,6 +164,7 @@ class _Chained(HostSource):
         self.part_starts = np.cumsum([0, *map(len, bases[:-1])])
         self._length = sum(map(len, bases))
         self.ordering = ordering
+        self.whole_samples = all(part.whole_samples for part in self._parts)
         self.sample_spec = self._parts[0].sample_spec
         self.prefetch_size = max(part.prefetch_size for part in self._parts)
         self.readers = max(part.readers for part in self._parts)
