@@ -313,9 +313,9 @@ def _use(thing: Any) -> None:
         )
         ms.DataLoader([pipelines.source(), *before, thing])
     elif hasattr(thing, "read") and hasattr(thing, "spec"):
-        ms.DataLoader([thing, pipelines.BATCH])
+        loader = ms.DataLoader([thing, pipelines.BATCH])
         if thing.arrays is None:
-            thing.read(np.arange(1))
+            loader.next_batch(loader.init_state(jax.random.key(0)))
     elif isinstance(thing, Iterator):
         next(thing, None)
         getattr(thing, "close", int)()

@@ -25,7 +25,7 @@ import millstream as ms
 import millstream.integrations
 
 TOP = ["callbacks", "loader", "loops", "reading", "sources", "transforms", ""]  # errors name these without the room
-ROOMS = [*TOP, "checkpoints", "datasets", "inspect", "managed", "rl", "sharding"]
+ROOMS = [*TOP, "checkpoints", "datasets", "inspect", "managed", "rl", "sharding", "views"]
 ROOMS += [f"integrations.{room.name}" for room in pkgutil.iter_modules(millstream.integrations.__path__)]
 
 # What only the library makes: results, errors, and classes to inherit from.
@@ -34,7 +34,7 @@ Backend BatchInfo BatchIterator Callback Checkpoint DataPartitionType Difference
 Entries Executor ExplainedStage Explanation GymnaxSourceState HostSource
 IndexedSource Layout LoaderState LoaderStats LoopOutput LoopState ManagedState ManagedStep Observer
 Overview OverviewRow ReadBatch Reading Report Request SavedRun Schedule Strategy Stream StreamItem
-StreamIterator TimedStage Transform TriedOptions Tuning Verification VerificationRow
+StreamIterator TimedStage Transform TriedOptions Tuning Verification VerificationRow View
 """.split()
 # Methods that only the library calls, and functions whose caller is named.
 PROTOCOL = """
@@ -539,6 +539,15 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "sharding.shard_bounds": lambda f: {"num_shards": 3, "shard_id": 0, "size": 8},
     "sharding.split_by_host": lambda f: {"dataset": "abcdefg", "num_shards": 3, "shard_id": 0},
     "sharding.with_sharding_constraint": lambda f: {"x": np.ones(3), "shardings": _batch_sharding()},
+    "views.balanced": lambda f: {"source": pipelines.source(), "labels": "label"},
+    "views.concat": lambda f: {"*sources": (pipelines.source(), pipelines.source()[:3])},
+    "views.folds": lambda f: {"source": pipelines.source(), "count": 3},
+    "views.permutation": lambda f: {"n": 10, "positions": np.arange(3)},
+    "views.repeat": lambda f: {"source": pipelines.source(), "times": 2},
+    "views.select": lambda f: {"source": pipelines.source(), "chosen": [1, 2]},
+    "views.split": lambda f: {"source": pipelines.source(), "parts": {"a": 0.5, "b": 0.5}},
+    "views.weighted": lambda f: {"source": pipelines.source(), "weights": np.ones(pipelines.SAMPLES)},
+    "views.zip": lambda f: {"*sources": (pipelines.source(), pipelines.source()[::-1])},
     "array_record.ArrayRecordSource": lambda f: {
         "paths": f / "t.array_record",
         "record_fn": lambda record: {"x": np.frombuffer(record, np.int32)},

@@ -88,9 +88,12 @@ def subscript(source: IndexedSource, index: Any) -> Any:
 
 def as_positions(caller: str, chosen: Any, length: int) -> np.ndarray:
     """Indices or a mask as positions below `length`; refuses what is out of range, empty, or neither."""
-    array = np.asarray(chosen)
+    try:
+        array = np.asarray(chosen)
+    except Exception:  # keys of JAX, lists of different lengths
+        array = np.array(None)
     if array.ndim != 1 or array.dtype.kind not in "biu":
-        found = describe_leaf(array) if isinstance(chosen, np.ndarray) else describe_value(chosen)
+        found = describe_leaf(chosen) if isinstance(chosen, np.ndarray) else describe_value(chosen)
         raise TypeError(f"{caller} takes a slice, an index, a list of indices or a mask of bools. Got {found}.")
     if array.dtype.kind == "b":
         if len(array) != length:

@@ -107,8 +107,14 @@ def check_reading(caller: str, ordering: Any, prefetch_size: Any) -> None:
     require_int(caller, "prefetch_size", prefetch_size, least=1)
 
 
-def check_rows(caller: str, data: PyTree) -> None:
-    """Refuse a tree that is not made of arrays of numbers with the same, non-zero number of rows."""
+def check_rows(caller: str, data: PyTree, *, in_files: bool = False) -> None:
+    """Refuse a tree that is not made of arrays of numbers with the same, non-zero number of rows.
+
+    Args:
+        caller: The caller's name, for errors.
+        data: The tree.
+        in_files: Whether a leaf may stand for rows of a file: anything with a shape and a dtype.
+    """
     import jax
 
     paths = jax.tree_util.tree_leaves_with_path(data)
@@ -116,7 +122,8 @@ def check_rows(caller: str, data: PyTree) -> None:
     if not leaves:
         raise ValueError(f"{caller} needs at least one array. Got an empty tree.")
     for (name, leaf), (path, _) in zip(leaves, paths, strict=True):
-        if not isinstance(leaf, np.ndarray | np.generic | jax.Array):
+        stands_for_rows = in_files and hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+        if not stands_for_rows and not isinstance(leaf, np.ndarray | np.generic | jax.Array):
             if advice := _sample_list_advice(caller, data):
                 raise TypeError(advice)
             raise TypeError(

@@ -89,7 +89,7 @@ class FileSource(RowSource):
 def _row_spec(caller: str, data: PyTree) -> SampleSpec:
     import jax
 
-    check_rows(caller, data)
+    check_rows(caller, data, in_files=True)
     return spec_of(caller, jax.tree.map(lambda rows: jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype), data))
 
 

@@ -33,6 +33,23 @@ def require_source(caller: str, source: Any) -> None:
         )
 
 
+def require_executor(caller: str, executor: Any) -> None:
+    """Refuse what does not read samples."""
+    if isinstance(executor, type) or not isinstance(executor, Executor | None):
+        raise TypeError(
+            f"{caller} needs executor to be one such as ms.Threads(4) or ms.Processes(4). "
+            f"Got {describe_value(executor)}."
+        )
+
+
+def as_array(caller: str, name: str, value: Any) -> np.ndarray:
+    """A value as an array; refuses by name what cannot be one."""
+    try:
+        return np.asarray(value)
+    except Exception:
+        raise TypeError(f"{caller} needs {name} to be an array. Got {describe_value(value)}.") from None
+
+
 def measure(caller: str, source: IndexedSource, fn: Callable[[Any], Any], executor: Executor | None) -> np.ndarray:
     """What a function gives for every sample: an array with a row per position.
 
@@ -82,7 +99,7 @@ def values_of(caller: str, name: str, source: IndexedSource, what: Any, executor
             hashed = measure(f"{caller}({name}={_shown(what)})", source, _Hashed(what), executor)
             return hashed.view(np.uint64)[:, 0]
         what = field
-    values = np.asarray(what)
+    values = as_array(caller, name, what)
     if values.ndim != 1 or len(values) != len(source):
         raise ValueError(
             f"{caller} needs {name} to be the name of a field, a function of a sample, or an array with one value for "

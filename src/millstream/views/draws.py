@@ -9,7 +9,7 @@ from millstream.reading.contracts import IndexedSource
 from millstream.reading.executor import Executor
 from millstream.reading.view import View, view_of
 from millstream.text.errors import describe_leaf, require_bool, whole_number
-from millstream.views._measure import require_source, values_of
+from millstream.views._measure import as_array, require_executor, require_source, values_of
 
 _MOST = (1 << 31) - 1
 
@@ -31,7 +31,7 @@ def weighted(source: IndexedSource, weights: Any, *, samples: int | None = None,
         replacement: False for samples that come at most once in an epoch. Shares are then limited to 1.
     """
     require_source("weighted", source)
-    found = _checked(np.asarray(weights), len(source))
+    found = _checked(as_array("weighted", "weights", weights), len(source))
     require_bool("weighted", "replacement", replacement)
     count = len(source) if samples is None else whole_number("weighted", "samples", samples, least=1, most=_MOST)
     return _drawn(source, found if replacement else _limited(found, count), count)
@@ -56,6 +56,7 @@ def balanced(
         executor: Where samples are looked at, if they have to be.
     """
     require_source("balanced", source)
+    require_executor("balanced", executor)
     classes = values_of("balanced", "labels", source, labels, executor)
     _, which, counts = np.unique(classes, return_inverse=True, return_counts=True)
     count = len(source) if samples is None else whole_number("balanced", "samples", samples, least=1, most=_MOST)

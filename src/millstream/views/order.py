@@ -6,7 +6,8 @@ import numpy as np
 
 from millstream.pipeline.state import key_words
 from millstream.plan import order
-from millstream.text.errors import whole_number
+from millstream.text.errors import describe_leaf, whole_number
+from millstream.views._measure import as_array
 
 if TYPE_CHECKING:
     import jax
@@ -30,16 +31,18 @@ def permutation(key: "jax.Array", n: int, positions: Any) -> Any:
     """
     whole_number("permutation", "n", n, least=1, most=order.MAX_SAMPLES)
     words = key_words("permutation", key)
-    traced = not isinstance(positions, np.ndarray | np.generic | int | list | range)
+    import jax
+
+    traced = isinstance(positions, jax.Array)
     if traced:
         import jax.numpy as xp
 
         whole_number("permutation of JAX positions", "n", n, least=1, most=(1 << 32) - 1)
     else:
         xp, words = np, np.asarray(words)
-    given = xp.asarray(positions)
+    given = positions if traced else as_array("permutation", "positions", positions)
     if given.dtype.kind not in "iu":
-        raise TypeError(f"permutation needs positions that are integers. Got dtype {given.dtype}.")
+        raise TypeError(f"permutation needs positions that are integers. Got {describe_leaf(given)}.")
     if not traced and given.size and not (0 <= int(given.min()) and int(given.max()) < n):
         raise ValueError(
             f"permutation needs positions from 0 to {n - 1:,}. Got {int(given.min())} to {int(given.max())}."

@@ -14,7 +14,7 @@ from millstream.reading.contracts import IndexedSource
 from millstream.reading.executor import Executor
 from millstream.reading.view import View, view_of
 from millstream.text.errors import describe_value, require_int, require_mapping, whole_number
-from millstream.views._measure import require_source, values_of
+from millstream.views._measure import require_executor, require_source, values_of
 from millstream.views.joins import identities
 
 
@@ -136,6 +136,7 @@ def _hashes(
     caller: str, source: IndexedSource, by: Any, stratify: Any, seed: Any, executor: Executor | None
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """A hash per sample, equal for samples that belong together, and the classes of a stratified division."""
+    require_executor(caller, executor)
     whole_number(caller, "seed", seed, least=0, most=(1 << 63) - 1)
     if by is not None and stratify is not None:
         raise ValueError(f"{caller} takes by= or stratify=, not both: whole groups cannot be divided by class exactly.")

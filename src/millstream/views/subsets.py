@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from millstream.pipeline.pipeline import MAX_IN_GRAPH
 from millstream.plan.selection import Repeated, listed
 from millstream.reading.contracts import IndexedSource, PyTree
 from millstream.reading.executor import Executor
 from millstream.reading.view import View, as_positions, view_of
-from millstream.text.errors import describe_value, function_name, require_int
-from millstream.views._measure import measure, require_source
+from millstream.text.errors import describe_value, function_name, whole_number
+from millstream.views._measure import measure, require_executor, require_source
 
 
 def select(
@@ -36,6 +37,7 @@ def select(
         executor: Where a predicate runs, such as `ms.Processes(4)`; by default in threads.
     """
     require_source("select", source)
+    require_executor("select", executor)
     if not callable(chosen):
         return view_of(source, *listed(as_positions("select", chosen, len(source)), len(source)))
     name = f"select({function_name(chosen)})"
@@ -57,7 +59,7 @@ def repeat(source: IndexedSource, times: int) -> View:
         times: How many times.
     """
     require_source("repeat", source)
-    require_int("repeat", "times", times, least=1)
+    whole_number("repeat", "times", times, least=1, most=MAX_IN_GRAPH // len(source))
     return view_of(source, Repeated(len(source), times))
 
 
