@@ -83,8 +83,9 @@ def _listed(table: pathlib.Path) -> Iterator[tuple[str, str]]:
             continue
         for alias in node.names:
             path = SOURCE.joinpath(*f"{node.module}.{alias.name}".split("."))
-            if path.with_suffix(".py").exists():
-                yield from _listed(path.with_suffix(".py"))  # a module as a namespace
+            if path.with_suffix(".py").exists():  # a module as a namespace
+                home = f"{node.module}.{alias.name}"
+                yield from ((home, name) for name in module(home).definitions if not name.startswith("_"))
             elif not path.is_dir():  # which has a table of its own
                 yield str(node.module), alias.name
 

@@ -231,12 +231,16 @@ def test_callbacks_show_how_they_were_made(tmp_path, monkeypatch):
     assert {text: repr(value) for text, value in shown.items()} == {text: text for text in shown}
 
 
+def drawn_fn(sample, rng):
+    return sample
+
+
 def test_transforms_and_executors_show_the_call_that_makes_them():
     shown = {
         "BatchTransform(4)": ms.BatchTransform(4),
         "BatchTransform(4, drop_last=True)": ms.BatchTransform(4, drop_last=True),
         "MapTransform(batch_fn)": ms.MapTransform(batch_fn),
-        "RandomHostMapTransform(sample_fn)": ms.RandomHostMapTransform(sample_fn),
+        "RandomHostMapTransform(drawn_fn)": ms.RandomHostMapTransform(drawn_fn),
         "RenameTransform({a: 'b'})": ms.RenameTransform({"a": "b"}),
         "Threads(2)": ms.Threads(2),
         "Processes(2, nice=5)": ms.Processes(2, nice=5),

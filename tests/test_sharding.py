@@ -396,8 +396,8 @@ def test_the_room_lists_what_it_has_and_says_what_each_is():
     assert dir(room) == sorted(room.__all__)
     for name in room.__all__:
         assert ">>>" in getattr(room, name).__doc__, f"{name} has no example"
-    with pytest.raises(AttributeError, match=r"no attribute 'Mesh'. It has: .*MeshConfig"):
-        _ = room.Mesh  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(AttributeError, match=r"has no 'MeshConfg'. Did you mean .*MeshConfig"):
+        _ = room.MeshConfg  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_meshes_need_not_use_all_devices_of_the_process(mesh):

@@ -6,6 +6,8 @@ from millstream._lazy import no_such_name
 
 if TYPE_CHECKING:
     from millstream.inspect import Verification
+    from millstream.loops import LoopOutput
+    from millstream.reading.contracts import PyTree
 
 _TERMINATED = 128 + 15  # what a shell calls a process that SIGTERM has ended
 
@@ -59,7 +61,7 @@ class Preempted(SystemExit):
         loop_output: What the loop would have returned.
     """
 
-    def __init__(self, loop_output: Any) -> None:
+    def __init__(self, loop_output: "LoopOutput[PyTree]") -> None:
         super().__init__(_TERMINATED)
         self.loop_output = loop_output
 

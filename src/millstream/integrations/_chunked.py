@@ -22,6 +22,7 @@ def common_schema(caller: str, names: Sequence[str], schemas: Sequence[Any], col
         found = _types(schema, schema.names if columns is None else chosen)
         if found != expected:
             odd = [column for column in {**expected, **found} if found.get(column) != expected.get(column)]
+            odd.sort(key=lambda column: column not in found or column not in expected)  # types that differ come first
             shown = [(repr(column), f"{_told(expected, column)} and {_told(found, column)}") for column in odd]
             raise ValueError(
                 f"{caller} needs the same columns in all files. {names[0]} and {name} have:\n{table(shown)}\n"

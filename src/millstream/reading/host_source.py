@@ -9,11 +9,11 @@ from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import IndexedSource, PyTree
 from millstream.reading.dtypes import narrowed
 from millstream.reading.samples import ObjectSpec, SampleSpec, spec_of
-from millstream.reading.view import View, subscript
+from millstream.reading.view import Subscriptable, View
 from millstream.text.summaries import never_raising
 
 
-class HostSource:
+class HostSource(Subscriptable):
     """An indexed source without arrays. A subclass has a length, `sample_spec` and `read_rows`; the rest follows.
 
     Example:
@@ -86,10 +86,6 @@ class HostSource:
             out = spec.unflatten(spec.empty(len(indices)))
         self.read_rows(indices, spec.flatten("out", out), keys)
         return out
-
-    def __getitem__(self, index: Any) -> Any:
-        """A sample; or, for a slice, a list of indices or a mask, a view of those."""
-        return subscript(self, index)
 
     def read_samples(self, indices: np.ndarray, keys: np.ndarray | None) -> list[PyTree]:
         """Samples one by one, as functions on the host get them."""

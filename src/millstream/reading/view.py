@@ -1,6 +1,7 @@
 """Views: some samples of a source, in some order, as a source. A view reads nothing itself: it is part of the plan."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, overload
 
 import numpy as np
 
@@ -9,8 +10,22 @@ from millstream.plan.selection import IndexFunction, Selection, Strided, listed
 from millstream.reading.contracts import IndexedSource, PyTree
 from millstream.text.errors import describe_leaf, describe_value
 
+# Which samples: a slice, indices, or a bool per sample.
+Chosen = slice | Sequence[int] | Sequence[bool] | np.ndarray
 
-class View:
+
+class Subscriptable:
+    """What makes `source[index]` a sample, and `source[10:20]`, `source[[3, 1]]` and `source[mask]` views."""
+
+    @overload
+    def __getitem__(self, index: int | np.integer) -> PyTree: ...
+    @overload
+    def __getitem__(self, index: Chosen) -> "View": ...
+    def __getitem__(self, index: Any) -> Any:
+        return subscript(self, index)  # pyright: ignore[reportArgumentType]
+
+
+class View(Subscriptable):
     """The samples of a source that a selection names. Made by `ms.views`, or by a slice such as `source[:1000]`.
 
     Example:
@@ -26,7 +41,7 @@ class View:
     """
 
     ordering: Ordering | str
-    arrays = None
+    arrays: None = None
 
     def __init__(self, source: IndexedSource, selection: Selection, ordering: Ordering | str) -> None:
         self.source = source
@@ -57,9 +72,6 @@ class View:
         words, epoch = np.zeros(2, np.uint32), np.zeros(positions.shape, np.uint32)
         located = self.selection.locate(np, self.selection.tables, words, epoch, positions.astype(np.uint64))
         return located.astype(np.int64)
-
-    def __getitem__(self, index: Any) -> Any:
-        return subscript(self, index)
 
 
 def view_of(

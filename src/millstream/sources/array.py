@@ -10,7 +10,7 @@ import numpy as np
 from millstream.plan.ordering import Ordering, as_shuffle
 from millstream.reading.contracts import PyTree
 from millstream.reading.dtypes import check_array, holds_numbers, to_jax_dtype
-from millstream.reading.view import subscript
+from millstream.reading.view import Subscriptable
 from millstream.text.errors import describe_leaf, describe_value, require_int, table
 from millstream.text.keywords import answer_keywords
 from millstream.text.summaries import ArrayType, never_raising, value_text
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @answer_keywords
 @dataclasses.dataclass(frozen=True, eq=False)
-class ArraySampleSource:
+class ArraySampleSource(Subscriptable):
     """The rows of a tree of arrays.
 
     Writable NumPy arrays are copied once, so that changing them later cannot change a running stream; read-only and
@@ -72,10 +72,6 @@ class ArraySampleSource:
             return np.take(np.asarray(leaf), indices, axis=0, out=out, mode="raise" if out is None else "clip")
 
         return _tree().map(take, self.data) if out is None else _tree().map(take, self.data, out)
-
-    def __getitem__(self, index: Any) -> Any:
-        """A sample; or, for a slice, a list of indices or a mask, a view of those."""
-        return subscript(self, index)
 
     @functools.cached_property
     def arrays(self) -> PyTree:

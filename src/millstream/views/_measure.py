@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from millstream.files import plain
 from millstream.pipeline.pipeline import Pipeline, as_stream
 from millstream.plan.plan import Batching
-from millstream.reading.contracts import IndexedSource
+from millstream.reading.contracts import IndexedSource, PyTree
 from millstream.reading.derived_sources import MappedSource
 from millstream.reading.executor import Executor
 from millstream.reading.reader import reader_of
@@ -18,6 +18,9 @@ from millstream.reading.samples import TRIED
 from millstream.reading.stats import LoaderStats
 from millstream.reading.view import View
 from millstream.text.errors import describe_leaf, describe_value, function_name, noted
+
+# What samples have in common: a field by its name, what a function gives for each, or a value per sample.
+Property = str | Callable[[PyTree], PyTree] | Sequence[object] | np.ndarray
 
 _AT_ONCE = 4096  # samples per batch: an answer from a worker costs as much as reading many small samples
 _READERS = 4

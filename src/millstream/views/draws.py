@@ -1,20 +1,21 @@
 """Samples as often as their weights say."""
 
-from typing import Any
-
 import numpy as np
+from numpy.typing import ArrayLike
 
 from millstream.plan.selection import drawn
 from millstream.reading.contracts import IndexedSource
 from millstream.reading.executor import Executor
 from millstream.reading.view import View, view_of
 from millstream.text.errors import describe_leaf, require_bool, whole_number
-from millstream.views._measure import as_array, require_executor, require_source, values_of
+from millstream.views._measure import Property, as_array, require_executor, require_source, values_of
 
 _MOST = (1 << 31) - 1
 
 
-def weighted(source: IndexedSource, weights: Any, *, samples: int | None = None, replacement: bool = True) -> View:
+def weighted(
+    source: IndexedSource, weights: ArrayLike, *, samples: int | None = None, replacement: bool = True
+) -> View:
     """Samples drawn in proportion to their weights, anew every epoch.
 
     The draw is systematic: a sample whose share of an epoch is 2.3 comes twice or three times, never more or less.
@@ -38,7 +39,7 @@ def weighted(source: IndexedSource, weights: Any, *, samples: int | None = None,
 
 
 def balanced(
-    source: IndexedSource, labels: Any, *, samples: int | None = None, executor: Executor | None = None
+    source: IndexedSource, labels: Property, *, samples: int | None = None, executor: Executor | None = None
 ) -> View:
     """Samples of all classes equally often, drawn anew every epoch.
 

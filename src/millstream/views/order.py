@@ -1,7 +1,10 @@
 """The order as a function of its own."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any, overload
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from millstream.pipeline.state import key_words
@@ -9,13 +12,14 @@ from millstream.plan import order
 from millstream.text.errors import describe_leaf, whole_number
 from millstream.views._measure import as_array
 
-if TYPE_CHECKING:
-    import jax
-
 _NAME = "millstream permutation 1"
 
 
-def permutation(key: "jax.Array", n: int, positions: Any) -> Any:
+@overload
+def permutation(key: jax.Array, n: int, positions: jax.Array) -> jax.Array: ...
+@overload
+def permutation(key: jax.Array, n: int, positions: np.ndarray | Sequence[int] | int) -> np.ndarray: ...
+def permutation(key: jax.Array, n: int, positions: Any) -> Any:
     """The numbers at some positions of a random permutation of 0 .. n - 1, without making the others.
 
     NumPy positions give NumPy numbers, JAX positions (also traced ones) JAX numbers: the same.
@@ -31,12 +35,9 @@ def permutation(key: "jax.Array", n: int, positions: Any) -> Any:
     """
     whole_number("permutation", "n", n, least=1, most=order.MAX_SAMPLES)
     words = key_words("permutation", key)
-    import jax
-
     traced = isinstance(positions, jax.Array)
     if traced:
-        import jax.numpy as xp
-
+        xp = jnp
         whole_number("permutation of JAX positions", "n", n, least=1, most=(1 << 32) - 1)
     else:
         xp, words = np, np.asarray(words)

@@ -5,7 +5,6 @@ the group it belongs to. So a sample that comes twice is in one part, and stays 
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from millstream.reading.contracts import IndexedSource
 from millstream.reading.executor import Executor
 from millstream.reading.view import View, view_of
 from millstream.text.errors import describe_value, require_int, require_mapping, whole_number
-from millstream.views._measure import require_executor, require_source, values_of
+from millstream.views._measure import Property, require_executor, require_source, values_of
 from millstream.views.joins import identities
 
 
@@ -22,8 +21,8 @@ def split(
     source: IndexedSource,
     parts: Mapping[str, float],
     *,
-    by: Any = None,
-    stratify: Any = None,
+    by: Property | None = None,
+    stratify: Property | None = None,
     seed: int = 0,
     executor: Executor | None = None,
 ) -> tuple[View, ...]:
@@ -74,8 +73,8 @@ def folds(
     source: IndexedSource,
     count: int,
     *,
-    by: Any = None,
-    stratify: Any = None,
+    by: Property | None = None,
+    stratify: Property | None = None,
     seed: int = 0,
     executor: Executor | None = None,
 ) -> list[tuple[View, View]]:
@@ -133,7 +132,12 @@ def _shares(parts: Mapping[str, float], length: int) -> np.ndarray:
 
 
 def _hashes(
-    caller: str, source: IndexedSource, by: Any, stratify: Any, seed: Any, executor: Executor | None
+    caller: str,
+    source: IndexedSource,
+    by: Property | None,
+    stratify: Property | None,
+    seed: int,
+    executor: Executor | None,
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """A hash per sample, equal for samples that belong together, and the classes of a stratified division."""
     require_executor(caller, executor)
@@ -148,7 +152,7 @@ def _hashes(
     return hashes, np.unique(values_of(caller, "stratify", source, stratify, executor), return_inverse=True)[1]
 
 
-def _require_unique(caller: str, hashes: np.ndarray, by: Any) -> None:
+def _require_unique(caller: str, hashes: np.ndarray, by: Property | None) -> None:
     if by is not None:
         raise ValueError(f"{caller} cannot keep groups together. Give fractions.")
     if len(np.unique(hashes)) < len(hashes):
