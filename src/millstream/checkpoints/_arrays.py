@@ -57,7 +57,8 @@ def copy_parts(arrays: Mapping[int, Any]) -> list[ArrayPart]:
         if isinstance(array, jax.Array):
             shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
             for shard in shards:
-                shard.data.copy_to_host_async()
+                if not _is_on_host(shard.data):  # where there is nothing to copy, newer JAX still opens a file for it
+                    shard.data.copy_to_host_async()
             parts += [(number, tuple(part.start or 0 for part in shard.index), shard.data) for shard in shards]
         elif jax.process_index() == 0:
             parts.append((number, (0,) * array.ndim, array))
@@ -67,8 +68,12 @@ def copy_parts(arrays: Mapping[int, Any]) -> list[ArrayPart]:
 def _host_copy(data: Any) -> np.ndarray:
     host = np.asarray(data)
     # What comes from another device is a copy already; on this one it may be the array's own memory.
-    shared = not isinstance(data, jax.Array) or {device.platform for device in data.devices()} == {"cpu"}
+    shared = not isinstance(data, jax.Array) or _is_on_host(data)
     return np.array(host, order="C") if shared else np.ascontiguousarray(host).reshape(host.shape)
+
+
+def _is_on_host(array: jax.Array) -> bool:
+    return {device.platform for device in array.devices()} == {"cpu"}
 
 
 def write(folder: pathlib.Path, parts: Iterable[ArrayPart]) -> None:

@@ -51,9 +51,10 @@ def is_all_true(jaxpr: Any, consts: list[Any], atom: Any) -> bool:
     if name not in (*_COMPILED, "scan"):
         return False
     inner, number = equation.params["jaxpr"], equation.outvars.index(atom)
-    if name == "scan" and number < equation.params["num_carry"]:
+    out = inner.jaxpr.outvars[number]
+    if name == "scan" and atom.aval.ndim == out.aval.ndim:  # carried on; what is stacked has an axis more
         return False
-    return is_all_true(inner.jaxpr, inner.consts, inner.jaxpr.outvars[number])
+    return is_all_true(inner.jaxpr, inner.consts, out)
 
 
 def _maker(jaxpr: Any, variable: Any) -> Any:

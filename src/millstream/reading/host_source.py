@@ -220,6 +220,14 @@ class _Gathered(RowSource):
         return f"{self._name}({len(self):,} samples, {self.sample_spec})"
 
 
+def read_like(source: HostSource, inner: Sequence[HostSource]) -> None:
+    """Have a source over others read as the most demanding of them needs it."""
+    source.prefetch_size = max(part.prefetch_size for part in inner)
+    source.readers = max(part.readers for part in inner)
+    source.keyed = any(part.keyed for part in inner)
+    source.calls_users = any(part.calls_users or part.reads_samples for part in inner)
+
+
 class _Selected(HostSource):
     """The samples of a view, read through its source."""
 
@@ -229,9 +237,9 @@ class _Selected(HostSource):
         self._name = type(view.source).__name__
         ordering: Any = view.ordering  # which the plan checks
         self.ordering = ordering
-        self.prefetch_size, self.readers = inner.prefetch_size, inner.readers
-        self.sample_spec, self.keyed, self.whole_samples = inner.sample_spec, inner.keyed, inner.whole_samples
-        self.reads_together, self.calls_users = inner.reads_together, inner.calls_users or inner.reads_samples
+        self.sample_spec, self.whole_samples = inner.sample_spec, inner.whole_samples
+        self.reads_together = inner.reads_together
+        read_like(self, [inner])
         view.locate(np.zeros(0, np.int64))  # refuses a view that needs a key
 
     def __len__(self) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from millstream.plan.ordering import Ordering
 from millstream.plan.selection import Selection, listed
 from millstream.reading.contracts import IndexedSource
-from millstream.reading.host_source import HostSource, as_host_source
+from millstream.reading.host_source import HostSource, as_host_source, read_like
 from millstream.reading.samples import ObjectSpec, SampleSpec, spec_of
 from millstream.reading.view import View
 from millstream.sources.array import ArraySampleSource
@@ -166,10 +166,7 @@ class _Chained(HostSource):
         self.ordering = ordering
         self.whole_samples = all(part.whole_samples for part in self._parts)
         self.sample_spec = self._parts[0].sample_spec
-        self.prefetch_size = max(part.prefetch_size for part in self._parts)
-        self.readers = max(part.readers for part in self._parts)
-        self.keyed = any(part.keyed for part in self._parts)
-        self.calls_users = any(part.calls_users or part.reads_samples for part in self._parts)
+        read_like(self, self._parts)
 
     def __len__(self) -> int:
         return self._length
@@ -213,10 +210,7 @@ class _Zipped(HostSource):
         numbered = [part.unflatten(own.tolist()) for part, own in builtins.zip(specs, numbers, strict=True)]
         places = np.argsort(spec.flatten("zip", _together(names, numbered)))
         self._places = [places[own].tolist() for own in numbers]  # of the leaves of each part
-        self.prefetch_size = max(part.prefetch_size for part in self._parts)
-        self.readers = max(part.readers for part in self._parts)
-        self.keyed = any(part.keyed for part in self._parts)
-        self.calls_users = any(part.calls_users or part.reads_samples for part in self._parts)
+        read_like(self, self._parts)
 
     def __len__(self) -> int:
         return self._length
