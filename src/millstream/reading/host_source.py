@@ -92,7 +92,7 @@ class HostSource(Subscriptable):
         spec = self.sample_spec
         if self.whole_samples or isinstance(spec, ObjectSpec):
             samples = zip(indices.tolist(), self._read_objects(indices, keys), strict=True)
-            return [spec.for_function(f"{self._subject}: sample {index}", sample) for index, sample in samples]
+            return [spec.for_function(self._subject, index, sample) for index, sample in samples]
         leaves = spec.empty(len(indices))
         self.read_rows(indices, leaves, keys)
         return [spec.unflatten([leaf[row] for leaf in leaves]) for row in range(len(indices))]
@@ -112,7 +112,7 @@ class HostSource(Subscriptable):
         if self.whole_samples or isinstance(spec, ObjectSpec):
             objects = np.empty(1, object)
             extra = self._read_one(index, [objects], keys)
-            return spec.for_function(f"{self._subject}: sample {index}", objects[0]), extra
+            return spec.for_function(self._subject, index, objects[0]), extra
         out = spec.empty(1)
         extra = self._read_one(index, out, keys)
         return spec.unflatten([leaf[0] for leaf in out]), extra

@@ -151,7 +151,7 @@ class SampleSpec:
         if out[0].dtype.hasobject:
             out[0][row] = sample
             return
-        for number, leaf in enumerate(self._leaves(_subject(caller, index), sample)):
+        for number, leaf in enumerate(self._leaves(caller, index, sample)):
             shape, dtype, target = self.shapes[number], self.dtypes[number], out[number]
             if isinstance(leaf, np.ma.MaskedArray):
                 check_array(f"{_subject(caller, index)}{self.names[number]}", leaf)
@@ -165,31 +165,43 @@ class SampleSpec:
                 raise _other_array(_subject(caller, index), name, array, shape, dtype, fix)
             target[row] = narrowed(f"{_subject(caller, index)}{name}", array, dtype)
 
-    def for_function(self, caller: str, sample: PyTree) -> PyTree:
+    def for_function(self, caller: str, index: int, sample: PyTree) -> PyTree:
         """A sample as functions on the host get it: arrays and numbers as copies, in the dtypes that a batch has.
 
         Shapes may be any, since a function may be there to make them equal; so may a structure that no batch has.
 
         Args:
             caller: The caller's name, for errors.
+            index: The sample's number.
             sample: What was read.
         """
         if self.lenient:
             return sample
         try:
-            leaves = self._leaves(caller, sample)
+            leaves = self._leaves(caller, index, sample)
         except (TypeError, ValueError):
             return sample
-        copies = [_copy(f"{caller}{name}", *leaf) for name, *leaf in zip(self.names, leaves, self.dtypes, strict=True)]
-        return self.unflatten(copies)
+        return self.unflatten([self._copy(caller, index, number, leaf) for number, leaf in enumerate(leaves)])
 
-    def _leaves(self, caller: str, sample: PyTree) -> list[Any]:
+    def _copy(self, caller: str, index: int, number: int, leaf: Any) -> Any:
+        """An array or a number in the dtype of its leaf, as a copy; anything else as it is."""
+        dtype, name = self.dtypes[number], self.names[number]
+        if type(leaf) is np.ndarray and leaf.dtype == dtype:
+            return leaf.copy() if leaf.ndim else leaf[()]
+        if isinstance(leaf, np.ma.MaskedArray):
+            check_array(f"{_subject(caller, index)}{name}", leaf)
+        array = np.array(leaf)
+        if not can_become(array.dtype, dtype):
+            return leaf
+        return narrowed(f"{_subject(caller, index)}{name}", array, dtype)[()]
+
+    def _leaves(self, caller: str, index: int | None, sample: PyTree) -> list[Any]:
         if type(sample) is dict and len(sample) == len(self._keys):  # the usual case, and the fastest
             try:
                 return [sample[key] for key in self._keys]
             except KeyError:
                 pass
-        return self.flatten(caller, sample)
+        return self.flatten(_subject(caller, index), sample)
 
     def write_rows(self, caller: str, out: Sequence[np.ndarray], rows: PyTree, fix: str = _SAME) -> None:
         """Write the rows of a batch, refusing a different structure, shape or dtype.
@@ -222,16 +234,6 @@ class SampleSpec:
     def __str__(self) -> str:
         leaves = list(map(ArrayType, self.shapes, self.dtypes))
         return value_text(self.unflatten(leaves) if self.plain else dict(zip(self.names, leaves, strict=True)))
-
-
-def _copy(caller: str, leaf: Any, dtype: np.dtype) -> Any:
-    """An array or a number in a dtype, as a copy; anything else as it is."""
-    if isinstance(leaf, np.ma.MaskedArray):
-        check_array(caller, leaf)
-    array = np.array(leaf)
-    if not can_become(array.dtype, dtype):
-        return leaf
-    return narrowed(caller, array, dtype)[()]
 
 
 def _subject(caller: str, index: int | None) -> str:
@@ -275,7 +277,7 @@ class ObjectSpec:
     shapes: ClassVar[tuple[tuple[int, ...], ...]] = ((),)
     dtypes: ClassVar[tuple[np.dtype, ...]] = (np.dtype(object),)
 
-    def for_function(self, caller: str, sample: Any) -> Any:
+    def for_function(self, caller: str, index: int, sample: Any) -> Any:
         """A sample as functions on the host get it: as it is."""
         return sample
 
