@@ -14,22 +14,14 @@ from millstream.text.errors import needs, require_int
 
 
 class _IpcBatches(FileChunks):
-    """The record batches of files, which are mapped into memory if they are of this machine.
-
-    Args:
-        files: The files.
-        opened: Each of them, opened.
-        columns: The columns to read.
-        decode: `decode([samples], batch)` makes of a batch, which has this range of samples, what is kept of it.
-        limit: Bytes to keep of what cannot be used where it is mapped, because it is compressed or far away.
-    """
+    """The record batches of files, which are mapped into memory if they are of this machine."""
 
     def __init__(
         self,
         files: Sequence[DataFile],
         opened: Sequence["_IpcFile"],
         columns: Sequence[str],
-        decode: Callable[[list[range], Any], Any],
+        decode: Decoder,
         limit: int,
     ) -> None:
         self._columns = list(columns)
@@ -61,12 +53,7 @@ class _IpcBatches(FileChunks):
 
 
 class _IpcFile:
-    """An Arrow IPC file, mapped into memory or read from far away.
-
-    Args:
-        file: The file.
-        columns: The columns to read; nothing for all.
-    """
+    """An Arrow IPC file, mapped into memory or read from far away."""
 
     def __init__(self, file: DataFile, columns: Sequence[str] = ()) -> None:
         self._file = file
@@ -187,15 +174,7 @@ class ArrowSource(TableSource):
 def _open_files(
     caller: str, paths: Any, columns: Sequence[str] | None, decode: Decoder, limit: int
 ) -> tuple[Any, _IpcBatches]:
-    """The schema of files, and their record batches.
-
-    Args:
-        caller: The caller's name, for errors.
-        paths: The files, folders or patterns.
-        columns: The columns to read; None for all.
-        decode: Makes of a batch what is kept of it.
-        limit: Bytes to keep.
-    """
+    """The schema of files, and their record batches."""
     files = [DataFile(caller, path) for path in find_files(caller, paths, [".arrow", ".feather", ".ipc"])]
     opened = [_IpcFile(file) for file in files]
     schema = common_schema(caller, [file.name for file in files], [file.schema for file in opened], columns)
@@ -203,14 +182,9 @@ def _open_files(
 
 
 class _Batches:
-    """Record batches in memory, made into arrays when they are first needed.
+    """Record batches in memory, made into arrays when they are first needed."""
 
-    Args:
-        batches: The batches.
-        decode: `decode([samples], batch)` makes of a batch, which has this range of samples, what is kept of it.
-    """
-
-    def __init__(self, batches: Sequence[Any], decode: Callable[[list[range], Any], Any]) -> None:
+    def __init__(self, batches: Sequence[Any], decode: Decoder) -> None:
         self._batches = batches
         self.sizes: list[int] = [batch.num_rows for batch in batches]
         self._samples = sample_ranges(self.sizes)

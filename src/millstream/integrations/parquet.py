@@ -15,23 +15,14 @@ _FOOTERS = 32 << 20  # bytes of them that are kept: of thousands of files, those
 
 
 class _ParquetGroups(FileChunks):
-    """The row groups of files.
-
-    Args:
-        files: The files.
-        footers: Their metadata.
-        columns: The columns to read.
-        decode: `decode(samples, table)` makes of groups, which have these ranges of samples, what is kept of them.
-        limit: Bytes to keep.
-        together: Whether groups are decoded by one call where that is possible.
-    """
+    """The row groups of files."""
 
     def __init__(
         self,
         files: Sequence[DataFile],
         footers: Sequence[Any],
         columns: Sequence[str],
-        decode: Callable[[list[range], Any], Any],
+        decode: Decoder,
         limit: int,
         together: bool,
     ) -> None:

@@ -21,12 +21,7 @@ _WORDS = {"f": "numbers", "c": "numbers", "i": "whole numbers", "u": "whole numb
 
 
 def _first_column(place: str, value: Any) -> np.ndarray:
-    """A column of one value, whose dtype the rest of it will have.
-
-    Args:
-        place: Whose column it is, for errors.
-        value: That of the first row.
-    """
+    """A column of one value, whose dtype the rest of it will have."""
     if isinstance(value, bytes):
         raise TypeError(
             f"{place} has bytes, {len(value)} of them in sample 0. Say what they are, with "
@@ -41,14 +36,7 @@ def _first_column(place: str, value: Any) -> np.ndarray:
 
 
 def _number_column(place: str, values: tuple[Any, ...], indices: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """A column of numbers.
-
-    Args:
-        place: Whose column it is, for errors.
-        values: As SQLite has them.
-        indices: Of which samples they are.
-        dtype: What is expected.
-    """
+    """A column of numbers."""
     whole = dtype.kind in "iub"
     try:
         # NumPy would cut 2.5 down to 2, and make numbers of text.
@@ -74,15 +62,7 @@ def _number_column(place: str, values: tuple[Any, ...], indices: np.ndarray, dty
 def _blob_column(
     place: str, values: tuple[Any, ...], indices: np.ndarray, shape: tuple[int, ...], dtype: np.dtype
 ) -> np.ndarray:
-    """A column of arrays that are kept as their bytes.
-
-    Args:
-        place: Whose column it is, for errors.
-        values: As SQLite has them.
-        indices: Of which samples they are.
-        shape: Of one of them.
-        dtype: Of their numbers.
-    """
+    """A column of arrays that are kept as their bytes."""
     size = math.prod(shape) * dtype.itemsize
     if set(map(type, values)) != {bytes} or set(map(len, values)) != {size}:
         row = next(row for row, value in enumerate(values) if not isinstance(value, bytes) or len(value) != size)

@@ -42,13 +42,7 @@ _SHARD_LIMIT = 100_000
 def _find_decoders(
     caller: str, extensions: Sequence[str], given: Mapping[str, Callable[[bytes], Any]]
 ) -> dict[str, _Decoder]:
-    """A decoder for each extension.
-
-    Args:
-        caller: The caller's name, for errors.
-        extensions: Of which the last part counts.
-        given: The user's own, which go before the known ones.
-    """
+    """A decoder for each extension."""
     for name in given:
         if name not in extensions:
             raise ValueError(
