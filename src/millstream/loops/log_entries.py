@@ -156,7 +156,7 @@ def logs() -> Logs:
 
     Example:
         >>> ms.logs().add_metric("loss", 0.5)
-        Logs({'metrics': {'loss': 0.5}})
+        Logs({metrics: {loss: 0.5}})
     """
     return Logs()
 
