@@ -146,7 +146,7 @@ class _TimeSeriesDataset(ArrayDataset):
         series = read_csv(path, [self.column])[self.column]
         if not np.isfinite(series).all():
             row = int(np.flatnonzero(~np.isfinite(series))[0])
-            raise ValueError(f"{caller} needs finite values. Row {row} of {path} is {series[row]}. Mend the file.")
+            raise ValueError(f"{caller} needs finite values. Row {row} of {path} is {series[row]}. Fix the file.")
         return series
 
     @classmethod
