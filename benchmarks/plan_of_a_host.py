@@ -32,7 +32,7 @@ def planning(ordering: str, ending: str, options: Options) -> Table:
             plan.at(np, words, step, chosen)
 
     def in_blocks() -> None:
-        run = PlannedSteps(plan, words, rows)
+        run = PlannedSteps(plan, words, (rows,))
         for step in range(streamed):
             run.request(step, keyed=True)
 
@@ -44,7 +44,7 @@ def planning(ordering: str, ending: str, options: Options) -> Table:
     table.hold("a step on its own, ms", table.median(ALONE), at_most=1.0)
     table.hold("a step of a stream, with the keys of its samples, ms", table.median(STREAM), at_most=1.0)
     begun = time.perf_counter()
-    PlannedSteps(plan, words, rows).request(0, keyed=True)
+    PlannedSteps(plan, words, (rows,)).request(0, keyed=True)
     first = time.perf_counter() - begun
     table.hold("the first step of a stream, which plans 64, ms", first * 1e3, at_most=64.0)
     tracemalloc.start()

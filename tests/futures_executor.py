@@ -42,10 +42,11 @@ class FuturesBackend:
     prepare = start
 
     def _read(self, request: Request) -> ReadBatch:
-        begun, leaves = time.perf_counter(), self._layout.empty()
-        report = Reading(self._source, request, leaves, tolerant=self._tolerant).read(0, self._layout.rows)
+        layout = self._layout.of(request.bucket)
+        begun, leaves = time.perf_counter(), layout.empty()
+        report = Reading(self._source, request, leaves, tolerant=self._tolerant).read(0, layout.rows)
         seconds, samples = time.perf_counter() - begun, int(request.real.sum())
-        return ReadBatch(self._layout.with_axes(leaves), report, seconds, samples)
+        return ReadBatch(layout.with_axes(leaves), report, seconds, samples)
 
     def collect(self, job: Job) -> ReadBatch:
         return job.future.result()

@@ -129,6 +129,12 @@ PIPELINES: dict[str, Callable[[], Any]] = {
         ms.RandomHostMapTransform(shaken),
         BATCH,
     ],
+    "host padding": lambda: [
+        ms.DatasetSource([{"ids": list(range(i % 4)), "label": i} for i in range(1, SAMPLES)]),
+        ms.PadTransform({"ids": 9}, length=3, positions=True),
+        ms.RandomMapTransform(jitter),
+        BATCH,
+    ],
     "host callback": lambda: [source(), BATCH, ms.transforms.HostCallbackTransform(brighter)],
     "stream": lambda: [source(), lambda inner: Echo(inner), BATCH],
     "stream, dropped": lambda: [source(), lambda inner: Echo(inner), ms.BatchTransform(4, drop_last=True)],

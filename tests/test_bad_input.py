@@ -31,6 +31,19 @@ def refuses(kind, *words):
     return Check()
 
 
+class Nameless:
+    """An object that cannot be shown."""
+
+    def __repr__(self):
+        raise RuntimeError("no repr")
+
+
+def test_workers_that_cannot_be_shown():
+    for executor in (ms.Threads, ms.Processes):
+        with refuses(ValueError, executor.__name__, "workers"):
+            executor(Nameless())
+
+
 def test_an_empty_tree():
     with refuses(ValueError, "ArraySampleSource needs at least one array", "empty tree"):
         ms.ArraySampleSource({})

@@ -64,6 +64,7 @@ from millstream.transforms.image import FlattenImageTransform as FlattenImageTra
 from millstream.transforms.image import NormalizeImageTransform as NormalizeImageTransform
 from millstream.transforms.map import MapTransform as MapTransform
 from millstream.transforms.map import RandomMapTransform as RandomMapTransform
+from millstream.transforms.pad import PadTransform as PadTransform
 from millstream.transforms.rename import RenameTransform as RenameTransform
 from millstream.transforms.time_series import TimeSeriesBatchTransform as TimeSeriesBatchTransform
 

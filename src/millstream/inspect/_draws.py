@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import jax
@@ -15,8 +15,8 @@ from millstream.files import plain
 from millstream.inspect._compare import raw_key
 from millstream.loader.batch_info import BatchInfo
 from millstream.loader.loader import DataLoader
+from millstream.pipeline.compose import IndexedPipeline
 from millstream.pipeline.host_calls import call_and_wait
-from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.state import key_words
 from millstream.plan.planned import PlannedSteps
 from millstream.reading.contracts import PyTree
@@ -45,7 +45,7 @@ Draws = Generator[Drawn, None, None]
 def iterate(loader: DataLoader, key: Any, steps: int) -> Draws:
     """By `iterate`, in the order of the steps."""
     early: dict[int, Drawn] = {}  # by step, where an executor hands out whichever batch is read first
-    step, indexed = 0, isinstance(loader.pipeline, Pipeline)
+    step, indexed = 0, isinstance(loader.pipeline, IndexedPipeline)
     ordered = not indexed or loader.pipeline.host is None or loader.pipeline.host.ordered
     with loader, contextlib.closing(loader.iterate(loader.init_state(key), steps=steps, with_info=indexed)) as batches:
         for value, mask, *info in batches:
@@ -121,7 +121,7 @@ def resume_at(loader: DataLoader, key: Any, steps: int, stops: tuple[int, ...]) 
         try:
             for step in range(steps):
                 if step in stops:
-                    saved = batches.get_state() if isinstance(loader.pipeline, Pipeline) else batches.state
+                    saved = batches.get_state() if isinstance(loader.pipeline, IndexedPipeline) else batches.state
                     batches.close()
                     batches = _resume(loader, saved, key, steps - step)
                 yield Drawn(step, *next(batches))
@@ -130,7 +130,7 @@ def resume_at(loader: DataLoader, key: Any, steps: int, stops: tuple[int, ...]) 
 
 
 def _resume(loader: DataLoader, saved: Any, key: Any, left: int) -> Any:
-    if isinstance(loader.pipeline, Pipeline):
+    if isinstance(loader.pipeline, IndexedPipeline):
         batches = loader.iterate(loader.init_state(key), steps=0)
         batches.set_state(json.loads(json.dumps(saved)))
         return batches
@@ -150,11 +150,15 @@ def seek_each(loader: DataLoader, key: Any, steps: int) -> Draws:
                 yield Drawn(step, *next(batches))
 
 
-def join_hosts(pipeline: Pipeline, key: Any, steps: int, count: int, make_batch: Callable[..., Any]) -> Draws:
-    """By reading the rows of each host one after the other, and joining them; `make_batch` is the compiled part."""
-    plan, words, size = pipeline.plan, np.asarray(key_words("verify", key)), pipeline.plan.axes[0]
-    parts = [pipeline.read_by(rows=tuple(range(*shard_bounds(count, host, size)))).host for host in range(count)]
-    planned = PlannedSteps(plan, words, coordinates=pipeline.coordinates)
+def join_hosts(
+    pipeline: IndexedPipeline, key: Any, steps: int, count: int, make_batch: Sequence[Callable[..., Any]]
+) -> Draws:
+    """By reading the rows of each host and joining them; `make_batch` are the compiled parts, one per bucket."""
+    plan, words = pipeline.plan, np.asarray(key_words("verify", key))
+    sizes = [bucket.axes[0] for bucket in plan.buckets]
+    rows_of = [tuple(tuple(range(*shard_bounds(count, host, size))) for size in sizes) for host in range(count)]
+    parts = [pipeline.read_by(rows=rows).host for rows in rows_of]
+    planned = PlannedSteps(plan, words, coordinates=pipeline.bucket_coordinates)
     with contextlib.ExitStack() as opened:
         readers = [opened.enter_context(contextlib.closing(Reader(part, plan))) for part in parts if part]
         for step in range(steps):
@@ -162,7 +166,8 @@ def join_hosts(pipeline: Pipeline, key: Any, steps: int, count: int, make_batch:
             rows = [np.concatenate(leaves) for leaves in zip(*(one.rows for one in filled), strict=True)]
             intact = np.concatenate([part.intact(plan, one) for part, one in zip(parts, filled, strict=True) if part])
             if pipeline.objects is None:
-                yield Drawn(step, *make_batch(words, planned.numbers(step), rows, intact))
+                make = make_batch[planned.request(step, keyed=False).bucket]
+                yield Drawn(step, *make(words, planned.numbers(step), rows, intact))
             else:
                 real = np.concatenate([one.request.real for one in filled if one.request is not None])
                 yield Drawn(step, rows[0].tolist(), real.reshape(intact.shape) & intact)

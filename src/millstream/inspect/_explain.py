@@ -21,12 +21,13 @@ from millstream.inspect._plan_words import (
     state_bytes,
 )
 from millstream.loader.loader import DataLoader
+from millstream.pipeline.compose import IndexedPipeline
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.stages import apply_stage, stage_names
 from millstream.pipeline.state import is_traced
 from millstream.pipeline.streams import BatchedStream, MappedStream, stages_of
 from millstream.pipeline.transform import Transform
-from millstream.plan.plan import Plan
+from millstream.plan.planned import AnyPlan
 from millstream.reading.contracts import PyTree, Stream
 from millstream.reading.derived_sources import CollatedSource, is_random, named_parts
 from millstream.reading.host_source import ArrayRows, HostSource
@@ -136,7 +137,7 @@ def explain(loader: DataLoader[PyTree, PyTree]) -> Explanation:
     """
     require_loader("explain", loader)
     pipeline = loader.pipeline
-    placement = pipeline.placement if isinstance(pipeline, Pipeline) else None
+    placement = pipeline.placement if isinstance(pipeline, IndexedPipeline) else None
     with contextlib.nullcontext() if placement is None else jax.set_mesh(placement.mesh):
         return Explanation(_rows(loader), plan_in_words(loader))
 
@@ -191,7 +192,7 @@ def _holding(row: ExplainedStage, memory: int, note: str) -> ExplainedStage:
 
 def _stream_rows(stream: Any, times: int) -> list[ExplainedStage]:
     """The rows of a stream and of what it is made from; `times` of its values make a batch."""
-    if isinstance(stream, Pipeline):
+    if isinstance(stream, IndexedPipeline):
         return _pipeline_rows(stream, times)
     inner = getattr(stream, "inner", None)
     size = stream.batching.size if isinstance(stream, BatchedStream) else 1
@@ -207,7 +208,8 @@ def _stream_rows(stream: Any, times: int) -> list[ExplainedStage]:
     return [*rows, _row(name, where, stream.element_spec(), times, memory, notes)]
 
 
-def _pipeline_rows(pipeline: Pipeline, times: int) -> list[ExplainedStage]:
+def _pipeline_rows(whole: IndexedPipeline, times: int) -> list[ExplainedStage]:
+    pipeline = whole.buckets[-1]  # of several shapes, the longest
     per_batch = times * math.prod(pipeline.plan.axes)
     device = "device" if pipeline.placement is None else f"device, over {mesh_words(pipeline.placement)}"
     if pipeline.host is None:
@@ -217,7 +219,7 @@ def _pipeline_rows(pipeline: Pipeline, times: int) -> list[ExplainedStage]:
     rows += _compiled_rows(pipeline, reader, device, per_batch)
     if pipeline.objects is None:
         last = max(number for number, row in enumerate(rows) if row.where == reader)
-        rows[last] = _holding(rows[last], *_buffers(pipeline.host, pipeline.plan))
+        rows[last] = _holding(rows[last], *_buffers(whole.host, whole.plan))
     return rows
 
 
@@ -262,8 +264,9 @@ def _held(source: HostSource) -> tuple[int | None, list[str]]:
     return nbytes(leaves) - nbytes(outside), [f"{size_text(nbytes(outside))} in files, {how}"]
 
 
-def _buffers(host: ReadConfig, plan: Plan) -> tuple[int, str]:
+def _buffers(host: ReadConfig | None, plan: AnyPlan) -> tuple[int, str]:
     """The memory that batches are read into, and a note on it."""
+    assert host is not None
     layout, count, kind = host.layout(plan), slots_for(host.ahead(plan)), "buffers"
     if isinstance(host.executor, Processes):
         layout, kind = SlotLayout(layout).layout, "shared buffers"

@@ -7,12 +7,14 @@ import jax
 
 from millstream.loader.build import stages
 from millstream.loader.loader import DataLoader
-from millstream.pipeline.pipeline import Pipeline, masking_stages
+from millstream.pipeline.bucketed import BucketedPipeline
+from millstream.pipeline.compose import IndexedPipeline, masking_stages
+from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.placement import BatchPlacement
 from millstream.pipeline.stages import stage_names
 from millstream.pipeline.state import is_traced
 from millstream.plan.ordering import Shuffle
-from millstream.plan.plan import Batching
+from millstream.plan.plan import Batching, Plan
 from millstream.reading.contracts import IndexedSource
 from millstream.reading.derived_sources import is_random, named_parts
 from millstream.reading.memory import nbytes
@@ -49,7 +51,7 @@ def state_bytes(stream: Any) -> int:
 def plan_in_words(loader: DataLoader) -> dict[str, str]:
     """What an epoch is, who reads and where batches go, by name."""
     pipeline = loader.pipeline
-    if isinstance(pipeline, Pipeline):
+    if isinstance(pipeline, IndexedPipeline):
         words = _indexed_words(pipeline, count_made_ahead(loader))
     else:
         words = {
@@ -64,24 +66,19 @@ def plan_in_words(loader: DataLoader) -> dict[str, str]:
     return words | {"handed out": _hand_over_words(loader)}
 
 
-def _source(pipeline: Pipeline) -> IndexedSource:
+def _source(pipeline: IndexedPipeline) -> IndexedSource:
     assert pipeline.source is not None
     return pipeline.source
 
 
-def _indexed_words(pipeline: Pipeline, made_ahead: int) -> dict[str, str]:
+def _indexed_words(pipeline: IndexedPipeline, made_ahead: int) -> dict[str, str]:
     plan, host = pipeline.plan, pipeline.host
-    batches = "batch" if plan.steps_per_epoch == 1 else "batches"
-    kind = f"{batches} of {' x '.join(f'{size:,}' for size in plan.axes)}" if plan.batchings else "single samples"
     words = {
         "samples": f"{plan.samples:,}",
         **({} if plan.selection is None else {"view": f"{plan.selection.words} of {len(_source(pipeline)):,}"}),
         "order": _order_words(plan.shuffle),
-        "epoch": f"{plan.steps_per_epoch:,} {kind}",
+        **(_bucket_words(pipeline) if isinstance(pipeline, BucketedPipeline) else _epoch_words(pipeline.plan)),
     }
-    if plan.batchings:
-        moved = "; it may come anywhere in an epoch" if plan.shuffle.mode == "batchwise" else ""
-        words["last batch"] = "; of batches of them: ".join(map(ending_words, plan.batchings)) + moved
     if host is None:
         words["made"] = f"in the compiled program, {_ahead_words(made_ahead)}"
     else:
@@ -95,6 +92,29 @@ def _indexed_words(pipeline: Pipeline, made_ahead: int) -> dict[str, str]:
     if pipeline.placement is not None:
         words["shards"] = _shard_words(pipeline.placement)
     return words | {"state": "a key and a step"}
+
+
+def _epoch_words(plan: Plan) -> dict[str, str]:
+    batches = "batch" if plan.steps_per_epoch == 1 else "batches"
+    kind = f"{batches} of {' x '.join(f'{size:,}' for size in plan.axes)}" if plan.batchings else "single samples"
+    words = {"epoch": f"{plan.steps_per_epoch:,} {kind}"}
+    if plan.batchings:
+        moved = "; it may come anywhere in an epoch" if plan.shuffle.mode == "batchwise" else ""
+        words["last batch"] = "; of batches of them: ".join(map(ending_words, plan.batchings)) + moved
+    return words
+
+
+def _bucket_words(pipeline: BucketedPipeline) -> dict[str, str]:
+    plans, count = pipeline.plan.buckets, len(pipeline.lengths)
+    each = [
+        f"{plan.steps_per_epoch:,} batches of {plan.axes[0]:,} x {length:,} ({ending_words(plan.batchings[0])})"
+        for length, plan in zip(pipeline.lengths, plans, strict=True)
+    ]
+    return {
+        "epoch": f"{pipeline.steps_per_epoch:,} batches of {count} shape{'' if count == 1 else 's'}",
+        "buckets": "; ".join(each),
+        "padding": f"{100 * (1 - pipeline.fill):.1f} % of all places in an epoch",
+    }
 
 
 def reader_words(host: ReadConfig) -> str:
@@ -152,9 +172,9 @@ def place_words(place: Any) -> str:
 
 def _hand_over_words(loader: DataLoader) -> str:
     pipeline = loader.pipeline
-    if isinstance(pipeline, Pipeline) and pipeline.objects is not None:
+    if isinstance(pipeline, IndexedPipeline) and pipeline.objects is not None:
         return "as Python objects"
-    if isinstance(pipeline, Pipeline) and pipeline.placement is not None:
+    if isinstance(pipeline, IndexedPipeline) and pipeline.placement is not None:
         return f"over {place_words(pipeline.placement.sharding)}"
     place = next((one.placement for one in stages(pipeline)[::-1] if isinstance(one, DevicePutTransform)), None)
     if place is None:
@@ -166,7 +186,7 @@ def _hand_over_words(loader: DataLoader) -> str:
 
 def _random_stages(pipeline: Any) -> list[str]:
     """The names of all stages that use keys."""
-    host = pipeline.host if isinstance(pipeline, Pipeline) else None
+    host = pipeline.host if isinstance(pipeline, IndexedPipeline) else None
     read = [] if host is None else [name for name, part in named_parts(host.source) if is_random(part)]
     compiled = stages(pipeline)
     return read + [name for name, stage in zip(stage_names(compiled), compiled, strict=True) if stage.keyed]

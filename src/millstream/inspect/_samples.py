@@ -5,7 +5,9 @@ import numpy as np
 from millstream.inspect._compare import compare, on_host
 from millstream.inspect._draws import Drawn
 from millstream.inspect._verification import Difference, VerificationRow
-from millstream.pipeline.pipeline import Pipeline
+from millstream.pipeline.compose import IndexedPipeline
+from millstream.plan.plan import Plan
+from millstream.plan.planned import PlannedSteps
 from millstream.reading.host_source import as_host_source
 from millstream.text.errors import describe_value
 
@@ -15,7 +17,7 @@ _NAMED = 3  # samples that could not be read and are named
 class SampleCheck:
     """Counts the samples of the batches that are read, and compares masks with the plan."""
 
-    def __init__(self, pipeline: Pipeline, words: np.ndarray) -> None:
+    def __init__(self, pipeline: IndexedPipeline, words: np.ndarray) -> None:
         self._pipeline, self._words = pipeline, words
         self._seen: dict[int, np.ndarray] = {}  # which samples have come, by epoch
         self._failed: dict[int, BaseException] = {}
@@ -29,7 +31,7 @@ class SampleCheck:
         info, plan = drawn.info, self._pipeline.plan
         assert info is not None
         real = np.asarray(info.indices >= 0)
-        if any(batching.ending == "wrap" for batching in plan.batchings):  # its samples may be of two epochs
+        if isinstance(plan, Plan) and any(batching.ending == "wrap" for batching in plan.batchings):  # of two epochs
             epochs = np.broadcast_to(plan.rows_at(np, self._words, np.asarray(info.step))[-1].epoch, real.shape)[real]
         else:
             epochs = np.full(int(real.sum()), info.epoch)
@@ -63,7 +65,7 @@ class SampleCheck:
             once = f"{came:,} samples, each once in an epoch; "
             if came < plan.samples:
                 once = f"{came:,} of {plan.samples:,} samples (the rest is dropped), each once in an epoch; "
-                if not any(batching.ending == "drop" for batching in plan.batchings):
+                if not any(batching.ending == "drop" for bucket in plan.buckets for batching in bucket.batchings):
                     self._miscounted(0, int(np.argmin(self._seen[0])), "never")
         if raised is not None:
             self._difference = self._difference or _unreadable(self._pipeline, self._words, self._batches, raised)
@@ -79,14 +81,13 @@ class SampleCheck:
         return VerificationRow("samples", "ok", evidence, None, notes)
 
 
-def _unreadable(pipeline: Pipeline, words: np.ndarray, step: int, raised: Exception) -> Difference:
+def _unreadable(pipeline: IndexedPipeline, words: np.ndarray, step: int, raised: Exception) -> Difference:
     """The sample of a step that raises when it is read, found by reading one after the other."""
-    positions, rows = pipeline.plan.at(np, words, np.asarray(step))
-    indices = pipeline.plan.indices(np, words, rows[-1].epoch, positions)
+    request = PlannedSteps(pipeline.plan, words).request(step, keyed=False)
     assert pipeline.source is not None
     source, where = as_host_source(pipeline.source), f"step {step}"
     cause = "A stage has raised it. The stream cannot continue from here."
-    for index in indices[rows[-1].mask].tolist():
+    for index in request.indices[request.real].tolist():
         try:
             source.read_sample(index, np.zeros(2, np.uint32) if source.keyed else None)
         except Exception:

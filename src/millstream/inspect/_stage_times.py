@@ -79,9 +79,9 @@ def _time_delivery(pipeline: Pipeline, words: np.ndarray, arrays: list[np.ndarra
     def hand_over() -> list[Any]:
         if placement is None or host.rows is None:
             return jax.device_put(rows)
-        return [placement.place(leaf, host.rows) for leaf in rows]
+        return [placement.place(leaf, host.rows[0]) for leaf in rows]
 
-    numbers = PlannedSteps(pipeline.plan, words, coordinates=pipeline.coordinates).numbers(0)
+    numbers = PlannedSteps(pipeline.plan, words, coordinates=pipeline.bucket_coordinates).numbers(0)
 
     @jax.jit
     def make_batch(rows: list[Any]) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 from millstream.inspect._compare import Mismatch, compare, compare_batches, on_host
 from millstream.inspect._explain import calculating
 from millstream.inspect._verification import Difference, VerificationRow
+from millstream.pipeline.compose import IndexedPipeline
 from millstream.pipeline.host_calls import call_and_wait
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.stages import stage_names
@@ -37,7 +38,7 @@ _Part = tuple[str, HostSource]  # a source, or a host stage with all that is bel
 _Wrong = tuple[str, int, Mismatch]  # how a sample was read, its index, and where it differs
 
 
-def check_stages(pipeline: Pipeline, words: np.ndarray, deadline: float) -> tuple[VerificationRow, float]:
+def check_stages(pipeline: IndexedPipeline, words: np.ndarray, deadline: float) -> tuple[VerificationRow, float]:
     """Read some samples again and again, and make a batch twice; also how many seconds a sample takes, about."""
     assert pipeline.source is not None
     parts, count = named_parts(as_host_source(pipeline.source)), min(_SAMPLES, pipeline.plan.samples)
@@ -56,7 +57,7 @@ def check_stages(pipeline: Pipeline, words: np.ndarray, deadline: float) -> tupl
     notes = _all_alike(parts[0], indices[:done], keys) if difference is None else ()
     compiled = 0 if pipeline.objects is not None else calculating(pipeline.stages)
     if difference is None and compiled:
-        difference = _programs_differ(pipeline, words)
+        difference = _programs_differ(pipeline.buckets[-1], words)
     if difference is not None:
         return VerificationRow("stages", "failed", "not the same twice", difference, notes), seconds
     made = f"; a batch made twice by {compiled} compiled stage{'s' if compiled > 1 else ''}" if compiled else ""
@@ -65,10 +66,10 @@ def check_stages(pipeline: Pipeline, words: np.ndarray, deadline: float) -> tupl
     return VerificationRow("stages", "ok", evidence, None, notes), seconds
 
 
-def _arrays_differ(pipeline: Pipeline, indices: np.ndarray) -> Difference | None:
+def _arrays_differ(pipeline: IndexedPipeline, indices: np.ndarray) -> Difference | None:
     """Where the arrays of a source are not what it reads."""
     source = pipeline.source
-    if pipeline.host is not None or source is None:
+    if not isinstance(pipeline, Pipeline) or pipeline.host is not None or source is None:
         return None
     gathered = jax.tree.map(lambda leaf: leaf[indices], pipeline.arrays)
     for wrong in compare("samples", on_host(gathered), on_host(source.read(indices))):
@@ -178,7 +179,7 @@ def _programs_differ(pipeline: Pipeline, words: np.ndarray) -> Difference | None
 
 def _make_twice(pipeline: Pipeline, words: np.ndarray, rows: list[Any] | None) -> Mismatch | None:
     """Where the first batch differs if it is traced, compiled and made again."""
-    batches, numbers = [], PlannedSteps(pipeline.plan, words, coordinates=pipeline.coordinates).numbers(0)
+    batches, numbers = [], PlannedSteps(pipeline.plan, words, coordinates=pipeline.bucket_coordinates).numbers(0)
     for _ in range(2):
 
         @jax.jit

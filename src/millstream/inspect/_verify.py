@@ -15,7 +15,7 @@ from millstream.inspect._stages import check_stages
 from millstream.inspect._verification import Verification, VerificationRow
 from millstream.inspect._ways import Executor, Ways, usual_executors
 from millstream.loader.loader import DataLoader
-from millstream.pipeline.pipeline import Pipeline
+from millstream.pipeline.compose import IndexedPipeline
 from millstream.reading import executor as reading
 from millstream.reading.contracts import PyTree
 from millstream.reading.executor import InGraph
@@ -67,7 +67,7 @@ def verify(
     key, begun = jax.random.key(0) if key is None else key, time.perf_counter()
     ways = Ways(loader, key, loader.steps_per_epoch + 2 if steps is None else steps)
     with contextlib.closing(ProgressLine("verify", shown=progress)) as line:
-        if isinstance(loader.pipeline, Pipeline):
+        if isinstance(loader.pipeline, IndexedPipeline):
             rows = _check_indexed(loader, ways, executors, hosts, begun, seconds, line)
         else:
             rows = _check_stream(ways, begun + seconds, line)
@@ -108,7 +108,8 @@ def _check_indexed(
     line.say("stages")
     stages, per_sample = check_stages(pipeline, ways.words, begun + _STAGES * seconds)
     samples = SampleCheck(pipeline, ways.words)
-    ways.add_calls(_SCAN * seconds / (max(per_sample, 1e-9) * math.prod(pipeline.plan.axes)))
+    largest = max(math.prod(bucket.axes) for bucket in pipeline.plan.buckets)
+    ways.add_calls(_SCAN * seconds / (max(per_sample, 1e-9) * largest))
     ways.add_executors(executors)
     ways.add_resuming()
     ways.add_hosts(pipeline, hosts)

@@ -17,6 +17,8 @@ from millstream.inspect._explain import calculating
 from millstream.inspect._verification import Difference, VerificationRow
 from millstream.loader.batch_info import BatchInfo
 from millstream.loader.loader import DataLoader
+from millstream.pipeline.bucketed import BucketedPipeline
+from millstream.pipeline.compose import IndexedPipeline
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.state import key_words
 from millstream.reading import executor as reading
@@ -87,7 +89,7 @@ class Ways:
         self._rounded: dict[tuple[str, str], tuple[float, str]] = {}  # by check and leaf: how much, and where
         self._differences: dict[str, Difference] = {}
         options, pipeline = loader.options, loader.pipeline
-        indexed = isinstance(pipeline, Pipeline)
+        indexed = isinstance(pipeline, IndexedPipeline)
         self._rounds = not indexed or calculating(pipeline.stages) > 0  # XLA may round in one program and not in others
         self._placement = pipeline.placement if indexed else None
         other: dict[str, Any] = {"cache": None}
@@ -121,6 +123,9 @@ class Ways:
         """The calls that a loader has; a compiled loop has time for about this many batches."""
         loader, placement = self._reference, self._placement
         self._add("next_batch", _draws.step_through(loader.replace(), *self._run))
+        if isinstance(loader.pipeline, BucketedPipeline):
+            self.leave_out("jax.jit and scan_epoch", "batches of buckets have several shapes.")
+            return
         if isinstance(loader.pipeline, Pipeline) and loader.pipeline.objects is not None:
             self.leave_out("jax.jit and scan_epoch", "Python objects cannot enter a compiled program.")
             return
@@ -150,8 +155,8 @@ class Ways:
         placed = any(isinstance(one, DevicePutTransform) and one.placement is not None for one in pipeline.stages)
         if self._placement is not None:
             self._add("one device", _draws.iterate(loader.replace(sharding=None), *self._run))
-        elif pipeline.objects is None and pipeline.plan.batchings and not placed:
-            count = math.gcd(jax.local_device_count(), pipeline.plan.batchings[-1].size)
+        elif pipeline.objects is None and pipeline.plan.buckets[0].batchings and not placed:
+            count = math.gcd(jax.local_device_count(), *(plan.batchings[-1].size for plan in pipeline.plan.buckets))
             mesh = jax.sharding.Mesh(np.array(jax.local_devices()[:count]), ("data",))
             if count > 1:
                 self._add(f"{count} devices", _draws.iterate(loader.replace(sharding=mesh), *self._run))
@@ -165,27 +170,27 @@ class Ways:
         if not stops:
             self.leave_out("Resuming", "the stream is too short to be stopped and resumed.", "resume")
             return
-        through = "" if isinstance(loader.pipeline, Pipeline) else " through a checkpoint"
+        through = "" if isinstance(loader.pipeline, IndexedPipeline) else " through a checkpoint"
         draws = _draws.resume_at(loader.replace(), *self._run, stops)
         self._add(f"saved{through} and resumed", draws, _RESUMED, "resume", stops)
         if not through:
             self._add("seeking", _draws.seek_each(loader.replace(), *self._run), _RESUMED, "resume")
 
-    def add_hosts(self, pipeline: Pipeline, hosts: Sequence[int]) -> None:
+    def add_hosts(self, pipeline: IndexedPipeline, hosts: Sequence[int]) -> None:
         """The rows of several hosts, read in this process, over no mesh."""
         read = pipeline.read_by(executor=None, on_error=self._reference.options["on_error"], cache=None)
         assert read.host is not None
-        if not read.plan.batchings:
+        if not read.plan.buckets[0].batchings:
             self.leave_out("Hosts", "samples that are not batched have no rows to divide.", "hosts")
             return
         if read.host.source.whole_batches and read.objects is not None:
             why = "a collate function that returns objects makes one from the rows of each host."
             self.leave_out("Hosts", why, "hosts")
             return
-        make_batch, size = jax.jit(read.planned), read.plan.axes[0]
+        make_batch, sizes = [jax.jit(bucket.planned) for bucket in read.buckets], [p.axes[0] for p in read.plan.buckets]
         for count in hosts:
-            if size % count:
-                self.leave_out(f"{count} hosts", f"{size} rows do not divide by {count}.", "hosts")
+            if odd := [size for size in sizes if size % count]:
+                self.leave_out(f"{count} hosts", f"{odd[0]} rows do not divide by {count}.", "hosts")
                 continue
             name = "1 host" if count == 1 else f"{count} hosts"
             self._add(name, _draws.join_hosts(read, *self._run, count, make_batch), _DIVIDED, "hosts")

@@ -126,7 +126,7 @@ class Finish:
     def _on_device(self, array: np.ndarray) -> jax.Array:
         """What this process has of an array with a row per sample, as a JAX array of all rows."""
         placement, rows = self._placement, self._host.rows
-        return jnp.asarray(array) if placement is None or rows is None else placement.place(array, rows)
+        return jnp.asarray(array) if placement is None or rows is None else placement.place(array, rows[0])
 
 
 def _trace(pipeline: Pipeline) -> tuple[Any, dict[int, int]]:

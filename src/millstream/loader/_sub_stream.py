@@ -8,7 +8,7 @@ import numpy as np
 from millstream.loader.feed import Drawn, Real
 from millstream.loader.iterator import BatchIterator, Item
 from millstream.loader.loader import DataLoader
-from millstream.pipeline.pipeline import Pipeline
+from millstream.pipeline.compose import IndexedPipeline
 from millstream.pipeline.state import LoaderState
 from millstream.reading.contracts import B
 from millstream.reading.interrupts import Interrupts
@@ -126,7 +126,7 @@ def require_indexed(caller: str, name: str, loader: Any) -> DataLoader:
     """Refuse a loader that cannot be started at any step, or does not keep to the order of its steps."""
     if not isinstance(loader, DataLoader):
         raise TypeError(f"{caller} needs {name} to be a DataLoader. Got {describe_value(loader)}.")
-    if not isinstance(loader.pipeline, Pipeline):
+    if not isinstance(loader.pipeline, IndexedPipeline):
         raise TypeError(
             f"{caller} needs {name} to start with an indexed source, which can be read from any step on. "
             f"Got {type(loader.pipeline).__name__}, a stream, which has to be drawn in order."

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from millstream.pipeline.pipeline import Pipeline
+from millstream.pipeline.compose import IndexedPipeline
 from millstream.plan.planned import Request, sample_keys
 from millstream.reading.contracts import PyTree
-from millstream.reading.derived_sources import item_of
+from millstream.reading.host_source import item_of
 from millstream.reading.reading import Report
 from millstream.text.summaries import fields_text, never_raising
 
@@ -69,7 +69,7 @@ class BatchInfo:
         return fields_text(self)
 
 
-def describe_batch(pipeline: Pipeline, request: Request, report: Report) -> BatchInfo:
+def describe_batch(pipeline: IndexedPipeline, request: Request, report: Report) -> BatchInfo:
     """What is known about a batch.
 
     Args:
@@ -78,7 +78,8 @@ def describe_batch(pipeline: Pipeline, request: Request, report: Report) -> Batc
         report: What came of reading them.
     """
     epoch, step_in_epoch = divmod(request.step, pipeline.steps_per_epoch)
-    axes = pipeline.plan.axes if pipeline.host is None else pipeline.host.layout(pipeline.plan).axes
+    plan = pipeline.plan.buckets[request.bucket]
+    axes = plan.axes if pipeline.host is None else pipeline.host.layout(pipeline.plan).of(request.bucket).axes
     words, source = np.frombuffer(request.run, np.uint32), pipeline.source
     assert request.epochs is not None and request.positions is not None and source is not None
     return BatchInfo(

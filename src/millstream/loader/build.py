@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from millstream.pipeline.pipeline import Pipeline, as_stream
+from millstream.pipeline.compose import IndexedPipeline
+from millstream.pipeline.pipeline import as_stream
 from millstream.pipeline.streams import stages_of
 from millstream.pipeline.transform import Transform
 from millstream.reading.cached_backend import CacheOf
@@ -38,12 +39,14 @@ def build(pipeline: Any) -> Stream:
 
 def stages(source: Any) -> tuple[Transform, ...]:
     """The transforms of a composed source that lie above its last custom stage."""
-    return source.stages if isinstance(source, Pipeline) else stages_of(source)
+    return source.stages if isinstance(source, IndexedPipeline) else stages_of(source)
 
 
-def read_on_host(source: Any, executor: Any, prefetch: int, on_error: OnError, cache: BatchCache | None) -> Pipeline:
+def read_on_host(
+    source: Any, executor: Any, prefetch: int, on_error: OnError, cache: BatchCache | None
+) -> IndexedPipeline:
     """The source with its samples read on the host; refuses streams."""
-    if not isinstance(source, Pipeline):
+    if not isinstance(source, IndexedPipeline):
         raise TypeError(
             f"DataLoader can give an executor, on_error and cache only to samples that are read; "
             f"{type(source).__name__} is a stream, which is computed step by step. Leave them out."
@@ -54,17 +57,17 @@ def read_on_host(source: Any, executor: Any, prefetch: int, on_error: OnError, c
 
 def check_first_sample(source: Any) -> None:
     """Read the samples again that could not be read when the spec was found, unless such samples are skipped."""
-    host = source.host if isinstance(source, Pipeline) else None
+    host = source.host if isinstance(source, IndexedPipeline) else None
     if host is None or host.tolerant or host.source.first_sample == 0 or source.plan.selection is not None:
         return  # a view may have been made to leave such samples out
     rows = host.layout(source.plan).rows if host.source.whole_batches else 1
     host.source.read_keyed(np.zeros(rows, np.int64), np.zeros((rows, 2), np.uint32) if host.source.keyed else None)
 
 
-def sharded(source: Any, sharding: jax.sharding.NamedSharding, placements: list[Any]) -> Pipeline:
+def sharded(source: Any, sharding: jax.sharding.NamedSharding, placements: list[Any]) -> IndexedPipeline:
     """The source with its batches over a mesh; refuses what cannot lie there."""
     caller = "DataLoader with a sharding"
-    if not isinstance(source, Pipeline) or not source.plan.batchings:
+    if not isinstance(source, IndexedPipeline) or not source.plan.buckets[0].batchings:
         raise TypeError(
             f"{caller} needs an indexed source and a BatchTransform after it: it is the batches that are sharded."
         )
@@ -72,7 +75,8 @@ def sharded(source: Any, sharding: jax.sharding.NamedSharding, placements: list[
         raise TypeError(f"{caller} makes arrays, and these samples are Python objects ({source.objects.found}).")
     if any(placement is not None for placement in placements):
         raise ValueError(f"{caller} says already where batches go. Leave out the device of the DevicePutTransform.")
-    check_batch_size("DataLoader", source.plan.batchings[-1].size, sharding)
+    for bucket in source.plan.buckets:
+        check_batch_size("DataLoader", bucket.batchings[-1].size, sharding)
     if source.host is not None and not sharding.is_fully_addressable:
         if not source.host.ordered:
             raise ValueError(

@@ -12,6 +12,7 @@ from millstream.loader._finish import Finish, as_placed
 from millstream.loader._program import Program, gathering, next_batch
 from millstream.loader.agreement import require_agreement
 from millstream.loader.batch_info import describe_batch
+from millstream.pipeline.compose import IndexedPipeline
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.placement import readable
 from millstream.pipeline.state import LoaderState, check_origin, check_position
@@ -169,7 +170,7 @@ class GraphFeed(_Unread):
         self._device = device
         self._placement = pipeline.placement
         self._is_keyed = pipeline.is_keyed
-        self._in_use = RunInUse(pipeline.plan, pipeline.coordinates)  # of `next`
+        self._in_use = RunInUse(pipeline.plan, pipeline.bucket_coordinates)  # of `next`
 
     def next(self, state: LoaderState) -> tuple[PyTree, LoaderState, Any]:
         """The batch of a state, the state after it, and the mask."""
@@ -213,7 +214,7 @@ class GraphCursor:
     def __init__(self, feed: GraphFeed, state: LoaderState, with_info: bool) -> None:
         self._feed = feed
         self._words = np.asarray(state.key)
-        self._steps = PlannedSteps(feed.pipeline.plan, self._words, coordinates=feed.pipeline.coordinates)
+        self._steps = PlannedSteps(feed.pipeline.plan, self._words, coordinates=feed.pipeline.bucket_coordinates)
         self._with_info = with_info
 
     def draw(self, state: LoaderState) -> Drawn:
@@ -246,7 +247,7 @@ class HostFeed:
         device: A device or sharding for the batches; None leaves it to JAX.
     """
 
-    def __init__(self, pipeline: Pipeline, program: Program, masked: bool, device: Any) -> None:
+    def __init__(self, pipeline: IndexedPipeline, program: Program, masked: bool, device: Any) -> None:
         assert pipeline.host is not None
         self.stats = LoaderStats()
         # A batch for a different device is on its way while the caller works on the ones before it. So is a mask that
@@ -256,8 +257,8 @@ class HostFeed:
         self.host = pipeline.host
         self.reader = reader_of(pipeline.host, pipeline.plan)
         self.reader.stats = self.stats
-        self.finish = Finish(pipeline, program, device)
-        self._in_use = RunInUse(pipeline.plan, pipeline.coordinates)  # of `next`
+        self._finishes = [Finish(bucket, program, device) for bucket in pipeline.buckets]
+        self._in_use = RunInUse(pipeline.plan, pipeline.bucket_coordinates)  # of `next`
         # Other processes may skip samples of which this one knows nothing; the mask, which all of them have, says it.
         shared = pipeline.placement is not None and not pipeline.placement.is_local
         self.reads_mask = masked or (shared and self.host.tolerant)
@@ -266,8 +267,14 @@ class HostFeed:
         """The batch of a state, the state after it, and the mask."""
         words, step = np.asarray(state.key), int(state.step)
         self.reader.stats = self.stats
-        value, mask = self.finish(words, self._in_use.steps(words).numbers(step), self.reader.rows(words, step))
+        filled = self.reader.rows(words, step)
+        value, mask = self.finish_of(filled)(words, self._in_use.steps(words).numbers(step), filled)
         return value, state_at(state, step + 1), mask
+
+    def finish_of(self, filled: ReadBatch) -> Finish:
+        """What makes a batch of such rows."""
+        assert filled.request is not None
+        return self._finishes[filled.request.bucket]
 
     def cursor(self, state: LoaderState, steps: int, with_info: bool) -> "HostCursor":
         """Draws batches from a state on."""
@@ -315,7 +322,7 @@ class HostCursor:
         """The next batch, and the state after it; None as long as batches have overtaken others."""
         feed, ahead = self._feed, self._ahead
         if ahead is None:
-            stop, coordinates = self._left.stop, feed.pipeline.coordinates
+            stop, coordinates = self._left.stop, feed.pipeline.bucket_coordinates
             ahead = self._ahead = feed.reader.read_ahead(self._words, feed.stats, stop, coordinates)
         if self._ordered:
             step = self._left.start
@@ -325,7 +332,7 @@ class HostCursor:
         if filled.report.failed and feed.host.on_error == "skip batch":
             feed.stats.dropped += 1
             return None, self._after(step), 0
-        value, mask = feed.finish(self._key, ahead.steps.numbers(step), filled)
+        value, mask = feed.finish_of(filled)(self._key, ahead.steps.numbers(step), filled)
         real = self._real(step, filled, mask)
         if not self._with_info:
             return (value, mask), self._after(step), real
@@ -337,7 +344,7 @@ class HostCursor:
         if self._feed.reads_mask:
             return readable(mask)
         if filled.report.failed:
-            return self._feed.finish.mask(filled)
+            return self._feed.finish_of(filled).mask(filled)
         if self._feed.host.rows is None:
             return filled.samples
         return self._feed.pipeline.plan.real_samples(self._words, step)
@@ -374,7 +381,7 @@ def state_at(state: LoaderState, step: int) -> LoaderState:
     return LoaderState(state.key, np.asarray(step, np.uint32), state.origin)  # pyright: ignore[reportArgumentType]
 
 
-def check_run(caller: str, pipeline: Pipeline, state: Any, steps: int) -> None:
+def check_run(caller: str, pipeline: IndexedPipeline, state: Any, steps: int) -> None:
     """Refuse a state that these steps cannot start from, and processes that are about to read different batches."""
     origin, limit = pipeline.origin, pipeline.plan.step_limit
     check_origin(caller, state, origin)
@@ -391,8 +398,8 @@ def check_run(caller: str, pipeline: Pipeline, state: Any, steps: int) -> None:
 
 def feed_of(source: Any, program: Program, masked: bool, device: Any, prefetch: int) -> Feed:
     """The feed of a composed source."""
-    if not isinstance(source, Pipeline):
+    if not isinstance(source, IndexedPipeline):
         return StreamFeed(program, masked, device)
-    if source.host is None:
+    if isinstance(source, Pipeline) and source.host is None:
         return GraphFeed(source, program, masked, device, prefetch)
     return HostFeed(source, program, masked, device)

@@ -27,8 +27,10 @@ from millstream.loader.build import build, check_first_sample, read_on_host, sha
 from millstream.loader.feed import Feed, check_run, feed_of
 from millstream.loader.iterator import BatchIterator
 from millstream.loader.summary import loader_text
+from millstream.pipeline.bucketed import BucketedPipeline
+from millstream.pipeline.compose import IndexedPipeline, masking_stages
 from millstream.pipeline.host_calls import call_and_wait
-from millstream.pipeline.pipeline import Pipeline, masking_stages
+from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.policy import has_policy, set_policy_state
 from millstream.pipeline.state import S, check_origin, check_position, checked_step, is_traced
 from millstream.pipeline.static_part import StaticPart, settled
@@ -166,7 +168,7 @@ class DataLoader(Generic[B, S]):
             source = sharded(source, as_batch_sharding(sharding, "DataLoader"), placements)
         self._set(source, placements[-1] if placements else None, prefetch)
         # Traces every stage, so that a wrong one is found here.
-        _ = self._masking if isinstance(source, Pipeline) else self.element_spec()
+        _ = self._masking if isinstance(source, IndexedPipeline) else self.element_spec()
 
     def _set(self, source: Any, device: Any, prefetch: int, program: Program | None = None) -> None:
         self._source = source
@@ -236,6 +238,18 @@ class DataLoader(Generic[B, S]):
         with self._program.own_mesh():
             return self._source.element_spec()
 
+    def element_specs(self) -> list[PyTree]:
+        """The shapes and dtypes that batches have: one `element_spec`, or, after `ms.views.buckets`, one per bucket.
+
+        Example:
+            >>> [spec["x"].shape for spec in loader.element_specs()]
+            [(4,)]
+        """
+        if not isinstance(self._source, BucketedPipeline):
+            return [self.element_spec()]
+        with self._program.own_mesh():
+            return self._source.trace()[0]
+
     @functools.cached_property
     def _masking(self) -> tuple[str, ...]:
         """The stages that set the mask: the plan does not say then how many rows of a batch count."""
@@ -245,7 +259,7 @@ class DataLoader(Generic[B, S]):
     @property
     def is_random(self) -> bool:
         """Whether batches depend on the key: samples are shuffled, a stage is random, or the data are a stream."""
-        if not isinstance(self._source, Pipeline):
+        if not isinstance(self._source, IndexedPipeline):
             return True
         shuffled = self._source.plan.shuffle != as_shuffle("is_random", "sequential")
         host = self._source.host
@@ -254,7 +268,7 @@ class DataLoader(Generic[B, S]):
     @functools.cached_property
     def has_policy(self) -> bool:
         """Whether a policy makes the batches: the pipeline starts with an environment, such as `rl.GymnaxSource`."""
-        if isinstance(self._source, Pipeline):
+        if isinstance(self._source, IndexedPipeline):
             return False
         return has_policy(jax.eval_shape(self._source.init_state, jax.random.key(0)))
 
@@ -267,7 +281,7 @@ class DataLoader(Generic[B, S]):
 
     @functools.cached_property
     def _contents(self) -> tuple[tuple[str, str], ...]:
-        source = self._source.source if isinstance(self._source, Pipeline) else None
+        source = self._source.source if isinstance(self._source, IndexedPipeline) else None
         found = None if source is None else fingerprint(source)
         return () if found is None else (("contents", found),)
 
@@ -279,7 +293,7 @@ class DataLoader(Generic[B, S]):
             step: Where to start; any step costs the same. Only for indexed sources, since a stream has to be drawn in
                 order.
         """
-        if isinstance(self._source, Pipeline):
+        if isinstance(self._source, IndexedPipeline):
             return self._beside_data(self._source.init_state(key, step))
         step = checked_step("init_state", step, STEP_LIMIT)
         if is_traced(step) or step != 0:
@@ -306,7 +320,7 @@ class DataLoader(Generic[B, S]):
             self._require_auto_mesh("next_batch inside jax.jit")
             self._warn_of_constants()
             return next_batch(self._program.static, self._program.arrays, state)
-        if isinstance(self._source, Pipeline):
+        if isinstance(self._source, IndexedPipeline):
             check_position("next_batch", state, self._source.plan.step_limit - 1)
             if not self._agreed:
                 check_run("next_batch", self._source, state, 1)
@@ -339,7 +353,7 @@ class DataLoader(Generic[B, S]):
                 took no time?
         """
         self._check_state("iterate", state)
-        indexed = isinstance(self._source, Pipeline)
+        indexed = isinstance(self._source, IndexedPipeline)
         first = check_position("iterate", state, self._source.plan.step_limit) if indexed else 0
         if steps is None:
             steps = self.steps_per_epoch - first % self.steps_per_epoch
@@ -449,7 +463,7 @@ class DataLoader(Generic[B, S]):
             self._warn_of_constants()
             return self._scan_carry(scan, state, carry, body_fn, unroll)
         self._warn_of_fresh_functions(body_fn)
-        if isinstance(self._source, Pipeline):
+        if isinstance(self._source, IndexedPipeline):
             check_run("scan_epoch", self._source, state, 0)
         self._feed.begin_programs(self.steps_per_epoch)
         try:
@@ -479,7 +493,7 @@ class DataLoader(Generic[B, S]):
     @property
     def _reads(self) -> bool:
         """Whether samples are read on the host."""
-        return isinstance(self._source, Pipeline) and self._source.host is not None
+        return isinstance(self._source, IndexedPipeline) and self._source.host is not None
 
     def run_steps(
         self,
@@ -539,7 +553,7 @@ class DataLoader(Generic[B, S]):
         self._check_state("sample_counter", state)
         if self._masking or (self._reads and self._source.host.tolerant):
             return None
-        if isinstance(self._source, Pipeline):
+        if isinstance(self._source, IndexedPipeline):
             position: Any = state
             plan, words, first = self._source.plan, np.asarray(position.key), int(position.step)
             return lambda numbers: plan.real_samples_of(words, range(first + numbers.start, first + numbers.stop))
@@ -578,11 +592,11 @@ class DataLoader(Generic[B, S]):
         return set_policy_state("set_policy_state", state, policy_state, new_episode)
 
     def _require_auto_mesh(self, caller: str) -> None:
-        if isinstance(self._source, Pipeline) and self._source.placement is not None:
+        if isinstance(self._source, IndexedPipeline) and self._source.placement is not None:
             self._source.placement.require_auto(caller)
 
     def _check_state(self, caller: str, state: PyTree) -> None:
-        if isinstance(self._source, Pipeline):
+        if isinstance(self._source, IndexedPipeline):
             return check_origin(caller, state, self._source.origin)
         expected, found = self._state_structure, jax.tree.structure(state)
         if expected != found:

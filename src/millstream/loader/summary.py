@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from millstream.loader.build import stages
-from millstream.pipeline.pipeline import Pipeline
+from millstream.pipeline.compose import IndexedPipeline
 from millstream.pipeline.streams import stages_of
 from millstream.reading.derived_sources import CollatedSource, named_parts
 from millstream.reading.host_source import HostSource
@@ -18,8 +18,8 @@ _STAGE = 40
 def loader_text(loader: Any) -> str:
     """A loader, such as `DataLoader(ArraySampleSource(10 samples) -> BatchTransform(4), batch {x: f32[4]}, ...)`."""
     path = " -> ".join(_stage_texts(loader.pipeline))
-    spec = loader.element_spec()
-    facts = ["Python objects" if spec is None else f"batch {value_text(spec)}"]
+    specs = loader.element_specs()
+    facts = ["Python objects" if specs[0] is None else f"batch {' or '.join(map(value_text, specs))}"]
     facts.append(f"{loader.steps_per_epoch:,} step{'' if loader.steps_per_epoch == 1 else 's'} per epoch")
     facts += [
         f"{name}={value_text(loader.options[name])}" for name in ("executor", "cache") if loader.options.get(name)
@@ -30,7 +30,7 @@ def loader_text(loader: Any) -> str:
 
 
 def _stage_texts(pipeline: Any) -> Iterator[str]:
-    if isinstance(pipeline, Pipeline):
+    if isinstance(pipeline, IndexedPipeline):
         yield from _source_texts(pipeline)
     else:
         stream = pipeline
@@ -42,7 +42,7 @@ def _stage_texts(pipeline: Any) -> Iterator[str]:
         yield text if len(text) <= _STAGE and "\n" not in text else type(stage).__name__
 
 
-def _source_texts(pipeline: Pipeline) -> Iterator[str]:
+def _source_texts(pipeline: IndexedPipeline) -> Iterator[str]:
     source = pipeline.source
     names = ["arrays" if source is None else type(source).__name__]
     if isinstance(source, HostSource):

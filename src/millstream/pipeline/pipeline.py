@@ -18,9 +18,8 @@ from jax.typing import ArrayLike
 from millstream.pipeline.placement import BatchPlacement
 from millstream.pipeline.read_in_graph import read_in_graph
 from millstream.pipeline.rows import blank, take
-from millstream.pipeline.stages import apply_stage, element_key, is_all_true, keeps_mask, stage_names
-from millstream.pipeline.state import LoaderState, Origin, check_origin, checked_step, is_traced, key_words
-from millstream.pipeline.streams import BatchedStream, MappedStream
+from millstream.pipeline.stages import apply_stage, element_key, keeps_mask, stage_names
+from millstream.pipeline.state import LoaderState, Origin, check_origin, first_state, is_traced
 from millstream.plan.keys import Array
 from millstream.plan.plan import Plan, Rows
 from millstream.plan.planned import Coordinates
@@ -36,18 +35,6 @@ if TYPE_CHECKING:
     from millstream.pipeline.transform import Transform
 
 MAX_IN_GRAPH = (1 << 31) - 1
-
-
-@overload
-def compose(source: "IndexedSource | Pipeline", transform: "Transform") -> "Pipeline": ...
-@overload
-def compose(source: Stream, transform: "Transform") -> Stream: ...
-def compose(source: IndexedSource | Stream, transform: "Transform") -> Stream:
-    """A source seen through one more stage."""
-    source = as_stream(source)
-    if isinstance(source, Pipeline):
-        return source.then(transform)
-    return BatchedStream(source, transform) if transform.batches else MappedStream(source, transform)
 
 
 @overload
@@ -88,16 +75,6 @@ def _over(source: IndexedSource, plan: Plan) -> "Pipeline":
     return Pipeline(source.arrays, plan, (), source, tables=tables)
 
 
-def masking_stages(source: Any) -> tuple[str, ...]:
-    """The names of the stages that set the mask: only a batch itself says then how many of its rows count."""
-    if isinstance(source, Pipeline):
-        return source.trace()[1]
-    state = jax.eval_shape(source.init_state, jax.random.key(0))
-    traced = jax.make_jaxpr(lambda state: source.next(state)[1])(state)
-    all_real = is_all_true(traced.jaxpr, traced.consts, traced.jaxpr.outvars[0])
-    return () if all_real else (type(source).__name__,)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pipeline:
     """An indexed source with its stages; itself a stream, whose state is a key and a step."""
@@ -134,7 +111,7 @@ class Pipeline:
         rows, cache = placement.local_rows(), self.host.cache
         if cache is not None and len(rows) < placement.size:
             cache = cache.of_rows(rows, placement.size)
-        return dataclasses.replace(self.read_by(rows=rows, cache=cache), placement=placement)
+        return dataclasses.replace(self.read_by(rows=(rows,), cache=cache), placement=placement)
 
     def read_by(self, **how: Any) -> "Pipeline":
         """This pipeline with its samples read on the host, with these fields of `ReadConfig`."""
@@ -178,9 +155,7 @@ class Pipeline:
 
     def init_state(self, key: jax.Array | np.ndarray, step: int | ArrayLike = 0) -> LoaderState:
         """The state of the run with this key before batch number `step`."""
-        words = key_words("init_state", key)
-        step = checked_step("init_state", step, self.plan.step_limit - 1)
-        return LoaderState(words, jnp.asarray(step, np.uint32), self.origin)
+        return first_state(key, step, self.plan.step_limit, self.origin)
 
     def next(self, state: LoaderState, *, apart: bool = False) -> tuple[PyTree, jax.Array, LoaderState]:
         """The batch of this state, its mask and the state after it."""
@@ -229,6 +204,21 @@ class Pipeline:
             if stage.keyed and level not in keyed:
                 keyed.append(level)
         return Coordinates(self.plan, self.host is None, tuple(keyed))
+
+    @property
+    def buckets(self) -> "tuple[Pipeline, ...]":
+        """The pipelines of the shapes that batches have: this one alone."""
+        return (self,)
+
+    @property
+    def bucket_coordinates(self) -> tuple[Coordinates, ...]:
+        """What compiled stages want to know of a step: of batches of one shape."""
+        return (self.coordinates,)
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether samples come as they are read, so that functions on the host may still be added."""
+        return not self.stages
 
     @property
     def is_keyed(self) -> bool:

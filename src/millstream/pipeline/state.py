@@ -92,6 +92,13 @@ def checked_step(caller: str, step: Any, most: int) -> Any:
     return whole_number(caller, "step", step, least=0, most=most)
 
 
+def first_state(key: Any, step: Any, limit: int, origin: Origin) -> LoaderState:
+    """The state of the run with this key before batch number `step`, of a pipeline that can count to `limit`."""
+    words = key_words("init_state", key)
+    step = checked_step("init_state", step, limit - 1)
+    return LoaderState(words, jnp.asarray(step, np.uint32), origin)
+
+
 def check_position(caller: str, state: Any, limit: int) -> int:
     """The step of a state; refuses one whose key or step was tampered with."""
     key_words(caller, state.key)

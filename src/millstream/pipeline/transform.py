@@ -4,7 +4,8 @@ from typing import ClassVar, overload
 
 import jax
 
-from millstream.pipeline.pipeline import Pipeline, compose
+from millstream.pipeline.compose import compose
+from millstream.pipeline.pipeline import Pipeline
 from millstream.plan.plan import Batching
 from millstream.reading.contracts import IndexedSource, PyTree, Stream
 

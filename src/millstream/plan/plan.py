@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -82,12 +82,27 @@ class Batching:
         return Rows(*xp.broadcast_arrays(epoch, position, mask))
 
 
+class Turn(NamedTuple):
+    """The steps, of those asked for, whose batches one bucket makes.
+
+    Attributes:
+        bucket: Which one.
+        which: The places of the steps among those asked for.
+        steps: The bucket's own numbers of these steps.
+    """
+
+    bucket: int
+    which: np.ndarray
+    steps: np.ndarray
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """Samples, their ordering, how they are batched (innermost first), and which of a source's samples they are.
 
     The samples of an epoch are positions, which the ordering permutes; the selection says which sample of the source
-    stands at each. Without one, a position is the index of a sample.
+    stands at each. Without one, a position is the index of a sample. Of a plan that is a bucket, `first_position` and
+    `first_batch` count what the buckets before it have, so that positions and batches are numbered across all of them.
 
     Example:
         >>> plan = Plan(10, "shuffle", (Batching(4, "pad", 10),))
@@ -100,6 +115,8 @@ class Plan:
     ordering: Ordering | str
     batchings: tuple[Batching, ...] = ()
     selection: Selection | None = None
+    first_position: int = 0
+    first_batch: int = 0
 
     def __post_init__(self) -> None:
         crossing = [batching.size for batching in self.batchings if batching.ending == "wrap"]
@@ -119,6 +136,15 @@ class Plan:
     def axes(self) -> tuple[int, ...]:
         """The axes of a batch before those of a sample, outermost first."""
         return tuple(batching.size for batching in reversed(self.batchings))
+
+    @property
+    def buckets(self) -> "tuple[Plan, ...]":
+        """The plans of the shapes that batches have: this one alone."""
+        return (self,)
+
+    def turns(self, words: np.ndarray, steps: np.ndarray) -> "list[Turn]":
+        """Which of the buckets makes the batch of each step."""
+        return [Turn(0, np.arange(len(steps)), steps)]
 
     @property
     def steps_per_epoch(self) -> int:
@@ -211,10 +237,12 @@ class Plan:
             # A batch lies in one epoch unless it wraps, and then its rows need a key each.
             wraps = any(batching.ending == "wrap" for batching in self.batchings)
             epoch = samples.epoch if wraps else _keep_axes(rows[0].epoch, samples)
-            return self._shuffled(xp, samples.element, self.samples, order.epoch_key(xp, words, epoch), epoch)
-        if not self.shuffle.first_epoch:
-            return samples.element
-        return order.shuffled(xp, samples.element, self.samples, order.epoch_key(xp, words, np.uint32(0)))
+            found = self._shuffled(xp, samples.element, self.samples, order.epoch_key(xp, words, epoch), epoch)
+        elif not self.shuffle.first_epoch:
+            found = samples.element
+        else:
+            found = order.shuffled(xp, samples.element, self.samples, order.epoch_key(xp, words, np.uint32(0)))
+        return found + found.dtype.type(self.first_position) if self.first_position else found
 
     def indices(
         self,
@@ -241,7 +269,7 @@ class Plan:
 
     def first_indices(self, count: int) -> list[int]:
         """The indices of the first samples of an epoch in sequence, at most `count`; each one once."""
-        positions = np.arange(min(count, self.samples), dtype=np.uint64)
+        positions = self.first_position + np.arange(min(count, self.samples), dtype=np.uint64)
         words, epoch = np.zeros(2, np.uint32), np.zeros(len(positions), np.uint32)
         return list(dict.fromkeys(self.indices(np, words, epoch, positions).tolist()))
 

@@ -7,8 +7,11 @@ from types import ModuleType
 
 import numpy as np
 
+from millstream.plan.bucket_plan import BucketPlan
 from millstream.plan.keys import Array, fold, named_key
-from millstream.plan.plan import Plan, Rows
+from millstream.plan.plan import Plan, Rows, Turn
+
+AnyPlan = Plan | BucketPlan
 
 _BLOCK_STEPS = 64
 _BLOCK_ROWS = 1 << 16  # a block of large batches has fewer steps, at least one
@@ -27,6 +30,7 @@ class Request:
         positions: What its key depends on besides: its position in the view, which is its index if there is no view.
         run: The key of the run, as bytes.
         place: The epoch that the batch has its samples and keys from, and its number in that epoch.
+        bucket: Which of the plan's buckets it is a batch of, and so its shape.
     """
 
     step: int
@@ -37,6 +41,7 @@ class Request:
     positions: np.ndarray | None = None
     run: bytes = b""
     place: tuple[int, int] = (0, 0)
+    bucket: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +78,9 @@ class Coordinates:
         """The numbers of some steps, a row each."""
         rows = self.plan.rows_at(np, words, steps)
         found = {(name, level): getattr(at, name) for level, at in enumerate(rows) for name in _FIELDS}
-        last = len(rows) - 1
+        last, first = len(rows) - 1, self.plan.first_batch
+        if first:
+            found["element", 0] = rows[0].element + rows[0].element.dtype.type(first)
         if self.indices or last in self.keyed:
             positions = found["element", last] = self.plan.positions(np, words, rows)
             if self.indices:
@@ -110,67 +117,85 @@ class PlannedSteps:
     Args:
         plan: The plan.
         words: The run's raw key data, uint32.
-        chosen: The rows of a batch that are read; None for all.
-        coordinates: What compiled stages want to know.
+        chosen: The rows of a batch that are read, for each bucket of the plan; None for all.
+        coordinates: What compiled stages want to know, for each bucket of the plan.
     """
 
     def __init__(
         self,
-        plan: Plan,
+        plan: AnyPlan,
         words: np.ndarray,
-        chosen: tuple[int, ...] | None = None,
-        coordinates: Coordinates | None = None,
+        chosen: tuple[tuple[int, ...], ...] | None = None,
+        coordinates: tuple[Coordinates, ...] | None = None,
     ) -> None:
         self._plan = plan
         self._words = words.copy()
         self._run = words.tobytes()
-        self._chosen = None if chosen is None else np.array(chosen, np.uint64)
+        self._chosen = None if chosen is None else [np.array(rows, np.uint64) for rows in chosen]
         self._coordinates = coordinates
-        self._block_steps = max(1, min(_BLOCK_STEPS, _BLOCK_ROWS // math.prod(plan.axes)))
-        # A block is replaced whole, so that several threads may ask.
-        self._block: _Block | None = None
-        self._numbers: tuple[int, np.ndarray] = 0, np.empty((0, 0))
+        rows = max(math.prod(bucket.axes) for bucket in plan.buckets)
+        self._block_steps = max(1, min(_BLOCK_STEPS, _BLOCK_ROWS // rows))
+        # Blocks are replaced whole, so that several threads may ask.
+        self._block: tuple[int, list[tuple[_Block, int]]] = 0, []
+        self._numbers: tuple[int, list[np.ndarray]] = 0, []
 
     def request(self, step: int, keyed: bool) -> Request:
         """What a step asks for, with the keys of its samples if they are wanted."""
-        block = self._block
-        if block is None or not 0 <= step - block.first < len(block.places):
-            self._block = block = self._plan_from(step)
-        at = step - block.first
+        first, planned = self._block
+        if not 0 <= step - first < len(planned):
+            first, planned = self._block = step, self._plan_from(step)
+        block, at = planned[step - first]
         epochs, positions = block.epochs[at], block.positions[at]
         keys = sample_keys(self._words, epochs, positions) if keyed else None
-        return Request(step, block.indices[at], block.real[at], keys, epochs, positions, self._run, block.places[at])
+        return Request(
+            step, block.indices[at], block.real[at], keys, epochs, positions, self._run, block.places[at], block.bucket
+        )
 
     def numbers(self, step: int) -> np.ndarray | None:
         """The coordinates of a step, for compiled stages; None if they want none."""
-        if self._coordinates is None or not self._coordinates.size:
+        if self._coordinates is None or not self._coordinates[0].size:
             return None
         first, numbers = self._numbers
         if not 0 <= step - first < len(numbers):
-            first, numbers = self._numbers = step, self._coordinates.pack(self._words, self._steps(step))
+            first, numbers = self._numbers = step, self._pack_from(step, self._coordinates)
         return numbers[step - first]
 
-    def _steps(self, first: int) -> np.ndarray:
-        return first + np.arange(self._block_steps, dtype=np.uint64)
+    def _turns(self, first: int) -> list[Turn]:
+        return self._plan.turns(self._words, first + np.arange(self._block_steps, dtype=np.uint64))
 
-    def _plan_from(self, first: int) -> "_Block":
-        positions, rows = self._plan.at(np, self._words, self._steps(first), self._chosen)
-        indices = self._plan.indices(np, self._words, rows[-1].epoch, positions)
-        by_step = (self._block_steps, -1)
+    def _pack_from(self, first: int, coordinates: tuple[Coordinates, ...]) -> list[np.ndarray]:
+        found: dict[int, np.ndarray] = {}
+        for bucket, which, steps in self._turns(first):
+            found.update(zip(which.tolist(), coordinates[bucket].pack(self._words, steps), strict=True))
+        return [found[at] for at in range(self._block_steps)]
+
+    def _plan_from(self, first: int) -> "list[tuple[_Block, int]]":
+        found: dict[int, tuple[_Block, int]] = {}
+        for bucket, which, steps in self._turns(first):
+            block = self._plan_bucket(bucket, steps)
+            found.update((place, (block, at)) for at, place in enumerate(which.tolist()))
+        return [found[at] for at in range(self._block_steps)]
+
+    def _plan_bucket(self, bucket: int, steps: np.ndarray) -> "_Block":
+        plan, chosen = self._plan.buckets[bucket], None if self._chosen is None else self._chosen[bucket]
+        positions, rows = plan.at(np, self._words, steps, chosen)
+        indices = plan.indices(np, self._words, rows[-1].epoch, positions)
+        by_step = (len(steps), -1)
+        batches = rows[0].element + rows[0].element.dtype.type(plan.first_batch)
         return _Block(
-            first,
+            bucket,
             positions.reshape(by_step),
             indices.reshape(by_step).astype(np.int64),
             rows[-1].mask.reshape(by_step),
             rows[-1].epoch.reshape(by_step),
-            list(zip(rows[0].epoch.tolist(), rows[0].element.tolist(), strict=True)),
+            list(zip(rows[0].epoch.tolist(), batches.tolist(), strict=True)),
         )
 
 
 class RunInUse:
     """The steps of the run that is stepped through; several threads may ask."""
 
-    def __init__(self, plan: Plan, coordinates: Coordinates) -> None:
+    def __init__(self, plan: AnyPlan, coordinates: tuple[Coordinates, ...]) -> None:
         self._plan = plan
         self._coordinates = coordinates
         self._run: tuple[bytes, PlannedSteps] | None = None
@@ -185,7 +210,7 @@ class RunInUse:
 
 @dataclasses.dataclass
 class _Block:
-    first: int
+    bucket: int
     positions: np.ndarray
     indices: np.ndarray
     real: np.ndarray

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream.plan.plan import Plan
-from millstream.plan.planned import Request
+from millstream.plan.planned import AnyPlan, Request
 from millstream.reading.batch_cache import Entry, Mode, OpenCache, open_cache
 from millstream.reading.cache_contents import CacheContents
 from millstream.reading.executor import Backend
@@ -49,6 +48,10 @@ class CacheOf:
                 f"BatchCache keeps arrays, and these samples are Python objects ({spec.found}). Turn them into arrays "
                 "with a HostMapTransform after the source."
             )
+        if layout.others:
+            raise TypeError(
+                f"BatchCache keeps batches of one shape, and buckets make {1 + len(layout.others)}. Leave it out."
+            )
         shapes = tuple((*layout.axes, *shape) for shape in layout.shapes)
         description = {**dict(self.origin), "key": np.frombuffer(run, np.uint32).astype(">u4").tobytes().hex()}
         contents = CacheContents(description, spec.names, shapes, layout.dtypes, layout.axes)
@@ -78,12 +81,13 @@ class CachedBackend:
         self,
         open_inner: Callable[[], Backend],
         open_cache: Callable[[bytes], OpenCache],
-        plan: Plan,
+        plan: AnyPlan,
         keyed: bool,
     ) -> None:
         self._open_inner = open_inner
         self._open_cache = open_cache
-        same_order = plan.shuffle.mode == "reseed" and not any(b.ending == "wrap" for b in plan.batchings)
+        wraps = any(batching.ending == "wrap" for bucket in plan.buckets for batching in bucket.batchings)
+        same_order = plan.shuffle.mode == "reseed" and not wraps
         self._recurs = same_order and not keyed
         self._inner: Backend | None = None
         self._caches: dict[bytes, OpenCache] = {}

@@ -7,7 +7,8 @@ import numpy as np
 
 from millstream.plan.keys import name_words
 from millstream.reading.contracts import IndexedSource, PyTree
-from millstream.reading.host_source import HostSource, SampleReader, as_host_source
+from millstream.reading.host_source import HostSource, SampleReader, as_host_source, item_of
+from millstream.reading.padding import PaddedSource
 from millstream.reading.samples import ObjectSpec, SampleSpec, first_sample, spec_of, spec_or_objects
 from millstream.reading.stats import timed
 from millstream.text.errors import describe_value, function_name, noted
@@ -19,24 +20,17 @@ def generator(key: np.ndarray, name: str) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=words.view(np.uint64)))
 
 
-def item_of(source: IndexedSource, index: int) -> Any:
-    """What a source has at an index, as it was given it, or, failing that, as it reads it."""
-    if hasattr(source, "item"):
-        return source.item(index)  # pyright: ignore[reportAttributeAccessIssue]
-    return as_host_source(source).read_sample(index, None)[0]
-
-
 def named_parts(source: HostSource) -> list[tuple[str, HostSource]]:
     """A source that is read on the host and the functions over it, first to last, each with its name in errors."""
     own = (getattr(source, attribute, None) for attribute in ("_name", "_caller"))
     name = next((name for name in own if isinstance(name, str)), type(source).__name__)
-    below = named_parts(source._inner) if isinstance(source, MappedSource | CollatedSource) else []
+    below = named_parts(source._inner) if isinstance(source, MappedSource | CollatedSource | PaddedSource) else []
     return [*below, (name, source)]
 
 
 def is_random(part: HostSource) -> bool:
     """Whether such a part makes use of the keys of samples itself."""
-    if isinstance(part, CollatedSource):
+    if isinstance(part, CollatedSource | PaddedSource):
         return False
     return part._random if isinstance(part, MappedSource) else part.keyed
 

@@ -87,6 +87,15 @@ class HostSource(Subscriptable):
         self.read_rows(indices, spec.flatten("out", out), keys)
         return out
 
+    @property
+    def bucket_specs(self) -> "tuple[SampleSpec | ObjectSpec, ...]":
+        """The structure of a sample in each bucket of the plan; only padding makes them differ."""
+        return (self.sample_spec,)
+
+    def of_bucket(self, number: int) -> "HostSource":
+        """The source as one bucket of the plan has it."""
+        return self
+
     def read_samples(self, indices: np.ndarray, keys: np.ndarray | None) -> list[PyTree]:
         """Samples one by one, as functions on the host get them."""
         spec = self.sample_spec
@@ -287,3 +296,10 @@ def as_host_source(source: IndexedSource) -> HostSource:
     spec = spec_of(name, jax.tree.map(lambda leaf: leaf[0], data))
     ordering: Any = source.ordering  # which the plan checks
     return _Gathered(name, ArrayRows(name, data, spec), ordering)
+
+
+def item_of(source: IndexedSource, index: int) -> Any:
+    """What a source has at an index, as it was given it, or, failing that, as it reads it."""
+    if hasattr(source, "item"):
+        return source.item(index)  # pyright: ignore[reportAttributeAccessIssue]
+    return as_host_source(source).read_sample(index, None)[0]

@@ -43,8 +43,8 @@ class Processes:
     memory_limit: int | None = None
 
     def __post_init__(self) -> None:
-        require_posix("Processes", f"use Threads({self.workers!r}), or WSL")
         check_executor(self, self.workers, self.ordered, self.timeout)
+        require_posix("Processes", f"use Threads({self.workers}), or WSL")
         if self.startup is not None:
             require_callable("Processes", "startup", self.startup)
         require_int("Processes", "nice", self.nice, least=0)

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from millstream.plan.plan import Plan
+from millstream.plan.planned import AnyPlan
 from millstream.reading.cached_backend import CachedBackend, CacheOf
 from millstream.reading.executor import Backend, Executor
 from millstream.reading.host_source import HostSource
@@ -23,7 +23,7 @@ class ReadConfig:
         prefetch: How many batches an executor reads ahead.
         on_error: What a sample that raises does to its row or its batch.
         cache: Where batches are kept on disk, if anywhere.
-        rows: The rows of a global batch that this process reads; None for all.
+        rows: The rows of a global batch that this process reads, for each bucket of the plan; None for all.
     """
 
     source: HostSource
@@ -31,7 +31,7 @@ class ReadConfig:
     prefetch: int = 2
     on_error: OnError = "raise"
     cache: CacheOf | None = None
-    rows: tuple[int, ...] | None = None
+    rows: tuple[tuple[int, ...], ...] | None = None
 
     @property
     def tolerant(self) -> bool:
@@ -43,18 +43,26 @@ class ReadConfig:
         """Whether batches come in the order of the plan."""
         return self.executor is None or self.executor.ordered
 
-    def layout(self, plan: Plan) -> Layout:
+    def layout(self, plan: AnyPlan) -> Layout:
         """The memory of a batch."""
-        axes = plan.axes if self.rows is None else (len(self.rows), *plan.axes[1:])
-        return Layout(axes, self.source.sample_spec.shapes, self.source.sample_spec.dtypes)
+        layouts = []
+        for number, (bucket, spec) in enumerate(zip(plan.buckets, self.source.bucket_specs, strict=True)):
+            axes = bucket.axes if self.rows is None else (len(self.rows[number]), *bucket.axes[1:])
+            layouts.append(Layout(axes, spec.shapes, spec.dtypes))
+        return dataclasses.replace(layouts[0], others=tuple(layouts[1:]))
 
-    def ahead(self, plan: Plan) -> int:
+    def of_bucket(self, number: int) -> "ReadConfig":
+        """How the batches of one bucket are read."""
+        rows = None if self.rows is None else (self.rows[number],)
+        return dataclasses.replace(self, source=self.source.of_bucket(number), rows=rows)
+
+    def ahead(self, plan: AnyPlan) -> int:
         """Batches in flight besides the one that is asked for."""
         if self.executor is not None:
             return self.executor.ahead(self.prefetch)
         return -(-self.source.prefetch_size // self.layout(plan).rows)
 
-    def backend(self, plan: Plan) -> Backend:
+    def backend(self, plan: AnyPlan) -> Backend:
         """Who reads, or finds what was read before."""
         if self.cache is None:
             return self._reader(plan)
@@ -63,7 +71,7 @@ class ReadConfig:
             lambda: self._reader(plan), lambda run: cache.open(spec, layout, run), plan, self.source.keyed
         )
 
-    def _reader(self, plan: Plan) -> Backend:
+    def _reader(self, plan: AnyPlan) -> Backend:
         layout, ahead = self.layout(plan), self.ahead(plan)
         if self.executor is not None:
             return self.executor.open(self.source, layout, ahead, self.tolerant)
@@ -72,9 +80,10 @@ class ReadConfig:
         lazy = not (source.reads_samples or source.whole_batches or source.calls_users)
         return ThreadBackend(source, layout, source.readers, ahead, tolerant=self.tolerant, lazy=lazy)
 
-    def intact(self, plan: Plan, filled: ReadBatch) -> np.ndarray:
+    def intact(self, plan: AnyPlan, filled: ReadBatch) -> np.ndarray:
         """Which rows of a batch could be read, with the axes of the plan."""
-        layout = self.layout(plan)
+        assert filled.request is not None
+        layout = self.layout(plan).of(filled.request.bucket)
         intact = np.ones(layout.rows, bool)
         if filled.report.failed:
             intact[slice(None) if self.on_error == "skip batch" else list(filled.report.failed)] = False

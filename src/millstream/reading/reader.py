@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream.plan.plan import Plan
-from millstream.plan.planned import Coordinates, PlannedSteps
+from millstream.plan.planned import AnyPlan, Coordinates, PlannedSteps
 from millstream.reading.executor import Backend
 from millstream.reading.read_config import ReadConfig
 from millstream.reading.reading import ReadBatch
@@ -146,7 +145,7 @@ class Reader:
         stats: Where the batches count that are asked for by `rows`.
     """
 
-    def __init__(self, host: ReadConfig, plan: Plan) -> None:
+    def __init__(self, host: ReadConfig, plan: AnyPlan) -> None:
         self.host = host
         self.plan = plan
         self.stats = LoaderStats()
@@ -157,7 +156,7 @@ class Reader:
         self._runs: dict[bytes, ReadAhead] = {}  # of `rows`; the one used last comes last
 
     def read_ahead(
-        self, words: np.ndarray, stats: LoaderStats, stop: int, coordinates: Coordinates | None = None
+        self, words: np.ndarray, stats: LoaderStats, stop: int, coordinates: tuple[Coordinates, ...] | None = None
     ) -> ReadAhead:
         """The batches of a run, for a caller who closes it at the end."""
         steps = PlannedSteps(self.plan, words, self.host.rows, coordinates)
@@ -235,10 +234,10 @@ class _Leave:
 
 
 # Loaders and compiled programs hold on to readers. Nobody else does, so that a loader takes its data along.
-_readers: "weakref.WeakValueDictionary[tuple[ReadConfig, Plan], Reader]" = weakref.WeakValueDictionary()
+_readers: "weakref.WeakValueDictionary[tuple[ReadConfig, AnyPlan], Reader]" = weakref.WeakValueDictionary()
 
 
-def reader_of(host: ReadConfig, plan: Plan) -> Reader:
+def reader_of(host: ReadConfig, plan: AnyPlan) -> Reader:
     """One reader per pipeline, whoever reads."""
     found = _readers.get((host, plan))
     if found is None:

@@ -36,11 +36,17 @@ class Layout:
         axes: The axes of a batch before those of a sample.
         shapes: The shape of each leaf of a sample.
         dtypes: Its dtype.
+        others: The layouts of the second bucket and those after it, where a plan has several. Ask `of`.
     """
 
     axes: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[np.dtype, ...]
+    others: tuple["Layout", ...] = ()
+
+    def of(self, bucket: int) -> "Layout":
+        """The layout of a batch of this bucket: `layout.of(request.bucket)`."""
+        return self.others[bucket - 1] if bucket else self
 
     @property
     def rows(self) -> int:
@@ -72,9 +78,10 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a slot, in whole pages, so that no two slots share one."""
+        """Bytes of a slot, in whole pages, so that no two slots share one; any batch of the stream fits into it."""
         start, size = self.places[-1]
-        return -(-max(1, start + size) // mmap.PAGESIZE) * mmap.PAGESIZE
+        own = -(-max(1, start + size) // mmap.PAGESIZE) * mmap.PAGESIZE
+        return max([own, *(other.nbytes for other in self.others)])
 
     def flat(self, memory: np.ndarray) -> list[np.ndarray]:
         """The leaves in a slot's memory, with one axis of samples in front."""
@@ -91,14 +98,20 @@ class Slot:
         offset: Its place in all the memory of its `Slots`.
         chunk: Offset and size of the chunk of memory it lies in.
         memory: Its bytes.
-        leaves: Its arrays, with one axis of samples in front.
     """
 
     def __init__(self, layout: Layout, offset: int, chunk: tuple[int, int], memory: np.ndarray) -> None:
         self.offset = offset
         self.chunk = chunk
         self.memory = memory
-        self.leaves = layout.flat(memory)
+        self._layout = layout
+        self._leaves: dict[int, list[np.ndarray]] = {}  # by bucket
+
+    def leaves(self, bucket: int) -> list[np.ndarray]:
+        """Its arrays for a batch of this bucket, with one axis of samples in front."""
+        if bucket not in self._leaves:
+            self._leaves[bucket] = self._layout.of(bucket).flat(self.memory)
+        return self._leaves[bucket]
 
 
 class Slots:
@@ -155,9 +168,9 @@ class Slots:
         """Make a slot free that was not handed out. Any thread may call this."""
         self._free.append(slot)
 
-    def lend(self, slot: Slot) -> list[np.ndarray]:
+    def lend(self, slot: Slot, bucket: int) -> list[np.ndarray]:
         """The arrays of a slot, which is free again when the last of them, and of JAX's arrays over them, is gone."""
-        leaves = self.layout.with_axes(slot.leaves[: self._n_leaves])
+        leaves = self.layout.of(bucket).with_axes(slot.leaves(bucket)[: self._n_leaves])
         if not self._has_another():
             leaves = [leaf.copy() for leaf in leaves]
             self.give_back(slot)

@@ -86,7 +86,7 @@ class ThreadBackend:
         self._slots = None if layout.objects else Slots(layout, slots_for(ahead))
         # Small parts keep all threads busy to the end; what is read as a whole is one part.
         together = source.whole_batches or source.reads_together or count == 1
-        self._part = layout.rows if together else max(1, layout.rows // (4 * count))
+        self._parts = 1 if together else 4 * count
         # The threads know the work alone, so that a forgotten backend is collected, and its threads with it.
         self._work = _Work(source, tolerant, self._slots)
         self._started = False
@@ -105,9 +105,9 @@ class ThreadBackend:
     def prepare(self, request: Request) -> _ThreadJob:
         """A batch that is read when it is asked for."""
         if self._slots is None:
-            return _ThreadJob(request, None, self._layout.empty())
+            return _ThreadJob(request, None, self._layout.of(request.bucket).empty())
         slot = self._slots.take()
-        return _ThreadJob(request, slot, slot.leaves)
+        return _ThreadJob(request, slot, slot.leaves(request.bucket))
 
     def start(self, request: Request) -> _ThreadJob:
         """Have a batch read in the background, by several threads at different rows."""
@@ -119,10 +119,11 @@ class ThreadBackend:
                 name = f"millstream-reader-{number}"
                 threading.Thread(target=self._work.run, daemon=True, name=name).start()
         job, size, put = self.prepare(request), len(request.indices), self._work.parts.put
-        firsts = range(0, size, self._part)
+        part = max(1, size // self._parts)
+        firsts = range(0, size, part)
         job.started, job.left = True, len(firsts)
         for first in firsts:
-            put((job, first, min(first + self._part, size)))
+            put((job, first, min(first + part, size)))
         return job
 
     def collect(self, job: _ThreadJob) -> ReadBatch:
@@ -140,10 +141,10 @@ class ThreadBackend:
             self.drop(job)
             raise
         if job.slot is None:
-            rows = self._layout.with_axes(job.leaves)
+            rows = self._layout.of(job.request.bucket).with_axes(job.leaves)
         else:
             assert self._slots is not None
-            rows = self._slots.lend(job.slot)
+            rows = self._slots.lend(job.slot, job.request.bucket)
         return ReadBatch(rows, job.report, job.seconds, int(job.request.real.sum()))
 
     def is_done(self, job: _ThreadJob) -> bool:

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import ClassVar, overload
 
+from millstream.pipeline.bucketed import BucketedPipeline
 from millstream.pipeline.pipeline import Pipeline, as_stream
 from millstream.pipeline.transform import Transform
 from millstream.plan.plan import Batching, Ending
@@ -63,9 +64,9 @@ class BatchTransform(Transform):
     def __call__(self, source: Stream) -> Stream: ...
     def __call__(self, source: IndexedSource | Stream) -> Stream:
         """Put this stage after a source."""
-        if self.collate is None:
-            return super().__call__(source)
         inner = as_stream(source)
+        if self.collate is None or isinstance(inner, BucketedPipeline):
+            return super().__call__(source)
         if not isinstance(inner, Pipeline) or inner.stages or inner.source is None:
             raise TypeError(
                 "BatchTransform with a collate function works on samples as they are read, so it comes after the "

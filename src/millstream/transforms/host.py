@@ -3,12 +3,14 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, overload
 
 import jax
 import numpy as np
 from jax.experimental import io_callback
 
+from millstream.pipeline.bucketed import BucketedPipeline
+from millstream.pipeline.compose import IndexedPipeline
 from millstream.pipeline.host_calls import remembering
 from millstream.pipeline.pipeline import Pipeline, as_stream
 from millstream.pipeline.transform import Transform
@@ -123,11 +125,15 @@ class HostMapTransform:
         require_callable(type(self).__name__, "fn", self.fn, "sample, rng" if self.random else "sample")
         require_int(type(self).__name__, "readers", self.readers, least=1)
 
-    def __call__(self, source: IndexedSource | Pipeline) -> Pipeline:
+    @overload
+    def __call__(self, source: IndexedSource | Pipeline) -> Pipeline: ...
+    @overload
+    def __call__(self, source: BucketedPipeline) -> BucketedPipeline: ...
+    def __call__(self, source: IndexedSource | Pipeline | BucketedPipeline) -> Pipeline | BucketedPipeline:
         """Put this stage after a source."""
         stream: object = as_stream(source)
         caller = type(self).__name__
-        if not isinstance(stream, Pipeline) or stream.stages or stream.source is None:
+        if not isinstance(stream, IndexedPipeline) or not stream.is_untouched or stream.source is None:
             raise TypeError(
                 f"{caller} works on samples as they are read, so it comes after the source and before all "
                 "compiled stages. Move it up, or use MapTransform or HostCallbackTransform."

@@ -115,6 +115,39 @@ def values_of(caller: str, name: str, source: IndexedSource, what: Any, executor
     return np.array([_number(value) for value in values.tolist()], np.uint64)
 
 
+def lengths_of(
+    caller: str, name: str, source: IndexedSource, by: Any, executor: Executor | None, plans: Any = None
+) -> np.ndarray:
+    """The length of every sample, as int64.
+
+    Args:
+        caller: The caller's name, for errors.
+        name: The name of the argument.
+        source: The samples.
+        by: The name of a field, a function that gives a length, or an array with a length per sample.
+        executor: Where samples are looked at, if they have to be.
+        plans: Where to keep what was found.
+    """
+    if isinstance(by, str) or callable(by):
+        found = measure(f"{caller}({name}={_shown(by)})", source, _Length(by), executor)
+        return found.view(np.int64)[:, 0]
+    values = as_array(caller, name, by)
+    if values.shape != (len(source),) or values.dtype.kind not in "iu" or values.min() < 0:
+        raise ValueError(f"{caller} needs {name} to be lengths, one for each of the {len(source):,} samples.")
+    return values.astype(np.int64)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Length:
+    """The length of a field of a sample, or what a function says, as two 32-bit words."""
+
+    by: str | Callable[[Any], Any]
+
+    def __call__(self, sample: Any) -> np.ndarray:
+        length = self.by(sample) if callable(self.by) else len(sample[self.by])
+        return np.array([int(length)], "<i8").view("<u4")
+
+
 def _column(source: IndexedSource, field: str) -> np.ndarray | None:
     """A field of samples that are rows of arrays in memory; None if they have to be read."""
     base = source.source if isinstance(source, View) else source

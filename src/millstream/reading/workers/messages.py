@@ -25,21 +25,23 @@ class ReadMessage:
         chunk_size: Its size.
         offset: The slot's place in the shared memory.
         step: The number of the batch.
+        bucket: Which of the layouts it has.
         singly: Whether to read row by row, to find out which one it is that ends a worker.
     """
 
-    FORM: ClassVar[struct.Struct] = struct.Struct("<QQQQQ?")
+    FORM: ClassVar[struct.Struct] = struct.Struct("<QQQQQQ?")
 
     number: int
     chunk_start: int
     chunk_size: int
     offset: int
     step: int
+    bucket: int
     singly: bool
 
     def to_bytes(self) -> bytes:
         place = self.chunk_start, self.chunk_size, self.offset
-        return self.FORM.pack(self.number, *place, self.step, self.singly)
+        return self.FORM.pack(self.number, *place, self.step, self.bucket, self.singly)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "ReadMessage":
@@ -62,7 +64,8 @@ class SlotLayout:
         asked = (((), np.dtype(np.int64)), ((), np.dtype(bool)), ((2,), np.dtype(np.uint32)))
         leaves = [] if self.batch.objects else list(zip(self.batch.shapes, self.batch.dtypes, strict=True))
         shapes, dtypes = zip(*leaves, *asked, strict=True)
-        return Layout(self.batch.axes, shapes, dtypes)
+        others = tuple(SlotLayout(other).layout for other in self.batch.others)
+        return Layout(self.batch.axes, shapes, dtypes, others)
 
     @property
     def n_leaves(self) -> int:
@@ -76,7 +79,7 @@ class SlotLayout:
         if request.keys is not None:
             keys[:] = request.keys
 
-    def request(self, arrays: list[np.ndarray], step: int, keyed: bool) -> Request:
+    def request(self, arrays: list[np.ndarray], message: ReadMessage, keyed: bool) -> Request:
         """The request in a slot."""
         indices, real, keys = arrays[-3:]
-        return Request(step, indices, real, keys if keyed else None)
+        return Request(message.step, indices, real, keys if keyed else None, bucket=message.bucket)

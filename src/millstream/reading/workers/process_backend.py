@@ -151,7 +151,7 @@ class ProcessBackend:
                 if job.error is not None:
                     raise job.error
                 assert job.slot is not None
-                rows = self._slots.lend(job.slot)
+                rows = self._slots.lend(job.slot, job.request.bucket)
                 job.free.detach()
         except BaseException:
             self.drop(job)
@@ -160,9 +160,10 @@ class ProcessBackend:
             while self._group.news:
                 warnings.warn(self._group.news.pop(), stacklevel=2)
         if self._objects:
-            objects = self._form.batch.empty()[0]
+            batch = self._form.batch.of(job.request.bucket)
+            objects = batch.empty()[0]
             objects[:] = job.objects
-            rows = [objects.reshape(self._form.batch.axes)]
+            rows = [objects.reshape(batch.axes)]
         restarts, self._group.restarts = self._group.restarts, 0
         return ReadBatch(rows, job.report, job.seconds, int(job.request.real.sum()), restarts)
 

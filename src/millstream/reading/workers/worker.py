@@ -118,7 +118,7 @@ class _Worker:
         self._tolerant = tolerant
         self._stages: tuple[str, ...] | None = None  # of which the other side knows
         self._chunks: dict[int, np.ndarray] = {}
-        self._slots: dict[int, list[np.ndarray]] = {}
+        self._slots: dict[tuple[int, int], list[np.ndarray]] = {}  # by place and bucket
 
     def read(self, message: ReadMessage) -> None:
         """Read a batch and say what came of it."""
@@ -134,8 +134,8 @@ class _Worker:
 
     def _read(self, message: ReadMessage) -> tuple[Request, Report, list[Any]]:
         arrays = self._arrays(message)
-        request = self._form.request(arrays, message.step, self._source.keyed)
-        batch = self._form.batch
+        request = self._form.request(arrays, message, self._source.keyed)
+        batch = self._form.batch.of(message.bucket)
         out = batch.empty() if batch.objects else arrays[: self._form.n_leaves]
         reading = Reading(self._source, request, out, tolerant=self._tolerant, at=self._progress.at)
         report, size = Report(), 1 if message.singly else batch.rows
@@ -145,13 +145,14 @@ class _Worker:
 
     def _arrays(self, message: ReadMessage) -> list[np.ndarray]:
         """The arrays of a slot."""
-        if message.offset not in self._slots:
+        slot = message.offset, message.bucket
+        if slot not in self._slots:
             if message.chunk_start not in self._chunks:
                 self._chunks[message.chunk_start] = map_shared(self._ring, message.chunk_start, message.chunk_size)
             start = message.offset - message.chunk_start
             memory = self._chunks[message.chunk_start][start : start + self._layout.nbytes]
-            self._slots[message.offset] = self._layout.flat(memory)
-        return self._slots[message.offset]
+            self._slots[slot] = self._layout.of(message.bucket).flat(memory)
+        return self._slots[slot]
 
     def _answer(
         self, number: int, begun: float, request: Request, report: Report, objects: list[Any]

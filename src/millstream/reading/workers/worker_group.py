@@ -210,7 +210,7 @@ class WorkerGroup:
         assert job.slot is not None
         real = job.request.real.copy()
         real[[*job.report.failed]] = False  # given up: for a worker they are padding
-        self._form.write(job.slot.leaves, dataclasses.replace(job.request, real=real))
+        self._form.write(job.slot.leaves(job.request.bucket), dataclasses.replace(job.request, real=real))
 
     def _hand_out_work(self) -> None:
         while self._waiting:
@@ -228,7 +228,7 @@ class WorkerGroup:
             assert job.slot is not None
             singly = bool(job.deaths) and not self._whole_batches
             place = (*job.slot.chunk, job.slot.offset)
-            message = ReadMessage(job.number, *place, job.request.step, singly).to_bytes()
+            message = ReadMessage(job.number, *place, job.request.step, job.request.bucket, singly).to_bytes()
             with contextlib.suppress(ConnectionError):  # if it is gone, that is found when its answer is waited for
                 worker.channel.send(READ, message)
 
