@@ -44,6 +44,19 @@ def test_workers_that_cannot_be_shown():
             executor(Nameless())
 
 
+def test_more_threads_than_a_machine_can_start():
+    one = lambda index: {"x": np.float32(index)}  # noqa: E731
+    for make in (
+        lambda: ms.Threads(2**40),
+        lambda: ms.Processes(2**40),
+        lambda: ms.DiskSampleSource(4, one, readers=2**40),
+        lambda: ms.HostMapTransform(one, readers=2**40),
+        lambda: ms.sources.FillSource([1], print, {"x": ((), np.int32)}, readers=2**40),
+    ):
+        with refuses(ValueError, "from 1 to 4,096. Got 1099511627776 (int)."):
+            make()
+
+
 def test_an_empty_tree():
     with refuses(ValueError, "ArraySampleSource needs at least one array", "empty tree"):
         ms.ArraySampleSource({})
@@ -259,7 +272,7 @@ def test_bad_arguments_of_the_loader():
         ms.DataLoader([source(), BATCH], on_error="ignore")  # pyright: ignore[reportArgumentType, reportCallIssue]
     with refuses(TypeError, "cache to be a BatchCache", "'folder' (str)"):
         ms.DataLoader([source(), BATCH], cache="folder")  # pyright: ignore[reportArgumentType, reportCallIssue]
-    with refuses(ValueError, "Threads needs workers to be an int of at least 1", "0 (int)"):
+    with refuses(ValueError, "Threads needs workers to be an int from 1 to 4,096", "0 (int)"):
         ms.Threads(0)
     with refuses(ValueError, "Processes needs timeout to be a number of seconds above 0", "-1 (int)"):
         ms.Processes(2, timeout=-1)

@@ -313,7 +313,7 @@ def test_stacking_works_on_trees():
         (lambda: Batcher(wrong(3)), "Batcher needs batch_fn to be a function. Got 3"),
         (lambda: Batcher(len, device="gpu"), r"Batcher needs device to be one of jax.devices\(\), or a sharding"),
         (lambda: DataLoader(ListBatcher()).batch_size(0), "needs batch_size to be an int of at least 1. Got 0"),
-        (lambda: DataLoader(ListBatcher()).workers(-1), "needs workers to be an int of at least 0. Got -1"),
+        (lambda: DataLoader(ListBatcher()).workers(-1), "needs workers to be an int from 0 to 4,096. Got -1"),
         (lambda: DataLoader(ListBatcher()).prefetch(wrong(1.5)), "needs prefetch to be an int of at least 0. Got 1.5"),
         (
             lambda: DataLoader(ListBatcher()).build(wrong({1, 2})),

@@ -374,7 +374,7 @@ def test_bad_arguments_are_refused_when_it_is_built():
         FillSource(WORDS, 3, SPEC)  # pyright: ignore[reportArgumentType]
     with refuses(ValueError, "FillSource needs ordering", "'random' (str)"):
         FillSource(WORDS, fill, SPEC, ordering="random")  # pyright: ignore[reportArgumentType]
-    with refuses(ValueError, "FillSource needs readers to be an int of at least 1. Got 0 (int)."):
+    with refuses(ValueError, "FillSource needs readers to be an int from 1 to 4,096. Got 0 (int)."):
         FillSource(WORDS, fill, SPEC, readers=0)
     with refuses(TypeError, "FillSource needs seeded to be a bool. Got 7 (int)."):
         FillSource(WORDS, fill, SPEC, seeded=7)  # pyright: ignore[reportArgumentType]

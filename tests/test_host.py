@@ -167,7 +167,7 @@ def test_stop_iteration_in_a_host_map_does_not_end_the_loop_either(key):
     loader = ms.DataLoader([source(), ms.HostMapTransform(bad), BATCH])
     with refuses(RuntimeError, "raised StopIteration", "HostMapTransform(bad) at sample 7"):
         list(loader.iterate(loader.init_state(key)))
-    with refuses(ValueError, "HostMapTransform needs readers to be an int of at least 1"):
+    with refuses(ValueError, "HostMapTransform needs readers to be an int from 1 to 4,096"):
         ms.HostMapTransform(bad, readers=0)
 
 

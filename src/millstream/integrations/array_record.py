@@ -15,7 +15,7 @@ from millstream.reading.host_source import HostSource
 from millstream.reading.samples import first_sample, spec_or_objects
 from millstream.reading.stats import timed
 from millstream.sources.array import check_reading
-from millstream.text.errors import describe_value, needs, require_callable, require_int
+from millstream.text.errors import describe_value, needs, require_callable, require_readers
 
 _OPTIONS = "max_parallelism:0,readahead_buffer_size:0"  # what is read is known, and none of it is next to the other
 
@@ -58,7 +58,7 @@ class ArrayRecordSource(HostSource):
         with needs(self._caller, "array_record", "array_record"):
             import array_record.python.array_record_module  # noqa: F401
         check_reading(self._caller, ordering, prefetch_size)
-        require_int(self._caller, "readers", readers, least=1)
+        require_readers(self._caller, "readers", readers)
         if record_fn is not None:
             require_callable(self._caller, "record_fn", record_fn)
         listed = listed_paths(self._caller, paths)

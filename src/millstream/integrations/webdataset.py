@@ -29,6 +29,7 @@ from millstream.text.errors import (
     require_int,
     require_mapping,
     require_names,
+    require_readers,
 )
 
 _PICTURES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "ppm", "pgm", "tif", "tiff")
@@ -166,8 +167,8 @@ class WebDatasetSource(SampleReader):
         check_ordering(_CALLER, ordering)
         paths = _expanded(shards)
         readers = (16 if any(map(is_remote, paths)) else 4) if readers is None else readers
-        for name, number in {"prefetch_size": prefetch_size, "readers": readers}.items():
-            require_int(_CALLER, name, number, least=1)
+        require_int(_CALLER, "prefetch_size", prefetch_size, least=1)
+        require_readers(_CALLER, "readers", readers)
         if extensions is not None and not (extensions := require_names(_CALLER, "extensions", extensions)):
             raise ValueError(f"{_CALLER} needs at least one of extensions. Got an empty list.")
         if sample_fn is not None:

@@ -18,7 +18,7 @@ from millstream.reading._settings import settings
 from millstream.reading.host_source import HostSource
 from millstream.reading.reading import ReadBatch, Reading, Report
 from millstream.reading.slots import Layout, Slot, Slots, slots_for
-from millstream.text.errors import ends_silently, noted, require_bool, require_int, require_positive
+from millstream.text.errors import ends_silently, noted, require_bool, require_positive, require_readers
 from millstream.text.summaries import call_text
 
 _TICK = 0.25  # seconds: a signal that comes just before a wait is seen only after it
@@ -331,7 +331,7 @@ class Threads:
 def check_executor(executor: object, workers: object, ordered: object, timeout: object) -> None:
     """Refuse what no executor can work with."""
     caller = type(executor).__name__
-    require_int(caller, "workers", workers, least=1)
+    require_readers(caller, "workers", workers)
     require_bool(caller, "ordered", ordered)
     if timeout is not None:
         require_positive(caller, "timeout", timeout, "a number of seconds", finite=False)

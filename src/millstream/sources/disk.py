@@ -14,7 +14,15 @@ from millstream.reading.host_source import SampleReader
 from millstream.reading.samples import ObjectSpec, SampleSpec, first_sample, spec_of, spec_or_objects
 from millstream.reading.stats import add_time
 from millstream.sources.array import check_ordering
-from millstream.text.errors import describe_value, function_name, noted, require_callable, require_int, require_items
+from millstream.text.errors import (
+    describe_value,
+    function_name,
+    noted,
+    require_callable,
+    require_int,
+    require_items,
+    require_readers,
+)
 from millstream.text.keywords import answer_keywords
 from millstream.text.summaries import never_raising
 from millstream.text.wrapping import ITERABLE, table_source
@@ -55,8 +63,9 @@ class DiskSampleSource(SampleReader):
         caller = type(self).__name__
         require_callable(caller, "sample_fn", self.sample_fn, "index")
         check_ordering(caller, self.ordering)
-        for name in ("length", "prefetch_size", "readers"):
+        for name in ("length", "prefetch_size"):
             require_int(caller, name, getattr(self, name), least=1)
+        require_readers(caller, "readers", self.readers)
         if self.sample_spec is not None:
             object.__setattr__(self, "sample_spec", _given_spec(caller, self.sample_spec))
             return
@@ -120,8 +129,8 @@ class DatasetSource(SampleReader):
             raise TypeError(f"{caller} reads samples with [index], which gives columns of a table. {line}")
         require_items(caller, "an object", self.dataset)
         check_ordering(caller, self.ordering)
-        for name in ("prefetch_size", "readers"):
-            require_int(caller, name, getattr(self, name), least=1)
+        require_int(caller, "prefetch_size", self.prefetch_size, least=1)
+        require_readers(caller, "readers", self.readers)
 
     def __len__(self) -> int:
         return len(self.dataset)

@@ -26,6 +26,7 @@ from millstream.text.errors import (
     require_callable,
     require_int,
     require_items,
+    require_readers,
 )
 
 _STALE = 0xA5  # repeated, it is no NaN, whose arithmetic would warn
@@ -77,8 +78,8 @@ class FillSource(SampleReader):
         require_items(caller, "items", items)
         require_callable(caller, "fill", fill)
         check_ordering(caller, ordering)
-        for name, number in {"prefetch_size": prefetch_size, "readers": readers}.items():
-            require_int(caller, name, number, least=1)
+        require_int(caller, "prefetch_size", prefetch_size, least=1)
+        require_readers(caller, "readers", readers)
         for name, flag in {"seeded": seeded, "debug": debug}.items():
             require_bool(caller, name, flag)
         self._items = items

@@ -17,6 +17,7 @@ from typing import Any
 _MOST_LINES = 8  # of a list in an error: with what is said before and after it, about ten
 
 _MOST_TEXT = 300  # characters
+_MOST_READERS = 4096  # threads or processes: more take all the memory of a machine before they read anything
 
 
 def describe_leaf(leaf: Any) -> str:
@@ -73,11 +74,16 @@ def function_name(fn: Any) -> str:
     return getattr(fn, "__name__", type(fn).__name__)
 
 
-def require_int(caller: str, name: str, value: Any, *, least: int) -> None:
+def require_int(caller: str, name: str, value: Any, *, least: int, most: int | None = None) -> None:
     """Refuse anything but an int of Python's own: a setting is kept as it is given."""
     if not isinstance(value, int):
-        raise _not_whole(caller, name, value, least, None)
-    whole_number(caller, name, value, least=least)
+        raise _not_whole(caller, name, value, least, most)
+    whole_number(caller, name, value, least=least, most=most)
+
+
+def require_readers(caller: str, name: str, value: Any, *, least: int = 1) -> None:
+    """Refuse a number of threads or processes that no machine can start."""
+    require_int(caller, name, value, least=least, most=_MOST_READERS)
 
 
 def whole_number(caller: str, name: str, value: Any, *, least: int, most: int | None = None) -> int:

@@ -17,7 +17,7 @@ from millstream.pipeline.transform import Transform
 from millstream.reading.contracts import IndexedSource, PyTree
 from millstream.reading.derived_sources import MappedSource
 from millstream.reading.samples import TRIED, SampleSpec, spec_of
-from millstream.text.errors import function_name, require_callable, require_int
+from millstream.text.errors import function_name, require_callable, require_readers
 from millstream.text.summaries import call_text
 
 
@@ -123,7 +123,7 @@ class HostMapTransform:
 
     def __post_init__(self) -> None:
         require_callable(type(self).__name__, "fn", self.fn, "sample, rng" if self.random else "sample")
-        require_int(type(self).__name__, "readers", self.readers, least=1)
+        require_readers(type(self).__name__, "readers", self.readers)
 
     @overload
     def __call__(self, source: IndexedSource | Pipeline) -> Pipeline: ...

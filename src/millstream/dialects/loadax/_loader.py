@@ -16,7 +16,7 @@ from millstream.reading.host_source import HostSource
 from millstream.reading.interrupts import OneThread
 from millstream.reading.samples import ObjectSpec
 from millstream.reading.threads import Threads
-from millstream.text.errors import describe_value, noted, require_callable, require_int
+from millstream.text.errors import describe_value, noted, require_callable, require_int, require_readers
 from millstream.transforms.batch import BatchTransform
 
 T = TypeVar("T")
@@ -160,7 +160,7 @@ class Options:
 
     def __post_init__(self) -> None:
         require_int("DataLoader", "batch_size", self.batch_size, least=1)
-        require_int("DataLoader", "workers", self.workers, least=0)
+        require_readers("DataLoader", "workers", self.workers, least=0)
         require_int("DataLoader", "prefetch", self.prefetch, least=0)
 
 
