@@ -224,6 +224,9 @@ def test_bad_input_of_a_pipeline(key):
     state = ms.DataLoader([source(CAPACITY), PRIORITISED]).init_state(key)
     with refuses(ValueError, "one priority per index", "shape (2,)", "shape (1,)"):
         set_buffer_priorities(state, [0, 1], [1.0])
+    for indices in (float("inf"), np.array([True, False])):
+        with refuses(TypeError, "set_buffer_priorities needs indices that are whole numbers"):
+            set_buffer_priorities(state, indices, np.ones(np.shape(indices)))
 
 
 def test_a_buffer_continues_exactly_from_a_saved_state(key):

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from millstream.pipeline.stages import element_key, stage_names
 from millstream.pipeline.streams import MappedStream, StageState, stages_of
 from millstream.reading.contracts import PyTree
-from millstream.text.errors import raised_in
+from millstream.text.errors import describe_leaf, raised_in
 from millstream.transforms import _replay as replay
 
 if TYPE_CHECKING:
@@ -72,6 +72,11 @@ def set_buffer_priorities(
         raise ValueError(
             f"set_buffer_priorities needs one priority per index. Got indices of shape {indices.shape} "
             f"and priorities of shape {priorities.shape}."
+        )
+    if not jnp.issubdtype(indices.dtype, jnp.integer):
+        raise TypeError(
+            "set_buffer_priorities needs indices that are whole numbers, such as batch['buffer_index']. "
+            f"Got {describe_leaf(indices)}."
         )
     changed = found[0].priorities.at[indices.reshape(-1)].set(priorities.reshape(-1), mode="drop")
     node = dataclasses.replace(found[0], priorities=changed)
