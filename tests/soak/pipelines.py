@@ -1,9 +1,12 @@
 """The loaders of the soak's cases: every kind of source, over files that are written once."""
 
+import contextlib
 import io
+import os
 import pathlib
 import sqlite3
 import tarfile
+import tempfile
 from typing import Any
 
 import jax
@@ -32,10 +35,17 @@ def samples_of(part: Part) -> dict[str, np.ndarray]:
 
 
 def written(part: Part, folder: pathlib.Path) -> pathlib.Path:
-    """The file, or folder, with the samples of a part; written if it is not there."""
+    """The file, or folder, with the samples of a part; written if it is not there.
+
+    A program may be ended while it writes, so what is there under this name is whole.
+    """
     path = folder / f"{part.first}-{part.samples}.{part.source}"
     if not path.exists():
-        _WRITERS[part.source](samples_of(part), path)
+        with tempfile.TemporaryDirectory(dir=folder) as aside:
+            begun = pathlib.Path(aside) / path.name
+            _WRITERS[part.source](samples_of(part), begun)
+            with contextlib.suppress(OSError):  # another program was faster, and has put the same there
+                begun.rename(path) if begun.is_dir() else os.link(begun, path)
     return path
 
 
