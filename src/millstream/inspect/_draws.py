@@ -164,10 +164,16 @@ def join_hosts(
         for step in range(steps):
             filled = [reader.rows(words, step) for reader in readers]
             rows = [np.concatenate(leaves) for leaves in zip(*(one.rows for one in filled), strict=True)]
-            intact = np.concatenate([part.intact(plan, one) for part, one in zip(parts, filled, strict=True) if part])
+            bucket = planned.request(step, keyed=False).bucket
+            intact = np.concatenate(
+                [
+                    part.intact(one, part.layout(plan).of(bucket).axes)
+                    for part, one in zip(parts, filled, strict=True)
+                    if part
+                ]
+            )
             if pipeline.objects is None:
-                make = make_batch[planned.request(step, keyed=False).bucket]
-                yield Drawn(step, *make(words, planned.numbers(step), rows, intact))
+                yield Drawn(step, *make_batch[bucket](words, planned.numbers(step), rows, intact))
             else:
                 real = np.concatenate([one.request.real for one in filled if one.request is not None])
                 yield Drawn(step, rows[0].tolist(), real.reshape(intact.shape) & intact)

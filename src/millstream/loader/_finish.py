@@ -41,7 +41,6 @@ class Finish:
     def __init__(self, pipeline: Pipeline, program: Program, device: Any) -> None:
         host = pipeline.host
         assert host is not None
-        self._pipeline = pipeline
         self._host = host
         self._tolerant = host.tolerant
         self._objects = pipeline.objects is not None
@@ -101,7 +100,7 @@ class Finish:
         passing, given = self._large, rows
         if passing:
             given = [None if row in passing.values() else leaf for row, leaf in enumerate(rows)]
-        intact = self._on_device(self._host.intact(self._pipeline.plan, filled)) if self._tolerant else None
+        intact = self._on_device(self._host.intact(filled, self._layout.axes)) if self._tolerant else None
         key = key if self._is_keyed else None
         made = self._finished(key, numbers, given, intact)
         if not passing:
@@ -116,7 +115,7 @@ class Finish:
         """Which of the rows that this process has are samples, and could be read."""
         assert filled.request is not None
         real = filled.request.real.reshape(self._layout.axes)
-        return real & self._host.intact(self._pipeline.plan, filled)
+        return real & self._host.intact(filled, self._layout.axes)
 
     def _object_batch(self, filled: ReadBatch) -> tuple[Any, np.ndarray]:
         objects = filled.rows[0]

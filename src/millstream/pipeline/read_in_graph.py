@@ -56,4 +56,6 @@ class _Fetcher:
     def _fetch(self, words: Any, step: Any) -> list[np.ndarray]:
         reader = self._reader
         filled = reader.rows(np.asarray(words), int(step))
-        return [*filled.rows, reader.host.intact(reader.plan, filled)] if reader.host.tolerant else filled.rows
+        if not reader.host.tolerant:
+            return filled.rows
+        return [*filled.rows, reader.host.intact(filled, reader.host.layout(reader.plan).axes)]

@@ -137,7 +137,7 @@ class PlannedSteps:
         self._block_steps = max(1, min(_BLOCK_STEPS, _BLOCK_ROWS // rows))
         # Blocks are replaced whole, so that several threads may ask.
         self._block: tuple[int, list[tuple[_Block, int]]] = 0, []
-        self._numbers: tuple[int, list[np.ndarray]] = 0, []
+        self._numbers: tuple[int, list[np.ndarray | None]] = 0, []
 
     def request(self, step: int, keyed: bool) -> Request:
         """What a step asks for, with the keys of its samples if they are wanted."""
@@ -153,7 +153,7 @@ class PlannedSteps:
 
     def numbers(self, step: int) -> np.ndarray | None:
         """The coordinates of a step, for compiled stages; None if they want none."""
-        if self._coordinates is None or not self._coordinates[0].size:
+        if self._coordinates is None or not any(one.size for one in self._coordinates):
             return None
         first, numbers = self._numbers
         if not 0 <= step - first < len(numbers):
@@ -163,11 +163,12 @@ class PlannedSteps:
     def _turns(self, first: int) -> list[Turn]:
         return self._plan.turns(self._words, first + np.arange(self._block_steps, dtype=np.uint64))
 
-    def _pack_from(self, first: int, coordinates: tuple[Coordinates, ...]) -> list[np.ndarray]:
+    def _pack_from(self, first: int, coordinates: tuple[Coordinates, ...]) -> list[np.ndarray | None]:
         found: dict[int, np.ndarray] = {}
         for bucket, which, steps in self._turns(first):
-            found.update(zip(which.tolist(), coordinates[bucket].pack(self._words, steps), strict=True))
-        return [found[at] for at in range(self._block_steps)]
+            if coordinates[bucket].size:
+                found.update(zip(which.tolist(), coordinates[bucket].pack(self._words, steps), strict=True))
+        return [found.get(at) for at in range(self._block_steps)]
 
     def _plan_from(self, first: int) -> "list[tuple[_Block, int]]":
         found: dict[int, tuple[_Block, int]] = {}

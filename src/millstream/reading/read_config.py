@@ -1,6 +1,7 @@
 """The part of a pipeline that runs on the host: what is read, by whom, how far ahead, and what becomes of errors."""
 
 import dataclasses
+import math
 
 import numpy as np
 
@@ -80,11 +81,9 @@ class ReadConfig:
         lazy = not (source.reads_samples or source.whole_batches or source.calls_users)
         return ThreadBackend(source, layout, source.readers, ahead, tolerant=self.tolerant, lazy=lazy)
 
-    def intact(self, plan: AnyPlan, filled: ReadBatch) -> np.ndarray:
-        """Which rows of a batch could be read, with the axes of the plan."""
-        assert filled.request is not None
-        layout = self.layout(plan).of(filled.request.bucket)
-        intact = np.ones(layout.rows, bool)
+    def intact(self, filled: ReadBatch, axes: tuple[int, ...]) -> np.ndarray:
+        """Which rows of a batch with these axes could be read."""
+        intact = np.ones(math.prod(axes), bool)
         if filled.report.failed:
             intact[slice(None) if self.on_error == "skip batch" else list(filled.report.failed)] = False
-        return intact.reshape(layout.axes)
+        return intact.reshape(axes)

@@ -4,13 +4,15 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, overload
 
+import numpy as np
+
 from millstream.pipeline.bucketed import BucketedPipeline
 from millstream.pipeline.compose import IndexedPipeline
 from millstream.pipeline.pipeline import Pipeline, as_stream
 from millstream.reading.contracts import IndexedSource
 from millstream.reading.padding import PaddedLeaf, PaddedSource, Side, TooLong
 from millstream.reading.samples import TRIED
-from millstream.text.errors import describe_value, require_choice, require_mapping, require_number, whole_number
+from millstream.text.errors import describe_value, require_choice, require_mapping, whole_number
 from millstream.text.summaries import call_text
 
 _MOST = (1 << 31) - 1
@@ -53,7 +55,8 @@ class PadTransform:
         if not self.fill:
             raise ValueError("PadTransform needs at least one leaf to pad, such as {'ids': 0}. Got none.")
         for name, value in self.fill.items():
-            require_number("PadTransform", f"fill of {name!r}", value)
+            if not isinstance(value, int | float | np.number | np.bool_):
+                raise TypeError(f"PadTransform needs a number to pad {name!r} with. Got {describe_value(value)}.")
         require_choice("PadTransform", "side", self.side, ("right", "left"))
         require_choice("PadTransform", "too_long", self.too_long, ("raise", "cut end", "cut start"))
         for name in ("mask", "positions"):

@@ -1,7 +1,7 @@
 """Which samples of a source there are."""
 
 from millstream.reading.view import View as View
-from millstream.views.buckets import buckets as buckets
+from millstream.views.lengths import buckets as buckets
 from millstream.views.draws import balanced as balanced
 from millstream.views.draws import weighted as weighted
 from millstream.views.joins import concat as concat
