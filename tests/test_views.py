@@ -129,6 +129,7 @@ VIEWS = {
     "concatenated": lambda source: ms.views.concat(source[:9], source[4:20], source[:2]),
     "weighted": lambda source: ms.views.weighted(source, np.arange(N), samples=50),
     "balanced": lambda source: ms.views.balanced(source[:30], "y", samples=24),
+    "mixture": lambda source: ms.views.mix({"a": source[:20], "b": source[20:]}, {"a": 1, "b": 2}, samples=45),
     "slice of weighted": lambda source: ms.views.weighted(source, np.arange(N), samples=50)[10:40],
 }
 

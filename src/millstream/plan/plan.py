@@ -158,7 +158,8 @@ class Plan:
         for batching in reversed(self.batchings):
             limit = min(limit, batching.step_limit // scale)
             scale *= batching.size
-        return limit
+        most = None if self.selection is None else self.selection.run_limit
+        return limit if most is None else min(limit, most // scale)
 
     def real_samples(self, words: np.ndarray, step: int) -> int:
         """How many samples of a step are no padding."""

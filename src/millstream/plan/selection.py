@@ -173,6 +173,11 @@ class Selection:
         return any(function.is_keyed for function in self.functions)
 
     @property
+    def run_limit(self) -> int | None:
+        """How many positions a run may have; None if any number."""
+        return min((one.run_limit for one in self.functions if hasattr(one, "run_limit")), default=None)
+
+    @property
     def words(self) -> str:
         """What is selected, in words that differ for different selections."""
         return " of ".join(function.words for function in self.functions)

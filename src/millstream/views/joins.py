@@ -38,13 +38,18 @@ def concat(*sources: IndexedSource, ordering: Ordering | None = None) -> ArraySa
     for source in sources:
         require_source("concat", source)
     its_ordering: Any = ordering or sources[0].ordering  # which the plan checks
+    return joined("concat", sources, its_ordering)
+
+
+def joined(caller: str, sources: Sequence[IndexedSource], ordering: Ordering) -> ArraySampleSource | HostSource | View:
+    """Sources and views, one after the other; see `concat`."""
     bases = list({id(base): base for base in map(_base, sources)}.values())
-    joined = _chained(bases, its_ordering)
+    base = _chained(caller, bases, ordering)
     if len(bases) == len(sources) and not any(isinstance(source, View) for source in sources):
-        return joined
+        return base
     starts = dict(builtins.zip(map(id, bases), np.cumsum([0, *map(len, bases)]).tolist(), strict=False))
     indices = np.concatenate([starts[id(_base(source))] + located(source) for source in sources])
-    return View(joined, Selection().after(*listed(indices, len(joined))), its_ordering)
+    return View(base, Selection().after(*listed(indices, len(base))), ordering)
 
 
 def zip(
@@ -111,23 +116,23 @@ def _together(names: list[str] | None, parts: Sequence[Any]) -> Any:
     return tuple(parts) if names is None else dict(builtins.zip(names, parts, strict=True))
 
 
-def _chained(bases: list[IndexedSource], ordering: Ordering) -> Any:
+def _chained(caller: str, bases: list[IndexedSource], ordering: Ordering) -> Any:
     """Sources without views, one after the other."""
     if len(bases) == 1:
         return bases[0]
     if all(isinstance(base, ArraySampleSource) for base in bases):
-        return _JoinedArrays(bases, ordering)  # pyright: ignore[reportArgumentType]
-    return _Chained(bases, ordering)
+        return _JoinedArrays(caller, bases, ordering)  # pyright: ignore[reportArgumentType]
+    return _Chained(caller, bases, ordering)
 
 
-def _require_equal(parts: Sequence[IndexedSource], specs: list[Any]) -> None:
+def _require_equal(caller: str, parts: Sequence[IndexedSource], specs: list[Any]) -> None:
     differing = [number for number, spec in enumerate(specs) if spec != specs[0]]
     if differing:
         shown = [
             (f"source {number}, {type(parts[number]).__name__}", _described(specs[number]))
             for number in (0, differing[0])
         ]
-        raise ValueError(f"concat needs sources with equal samples. Got:\n{table(shown)}\nMake them alike first.")
+        raise ValueError(f"{caller} needs sources with equal samples. Got:\n{table(shown)}\nMake them alike first.")
 
 
 def _described(spec: SampleSpec | ObjectSpec) -> str:
@@ -140,10 +145,10 @@ def _described(spec: SampleSpec | ObjectSpec) -> str:
 class _JoinedArrays(ArraySampleSource):
     """Arrays of several sources as one."""
 
-    def __init__(self, bases: Sequence[ArraySampleSource], ordering: Ordering) -> None:
+    def __init__(self, caller: str, bases: Sequence[ArraySampleSource], ordering: Ordering) -> None:
         import jax
 
-        _require_equal(bases, [spec_of("concat", base.spec()) for base in bases])
+        _require_equal(caller, bases, [spec_of(caller, base.spec()) for base in bases])
         data = jax.tree.map(
             lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves]), *(b.data for b in bases)
         )
@@ -158,9 +163,9 @@ class _Chained(HostSource):
 
     ordering: Ordering
 
-    def __init__(self, bases: Sequence[IndexedSource], ordering: Ordering) -> None:
+    def __init__(self, caller: str, bases: Sequence[IndexedSource], ordering: Ordering) -> None:
         self._parts = [as_host_source(base) for base in bases]
-        _require_equal(bases, [_comparable(part.sample_spec) for part in self._parts])
+        _require_equal(caller, bases, [_comparable(part.sample_spec) for part in self._parts])
         self.part_starts = np.cumsum([0, *map(len, bases[:-1])])
         self._length = sum(map(len, bases))
         self.ordering = ordering

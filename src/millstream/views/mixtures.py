@@ -1,0 +1,236 @@
+"""Several sources in one batch, by weight."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from millstream.pipeline.pipeline import MAX_IN_GRAPH
+from millstream.plan.mixture import block_size, mixed, mixed_once, rounded
+from millstream.plan.ordering import as_shuffle
+from millstream.reading.contracts import IndexedSource
+from millstream.reading.view import View, view_of
+from millstream.text.errors import (
+    describe_value,
+    function_name,
+    require_choice,
+    require_mapping,
+    require_number,
+    table,
+    whole_number,
+)
+from millstream.views._measure import require_source
+from millstream.views.joins import joined
+
+# A weight that stays, or a function of how many samples of the epoch have come before.
+Weight = float | Callable[[np.ndarray], np.ndarray]
+
+
+def mix(
+    sources: Mapping[str, IndexedSource],
+    weights: Mapping[str, Weight],
+    *,
+    samples: int | None = None,
+    exhausted: Literal["repeat", "stop", "share"] = "repeat",
+    times: int = 1,
+) -> View:
+    """Samples of several sources in every batch, in the proportions that their weights say.
+
+    The number of samples of each source is less than one from exact at the end of every block of at least 256 samples,
+    and they are spread evenly inside. Every source goes through its own epochs, in its own order, from one epoch of the
+    mixture to the next.
+
+    Example:
+        >>> web, code = (ms.ArraySampleSource({"x": np.full(n, n)}) for n in (900, 100))
+        >>> view = ms.views.mix({"web": web, "code": code}, {"web": 3, "code": 1})
+        >>> loader = ms.DataLoader([view, ms.BatchTransform(256)])
+        >>> batch, mask = next(loader.iterate(loader.init_state(jax.random.key(0))))
+        >>> int((batch["x"] == 100).sum())
+        64
+
+    Args:
+        sources: Sources or views by name, whose samples have the same structure, shapes and dtypes. Each has its own
+            `ordering`, "shuffle" or "sequential".
+        weights: A number for each, at least 0, or a function of how many samples have come before in the epoch, such as
+            `ms.views.ramp(0.1, 0.5, samples=100_000)`. Only their proportions count.
+        samples: How many samples an epoch has; by default as many as all sources together. Weights that change start
+            again with every epoch, so give all samples of the run to change them over the run.
+        exhausted: What happens when a source has come `times` times in an epoch. "repeat" goes on with its next epoch,
+            however often. "stop" ends the epoch of the mixture before that. "share" leaves it out from there on, and
+            the others share its weight, until all are exhausted.
+        times: How often a source may come in an epoch, for "stop" and "share".
+    """
+    require_mapping("mix", "sources", sources, "a dict of sources")
+    if not sources:
+        raise ValueError("mix needs at least one source. Got none.")
+    for source in sources.values():
+        require_source("mix", source)
+    require_choice("mix", "exhausted", exhausted, ("repeat", "stop", "share"))
+    whole_number("mix", "times", times, least=1, most=MAX_IN_GRAPH)
+    if exhausted == "repeat" and times != 1:
+        raise ValueError(
+            "mix takes times= with exhausted='stop' or 'share': 'repeat' repeats a source as often as needed."
+        )
+    if exhausted != "repeat" and samples is not None:
+        raise ValueError(
+            f"mix takes samples= with exhausted='repeat' alone: with {exhausted!r} the sources end the epoch."
+        )
+    found = _weights_by_name(sources, weights)
+    base, parts = joined("mix", list(sources.values()), "sequential"), _parts(sources)
+    most = times * np.array([length for length, _ in parts], np.int64)
+    length = int(most.sum()) if samples is None else whole_number("mix", "samples", samples, least=1, most=MAX_IN_GRAPH)
+    if length > MAX_IN_GRAPH:
+        raise ValueError(
+            f"mix would have {length:,} samples in an epoch. The most is {MAX_IN_GRAPH:,}; pass fewer times."
+        )
+    shares = _shares(found, length)
+    if exhausted == "share":
+        return view_of(base, *mixed_once(shares, length, parts, most), ordering="sequential")
+    if exhausted == "stop":
+        length = _length_until_one_ends(shares, length, most)
+        while (rounded(shares := _shares(found, length), length)[-1] > most).any():  # rounding may take one too many
+            length -= 1
+    return view_of(base, *mixed(shares, length, parts), ordering="sequential")
+
+
+@dataclasses.dataclass(frozen=True)
+class ramp:
+    """A weight that goes from one number to another, for `ms.views.mix`.
+
+    Example:
+        >>> ms.views.ramp(0.0, 1.0, samples=100)(np.array([0, 50, 100, 200])).tolist()
+        [0.0, 0.5, 1.0, 1.0]
+
+    Args:
+        start: The weight at the beginning of an epoch.
+        end: The weight from `samples` on.
+        samples: How many samples of the mixture it takes.
+        after: How many samples come before it begins.
+        shape: "linear", or "cosine", which starts and ends slowly.
+    """
+
+    start: float
+    end: float
+    samples: int
+    after: int = 0
+    shape: Literal["linear", "cosine"] = "linear"
+
+    def __post_init__(self) -> None:
+        for name in ("start", "end"):
+            require_number("ramp", name, getattr(self, name))
+        whole_number("ramp", "samples", self.samples, least=1)
+        whole_number("ramp", "after", self.after, least=0)
+        require_choice("ramp", "shape", self.shape, ("linear", "cosine"))
+
+    def __call__(self, samples: np.ndarray) -> np.ndarray:
+        """The weight after so many samples."""
+        share = np.clip((np.asarray(samples, np.float64) - self.after) / self.samples, 0.0, 1.0)
+        share = share if self.shape == "linear" else (1 - np.cos(np.pi * share)) / 2
+        return self.start + (self.end - self.start) * share
+
+
+@dataclasses.dataclass(frozen=True)
+class piecewise:
+    """A weight that changes at some samples, for `ms.views.mix`.
+
+    Example:
+        >>> ms.views.piecewise({0: 1.0, 1000: 0.25})(np.array([0, 999, 1000])).tolist()
+        [1.0, 1.0, 0.25]
+
+    Args:
+        values: The weight from each number of samples on; one of them is 0.
+    """
+
+    values: Mapping[int, float]
+
+    def __post_init__(self) -> None:
+        require_mapping("piecewise", "values", self.values, "a dict such as {0: 1.0, 1000: 0.5}")
+        for start, value in self.values.items():
+            whole_number("piecewise", "the start of a weight", start, least=0)
+            require_number("piecewise", "a weight", value)
+        if 0 not in self.values:
+            raise ValueError(f"piecewise needs a weight from 0 on. Got {describe_value(dict(self.values))}.")
+
+    def __call__(self, samples: np.ndarray) -> np.ndarray:
+        """The weight after so many samples."""
+        starts = sorted(self.values)
+        weights = np.array([self.values[start] for start in starts], np.float64)
+        return weights[np.searchsorted(starts, samples, side="right") - 1]
+
+
+def _weights_by_name(sources: Mapping[str, Any], weights: Any) -> dict[str, Weight]:
+    require_mapping("mix", "weights", weights, "a dict with a weight for each source")
+    if weights.keys() != sources.keys():
+        rows = [("sources", ", ".join(map(repr, sources))), ("weights", ", ".join(map(repr, weights)))]
+        raise ValueError(f"mix needs a weight for each source. Got:\n{table(rows)}")
+    for name, weight in weights.items():
+        if not callable(weight):
+            require_number("mix", f"the weight of {name!r}", weight)
+    return {name: weights[name] for name in sources}
+
+
+def _parts(sources: Mapping[str, IndexedSource]) -> tuple[tuple[int, bool], ...]:
+    """The length of each source, and whether it is shuffled."""
+    parts = []
+    for name, source in sources.items():
+        if isinstance(source, View) and source.selection.is_keyed:
+            raise TypeError(f"mix: {name!r}, {source!r}, differs from epoch to epoch. Mix its sources instead.")
+        shuffle = as_shuffle("mix", source.ordering)
+        if shuffle.words not in ("shuffle", "sequential"):
+            raise ValueError(f"mix takes sources that are shuffled or in sequence. {name!r} has ordering {shuffle!r}.")
+        parts.append((len(source), shuffle.words == "shuffle"))
+    return tuple(parts)
+
+
+def _shares(weights: Mapping[str, Weight], length: int) -> np.ndarray:
+    """The share of each source in every block of an epoch, at its middle."""
+    size = block_size(length)
+    starts = np.arange(-(-length // size), dtype=np.int64) * size
+    middles = (starts + np.minimum(starts + size, length)) / 2
+    columns = []
+    for name, weight in weights.items():
+        column = (
+            np.full(len(middles), weight, np.float64) if not callable(weight) else _evaluated(name, weight, middles)
+        )
+        wrong = ~np.isfinite(column) | (column < 0)
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            where = f" after {starts[at]:,} samples" if callable(weight) else ""
+            raise ValueError(f"mix needs weights that are finite and not negative. {name!r} has {column[at]}{where}.")
+        columns.append(column)
+    shares = np.stack(columns, axis=1)
+    totals = shares.sum(axis=1)
+    if not totals.all():
+        at = int(np.argmin(totals))
+        raise ValueError(f"mix needs a weight above zero at all times. All are zero after {starts[at]:,} samples.")
+    return shares / totals[:, None]
+
+
+def _evaluated(name: str, weight: Callable[[np.ndarray], Any], samples: np.ndarray) -> np.ndarray:
+    first, again = weight(samples), weight(samples)
+    try:
+        found, repeated = (np.broadcast_to(np.asarray(one, np.float64), samples.shape) for one in (first, again))
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"mix needs weights that are functions of arrays: {function_name(weight)}, of {name!r}, was given "
+            f"{len(samples):,} numbers of samples, and returned {describe_value(first)}."
+        ) from None
+    if not np.array_equal(found, repeated, equal_nan=True):
+        raise ValueError(
+            f"mix needs a weight that depends on its argument alone. That of {name!r} differs when it is asked again."
+        )
+    return found
+
+
+def _length_until_one_ends(shares: np.ndarray, length: int, most: np.ndarray) -> int:
+    """About how many samples come before one source has given its last."""
+    size = block_size(length)
+    exact = np.cumsum(np.concatenate([np.zeros((1, len(most))), shares * size]), axis=0)
+    over = exact > most
+    if not over.any():
+        return length
+    block = int(np.argmax(over.any(axis=1)))  # the first row in which one has given too many
+    with np.errstate(divide="ignore", invalid="ignore"):
+        inside = (most - exact[block - 1]) / shares[block - 1]
+    return max(1, (block - 1) * size + int(np.nanmin(np.where(shares[block - 1] > 0, inside, np.inf))))
