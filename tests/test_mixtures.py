@@ -134,7 +134,7 @@ def _noisy(value, mask, key):
 def test_a_mixture_is_verified_and_explained(key):
     loader = ms.DataLoader([ms.views.mix(sources(dataset), {"a": 1, "b": 1, "c": 0}), ms.BatchTransform(32)])
     checked = loader.verify(key, executors=[ms.Threads(2)], hosts=[1, 2], progress=False)
-    assert all(row.outcome == "ok" for row in checked.rows), checked
+    assert all(row.result == "ok" for row in checked.rows), checked
     assert "mixed of 300, 40, 75" in loader.explain().plan["view"]
     assert loader.is_random
     assert not any(2000 <= x for batch in drawn(loader, key, 13) for x in batch)
