@@ -145,7 +145,7 @@ def test_mixing_views_of_one_source_keeps_to_their_samples(key):
     view = ms.views.mix({"low": source[:30], "high": source[60:]}, {"low": 1, "high": 1}, samples=64)
     loader = ms.DataLoader([view, ms.BatchTransform(32)])
     for batch in drawn(loader, key, 4):
-        assert sum(x < 30 for x in batch) == 16 and not any(30 <= x < 60 for x in batch)
+        assert 15 <= sum(x < 30 for x in batch) <= 17 and not any(30 <= x < 60 for x in batch)
 
 
 def test_weights_may_change(key):
@@ -195,12 +195,15 @@ WRONG = {
     "a list": (lambda: ms.views.mix([arrays(0, 3)], [1]), "mix needs sources to be a dict of sources"),
     "no source": (lambda: ms.views.mix({"a": 3}, {"a": 1}), "mix needs a source"),
     "names": (lambda: ms.views.mix(sources(), {"a": 1}), "mix needs a weight for each source"),
-    "text": (lambda: ms.views.mix({"a": arrays(0, 3)}, {"a": "1"}), "the weight of 'a' to be a number"),
+    "text": (lambda: ms.views.mix({"a": arrays(0, 3)}, {"a": "1"}), "the weight of 'a' to be a finite number"),
     "negative": (
         lambda: ms.views.mix(sources(), {"a": 1, "b": -1, "c": 0}),
         "weights that are finite and not negative. 'b' has -1.0",
     ),
-    "nan": (lambda: ms.views.mix(sources(), {"a": 1, "b": float("nan"), "c": 0}), "'b' has nan"),
+    "nan": (
+        lambda: ms.views.mix(sources(), {"a": 1, "b": float("nan"), "c": 0}),
+        "the weight of 'b' to be a finite number. Got nan",
+    ),
     "all zero": (
         lambda: ms.views.mix({"a": arrays(0, 900)}, {"a": ms.views.piecewise({0: 1, 512: 0})}),
         "All are zero after 512 samples",

@@ -43,6 +43,11 @@ class BucketPlan:
         """Which of the source's samples there are; the same for all buckets."""
         return self.buckets[0].selection
 
+    @property
+    def draws(self) -> bool:
+        """Whether which samples an epoch has depends on the run's key and the epoch, not only their order."""
+        return self.buckets[0].draws
+
     @functools.cached_property
     def steps_per_epoch(self) -> int:
         return sum(plan.steps_per_epoch for plan in self.buckets)

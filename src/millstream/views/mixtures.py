@@ -56,7 +56,7 @@ def mix(
             `ms.views.ramp(0.1, 0.5, samples=100_000)`. Only their proportions count.
         samples: How many samples an epoch has; by default as many as all sources together. Weights that change start
             again with every epoch, so give all samples of the run to change them over the run.
-        exhausted: What happens when a source has come `times` times in an epoch. "repeat" goes on with its next epoch,
+        exhausted: What happens when a source has come `times` times in an epoch. "repeat" continues with its next epoch,
             however often. "stop" ends the epoch of the mixture before that. "share" leaves it out from there on, and
             the others share its weight, until all are exhausted.
         times: How often a source may come in an epoch, for "stop" and "share".
@@ -77,7 +77,7 @@ def mix(
             f"mix takes samples= with exhausted='repeat' alone: with {exhausted!r} the sources end the epoch."
         )
     found = _weights_by_name(sources, weights)
-    base, parts = joined("mix", list(sources.values()), "sequential"), _parts(sources)
+    parts, base = _parts(sources), joined("mix", list(sources.values()), "sequential")
     most = times * np.array([length for length, _ in parts], np.int64)
     length = int(most.sum()) if samples is None else whole_number("mix", "samples", samples, least=1, most=MAX_IN_GRAPH)
     if length > MAX_IN_GRAPH:
@@ -124,7 +124,7 @@ class ramp:
         require_choice("ramp", "shape", self.shape, ("linear", "cosine"))
 
     def __call__(self, samples: np.ndarray) -> np.ndarray:
-        """The weight after so many samples."""
+        """The weight after that many samples."""
         share = np.clip((np.asarray(samples, np.float64) - self.after) / self.samples, 0.0, 1.0)
         share = share if self.shape == "linear" else (1 - np.cos(np.pi * share)) / 2
         return self.start + (self.end - self.start) * share
@@ -153,7 +153,7 @@ class piecewise:
             raise ValueError(f"piecewise needs a weight from 0 on. Got {describe_value(dict(self.values))}.")
 
     def __call__(self, samples: np.ndarray) -> np.ndarray:
-        """The weight after so many samples."""
+        """The weight after that many samples."""
         starts = sorted(self.values)
         weights = np.array([self.values[start] for start in starts], np.float64)
         return weights[np.searchsorted(starts, samples, side="right") - 1]
