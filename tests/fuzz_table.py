@@ -476,7 +476,7 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "Processes": lambda f: {"workers": 1},
     "RandomHostMapTransform": lambda f: {"fn": lambda value, rng: value},
     "RandomMapTransform": lambda f: {"fn": lambda value, mask, key: value},
-    "PadTransform": lambda f: {"fill": {"ids": 0}, "length": 4},
+    "PadTransform": lambda f: {"fill": {"image": 0}, "length": 4},
     "RenameTransform": lambda f: {"renames": {"image": "pixels"}},
     "Threads": lambda f: {"workers": 1},
     "TimeSeriesBatchTransform": lambda f: {"sequence_key": "image"},

@@ -41,7 +41,7 @@ class Nameless:
 def test_workers_that_cannot_be_shown():
     for executor in (ms.Threads, ms.Processes):
         with refuses(ValueError, executor.__name__, "workers"):
-            executor(Nameless())
+            executor(Nameless())  # pyright: ignore[reportArgumentType]
 
 
 def test_more_threads_than_a_machine_can_start():

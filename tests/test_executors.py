@@ -485,8 +485,8 @@ def test_large_batches_reach_jax_without_a_copy(key):
     addresses = []
     make = Slots.lend
 
-    def spying(self, slot):
-        rows = make(self, slot)
+    def spying(self, slot, bucket):
+        rows = make(self, slot, bucket)
         addresses.append(rows[0].ctypes.data)
         return rows
 
@@ -522,7 +522,7 @@ def test_a_ring_grows_to_its_limit_and_then_copies():
     layout = Layout((4,), ((256,),), (np.dtype(np.float32),))
     told = []
     slots = Slots(layout, 2, limit=4 * layout.nbytes, on_limit=told.append)
-    held = [slots.lend(slots.take()) for _ in range(10)]
+    held = [slots.lend(slots.take(), 0) for _ in range(10)]
     assert slots.count == 4 and told == [3]
     assert slots.n_held == 3
     held.clear()

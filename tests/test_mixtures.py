@@ -1,6 +1,7 @@
 """Mixtures: samples of several sources in every batch, compared with loops over lists."""
 
 import collections
+from typing import Any
 
 import hypothesis.strategies as st
 import jax
@@ -16,12 +17,12 @@ LENGTHS = (300, 40, 75)
 NAMES = ("a", "b", "c")
 
 
-def arrays(number, length, ordering="shuffle"):
+def arrays(number, length, ordering: Any = "shuffle"):
     x = 1000 * number + np.arange(length, dtype=np.int32)
     return ms.ArraySampleSource({"x": x}, ordering)
 
 
-def dataset(number, length, ordering="shuffle"):
+def dataset(number, length, ordering: Any = "shuffle"):
     return ms.DatasetSource([{"x": np.int32(1000 * number + i)} for i in range(length)], ordering)
 
 
@@ -190,44 +191,45 @@ def test_the_table_of_a_long_mixture_is_small():
     assert function.locate(np, table, np.zeros(2, np.uint32), np.zeros(3, np.uint32), positions).shape == (3,)
 
 
+mix: Any = ms.views.mix
 WRONG = {
-    "no sources": (lambda: ms.views.mix({}, {}), "mix needs at least one source"),
-    "a list": (lambda: ms.views.mix([arrays(0, 3)], [1]), "mix needs sources to be a dict of sources"),
-    "no source": (lambda: ms.views.mix({"a": 3}, {"a": 1}), "mix needs a source"),
-    "names": (lambda: ms.views.mix(sources(), {"a": 1}), "mix needs a weight for each source"),
-    "text": (lambda: ms.views.mix({"a": arrays(0, 3)}, {"a": "1"}), "the weight of 'a' to be a finite number"),
+    "no sources": (lambda: mix({}, {}), "mix needs at least one source"),
+    "a list": (lambda: mix([arrays(0, 3)], [1]), "mix needs sources to be a dict of sources"),
+    "no source": (lambda: mix({"a": 3}, {"a": 1}), "mix needs a source"),
+    "names": (lambda: mix(sources(), {"a": 1}), "mix needs a weight for each source"),
+    "text": (lambda: mix({"a": arrays(0, 3)}, {"a": "1"}), "the weight of 'a' to be a finite number"),
     "negative": (
-        lambda: ms.views.mix(sources(), {"a": 1, "b": -1, "c": 0}),
+        lambda: mix(sources(), {"a": 1, "b": -1, "c": 0}),
         "weights that are finite and not negative. 'b' has -1.0",
     ),
     "nan": (
-        lambda: ms.views.mix(sources(), {"a": 1, "b": float("nan"), "c": 0}),
+        lambda: mix(sources(), {"a": 1, "b": float("nan"), "c": 0}),
         "the weight of 'b' to be a finite number. Got nan",
     ),
     "all zero": (
-        lambda: ms.views.mix({"a": arrays(0, 900)}, {"a": ms.views.piecewise({0: 1, 512: 0})}),
+        lambda: mix({"a": arrays(0, 900)}, {"a": ms.views.piecewise({0: 1, 512: 0})}),
         "All are zero after 512 samples",
     ),
     "impure": (
-        lambda: ms.views.mix({"a": arrays(0, 9)}, {"a": lambda n: np.random.random(n.shape)}),
+        lambda: mix({"a": arrays(0, 9)}, {"a": lambda n: np.random.random(n.shape)}),
         "That of 'a' differs when it is asked again",
     ),
-    "shape": (lambda: ms.views.mix({"a": arrays(0, 9)}, {"a": lambda n: [1, 2, 3, 4]}), "functions of arrays"),
+    "shape": (lambda: mix({"a": arrays(0, 9)}, {"a": lambda n: [1, 2, 3, 4]}), "functions of arrays"),
     "specs": (
-        lambda: ms.views.mix({"a": arrays(0, 9), "b": ms.ArraySampleSource({"y": np.zeros(3)})}, {"a": 1, "b": 1}),
+        lambda: mix({"a": arrays(0, 9), "b": ms.ArraySampleSource({"y": np.zeros(3)})}, {"a": 1, "b": 1}),
         "mix needs sources with equal samples",
     ),
     "keyed": (
-        lambda: ms.views.mix({"a": ms.views.weighted(arrays(0, 9), np.ones(9))}, {"a": 1}),
+        lambda: mix({"a": ms.views.weighted(arrays(0, 9), np.ones(9))}, {"a": 1}),
         "differs from epoch to epoch. Mix its sources instead",
     ),
-    "times": (lambda: ms.views.mix(sources(), dict.fromkeys(NAMES, 1), times=2), "takes times= with exhausted='stop'"),
+    "times": (lambda: mix(sources(), dict.fromkeys(NAMES, 1), times=2), "takes times= with exhausted='stop'"),
     "samples": (
-        lambda: ms.views.mix(sources(), dict.fromkeys(NAMES, 1), samples=5, exhausted="stop"),
+        lambda: mix(sources(), dict.fromkeys(NAMES, 1), samples=5, exhausted="stop"),
         "takes samples= with exhausted='repeat' alone",
     ),
     "ordering": (
-        lambda: ms.views.mix({"a": arrays(0, 9, ms.Shuffle("repeat"))}, {"a": 1}),
+        lambda: mix({"a": arrays(0, 9, ms.Shuffle("repeat"))}, {"a": 1}),
         "mix takes sources that are shuffled or in sequence",
     ),
     "no start": (lambda: ms.views.piecewise({5: 1.0}), "piecewise needs a weight from 0 on"),

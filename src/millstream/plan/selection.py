@@ -175,7 +175,8 @@ class Selection:
     @property
     def run_limit(self) -> int | None:
         """How many positions a run may have; None if any number."""
-        return min((one.run_limit for one in self.functions if hasattr(one, "run_limit")), default=None)
+        limits = [limit for one in self.functions if (limit := getattr(one, "run_limit", None)) is not None]
+        return min(limits, default=None)
 
     @property
     def words(self) -> str:

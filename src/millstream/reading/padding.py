@@ -114,9 +114,10 @@ class PaddedSource(SampleReader):
             if not out[0].dtype.hasobject:
                 self._write(index, sample, [leaf[row] for leaf in out], out, row)
                 return extra
-            leaves = self.sample_spec.empty(1)
+            spec = self._specs[-1]
+            leaves = spec.empty(1)
             self._write(index, sample, [leaf[0] for leaf in leaves], leaves, 0)
-            out[0][row] = self.sample_spec.unflatten([leaf[0] for leaf in leaves])
+            out[0][row] = spec.unflatten([leaf[0] for leaf in leaves])
         return extra
 
     def _write(self, index: int, sample: Any, targets: list[np.ndarray], out: Sequence[np.ndarray], row: int) -> None:

@@ -1,11 +1,11 @@
 """Which samples of a source there are."""
 
 from millstream.reading.view import View as View
-from millstream.views.lengths import buckets as buckets
 from millstream.views.draws import balanced as balanced
 from millstream.views.draws import weighted as weighted
 from millstream.views.joins import concat as concat
 from millstream.views.joins import zip as zip
+from millstream.views.lengths import buckets as buckets
 from millstream.views.mixtures import mix as mix
 from millstream.views.mixtures import piecewise as piecewise
 from millstream.views.mixtures import ramp as ramp

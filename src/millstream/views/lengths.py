@@ -112,8 +112,7 @@ class _Bucketing(Transform):
         return "buckets"
 
     def __repr__(self) -> str:
-        pairs = zip(self.lengths, self.sizes, strict=True)
-        return f"buckets({', '.join(f'{length}: {size} rows' for length, size in pairs)})"
+        return f"buckets({', '.join(map(str, self.lengths))})" if len(self.lengths) <= 5 else "buckets"
 
 
 def _bounds(lengths: Any, found: np.ndarray) -> np.ndarray:

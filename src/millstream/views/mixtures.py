@@ -56,7 +56,7 @@ def mix(
             `ms.views.ramp(0.1, 0.5, samples=100_000)`. Only their proportions count.
         samples: How many samples an epoch has; by default as many as all sources together. Weights that change start
             again with every epoch, so give all samples of the run to change them over the run.
-        exhausted: What happens when a source has come `times` times in an epoch. "repeat" continues with its next epoch,
+        exhausted: What happens when a source has come `times` times in an epoch. "repeat" continues with its next one,
             however often. "stop" ends the epoch of the mixture before that. "share" leaves it out from there on, and
             the others share its weight, until all are exhausted.
         times: How often a source may come in an epoch, for "stop" and "share".
