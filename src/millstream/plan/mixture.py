@@ -11,7 +11,7 @@ from millstream.plan.keys import Array, Key, fold, named_key
 from millstream.plan.selection import digest_of
 
 _NAME = "millstream mixture 1"
-_LEAST_BLOCK, _MOST_BLOCK = 256, 1 << 16  # of the last, place times stride still fits 32 bits
+_LEAST_BLOCK, _MOST_BLOCK = 256, 1 << 16  # places of 16 bits, which times a stride still fit 32
 _MOST_BLOCKS = 1 << 17  # rows of a table, so that a mixture of eight sources takes 4 MB at most
 
 
@@ -20,8 +20,8 @@ class Mixed:
     """Samples of several sources, as many of each as a table of quotas says, block by block.
 
     The table has a row for the start of every block, and one for the end: how many samples of each source come before.
-    In a block, a position has a place, by a stride near the golden section; the places of a source are an interval, so
-    its samples are spread evenly. The number of a source's samples so far, over all epochs of the mixture, is the
+    In a block, a position has a place: its bits in reverse. The places of a source are an interval, so its samples are
+    spread evenly, and parts of a block that are powers of two have their share of it, up to one sample. The number of a source's samples so far, over all epochs of the mixture, is the
     position in its own epochs, each of which has an order of its own.
 
     Attributes:
@@ -59,12 +59,13 @@ class Mixed:
 
     def _place(self, xp: ModuleType, inside: Array, which_block: Array) -> Array:
         """The place in its block of every position there."""
-        number, (full, rest) = inside.dtype.type, divmod(self.length, block_size(self.length))
-        size, stride = number(block_size(self.length)), number(_stride(block_size(self.length)))
-        if rest:
-            is_last = which_block == number(full)
-            size, stride = xp.where(is_last, number(rest), size), xp.where(is_last, number(_stride(rest)), stride)
-        return inside * stride % size
+        number, size = inside.dtype.type, block_size(self.length)
+        full, rest = divmod(self.length, size)
+        place = _reversed_bits(inside, size.bit_length() - 1)
+        if not rest:
+            return place
+        # The last block has any size; there a stride near the golden section spreads them, though less evenly.
+        return xp.where(which_block == number(full), inside * number(_stride(rest)) % number(rest), place)
 
 
 def block_size(length: int) -> int:
@@ -75,8 +76,16 @@ def block_size(length: int) -> int:
     return size
 
 
+def _reversed_bits(numbers: Array, bits: int) -> Array:
+    """Numbers below 2**bits, which are at most 16, with their bits in reverse order."""
+    number = numbers.dtype.type
+    for shift, mask in ((1, 0x5555), (2, 0x3333), (4, 0x0F0F), (8, 0x00FF)):
+        numbers = ((numbers & number(mask)) << number(shift)) | ((numbers >> number(shift)) & number(mask))
+    return numbers >> number(16 - bits)
+
+
 def _stride(size: int) -> int:
-    """A number without a common factor with `size`, near its golden section: neighbours land far apart, and evenly."""
+    """A number without a common factor with `size`, near its golden section."""
     stride = max(1, round(size * (math.sqrt(5) - 1) / 2))
     while math.gcd(stride, size) > 1:
         stride -= 1
