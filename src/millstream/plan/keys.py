@@ -26,6 +26,8 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 def threefry2x32(key: Key, counter: Key) -> Key:
     """Encrypt a pair of uint32 arrays under a pair of uint32 arrays; everything broadcasts."""
+    if not all(isinstance(word, np.ndarray | np.generic) for word in (*key, *counter)):
+        return _traced(*key, *counter)
     schedule = (key[0], key[1], key[0] ^ key[1] ^ np.uint32(0x1BD11BDA))
     left, right = counter[0] + schedule[0], counter[1] + schedule[1]
     for block in range(5):
@@ -36,6 +38,14 @@ def threefry2x32(key: Key, counter: Key) -> Key:
         left = left + schedule[(block + 1) % 3]
         right = right + schedule[(block + 2) % 3] + np.uint32(block + 1)
     return left, right
+
+
+def _traced(*words: Array) -> Key:
+    """The same, traced, as a primitive of JAX: written out, the rounds are 600 lines for XLA to compile."""
+    import jax.numpy as jnp
+    from jax.extend.random import threefry2x32_p
+
+    return tuple(threefry2x32_p.bind(*jnp.broadcast_arrays(*(jnp.asarray(word, np.uint32) for word in words))))
 
 
 @functools.cache
