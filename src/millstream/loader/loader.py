@@ -244,12 +244,12 @@ class DataLoader(Generic[B, S]):
 
     @property
     def is_random(self) -> bool:
-        """Whether batches depend on the key: samples are shuffled, a stage is random, or the data are a stream."""
+        """Whether batches depend on the key: samples are shuffled or drawn, a stage is random, or it is a stream."""
         if not isinstance(self._source, Pipeline):
             return True
-        shuffled = self._source.plan.shuffle != as_shuffle("is_random", "sequential")
-        host = self._source.host
-        return shuffled or self._source.is_keyed or (host is not None and host.source.keyed)
+        plan, host = self._source.plan, self._source.host
+        shuffled = plan.shuffle != as_shuffle("is_random", "sequential")
+        return shuffled or plan.draws or self._source.is_keyed or (host is not None and host.source.keyed)
 
     @functools.cached_property
     def has_policy(self) -> bool:

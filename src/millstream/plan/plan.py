@@ -116,6 +116,11 @@ class Plan:
         return as_shuffle("A source", self.ordering)
 
     @property
+    def draws(self) -> bool:
+        """Whether which samples an epoch has depends on the run's key and the epoch, not only their order."""
+        return self.selection is not None and self.selection.is_keyed
+
+    @property
     def axes(self) -> tuple[int, ...]:
         """The axes of a batch before those of a sample, outermost first."""
         return tuple(batching.size for batching in reversed(self.batchings))

@@ -84,7 +84,7 @@ class CachedBackend:
         self._open_inner = open_inner
         self._open_cache = open_cache
         same_order = plan.shuffle.mode == "reseed" and not any(b.ending == "wrap" for b in plan.batchings)
-        self._recurs = same_order and not keyed
+        self._recurs = same_order and not keyed and not plan.draws
         self._inner: Backend | None = None
         self._caches: dict[bytes, OpenCache] = {}
         self._writer: ThreadPoolExecutor | None = None
