@@ -48,6 +48,12 @@ def below_the_largest(batch, mask):
     return {**batch, "x": jnp.max(batch["x"]) - batch["x"]}
 
 
+def viewed(source):
+    """Half of the samples, drawn by weight: some come twice in an epoch, others never."""
+    part = ms.views.split(source, {"a": 0.5, "b": 0.5})[0]
+    return ms.views.weighted(part, np.arange(len(part)), samples=SAMPLES)
+
+
 def mesh_of(*shape):
     return Mesh(np.array(jax.devices()).reshape(shape), ("data", "model")[: len(shape)])
 
@@ -103,6 +109,8 @@ def tell_batches():
         "processes, data": ms.DataLoader([whole, *plain], executor=ms.Processes(1), sharding=line),
         "arrays, data and model, stages": ms.DataLoader([whole, *everything], sharding=grid),
         "sharded arrays, data": ms.DataLoader([spread, *plain], sharding=NamedSharding(line, P("data"))),
+        "no executor, view": ms.DataLoader([viewed(Pictures().source()), *plain], sharding=line),
+        "arrays, view": ms.DataLoader([viewed(whole), *plain], sharding=line),
     }
     for number, (name, loader) in enumerate(loaders.items()):
         rows, held = [], []

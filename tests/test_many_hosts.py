@@ -129,6 +129,8 @@ CASES = [
     "processes, data",
     "arrays, data and model, stages",
     "sharded arrays, data",
+    "no executor, view",
+    "arrays, view",
 ]
 
 
@@ -151,9 +153,9 @@ def test_global_batches_are_the_same_on_any_number_of_processes(groups, name):
 
 
 def test_reading_and_gathering_give_the_same_batches(groups):
-    plain = [case(groups, "4", name) for name in CASES if "stages" not in name]
-    staged = [case(groups, "4", name) for name in CASES if "stages" in name]
-    for alike in (plain, staged):
+    kinds = {name: next((kind for kind in ("stages", "view") if kind in name), "plain") for name in CASES}
+    for chosen in ("plain", "stages", "view"):
+        alike = [case(groups, "4", name) for name in CASES if kinds[name] == chosen]
         steps = [[joined(facts["rows"][step] for facts in told) for step in range(6)] for told in alike]
         assert all(other == steps[0] for other in steps)
 

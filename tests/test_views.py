@@ -1,8 +1,9 @@
-"""Views: which samples there are. Every one is compared with lists and loops."""
+"""Views: which samples there are. Random ones, nested, are in test_nested_views.py."""
 
 import collections
 import itertools
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -13,12 +14,11 @@ import jax
 import numpy as np
 import pytest
 from conftest import CACHE, assert_trees_equal
-from hypothesis import given, settings
+from hypothesis import given
 
 import millstream as ms
-from millstream.plan.plan import Plan
 from millstream.plan.planned import sample_keys
-from millstream.plan.selection import Selection, drawn, graph_table
+from millstream.plan.selection import Selection, drawn
 
 N = 37
 BATCH = 8
@@ -42,78 +42,8 @@ def indices_of(loader, key, steps):
     return steps_of
 
 
-# One link of a nested view: how it is made of a source, and what it makes of a list of indices.
-
-
-def slices(start, stop, step):
-    return lambda source: source[start:stop:step], lambda known: known[start:stop:step]
-
-
-def chosen(picks):
-    return (
-        lambda source: source[[pick % len(source) for pick in picks]],
-        lambda known: [known[pick % len(known)] for pick in picks],
-    )
-
-
-def masked(bits):
-    def keep(length):
-        return [bits[i % len(bits)] for i in range(length)]
-
-    return lambda source: source[np.array(keep(len(source)))], lambda known: [
-        index for index, kept in zip(known, keep(len(known)), strict=True) if kept
-    ]
-
-
-def repeated(times):
-    return lambda source: ms.views.repeat(source, times), lambda known: known * times
-
-
-def even():
-    return lambda source: ms.views.select(source, _is_even), lambda known: [i for i in known if i % 2 == 0]
-
-
 def _is_even(sample):
     return sample["x"] % 2 == 0
-
-
-def doubled_back():
-    return (
-        lambda source: ms.views.concat(source, source[::-1], source[:3]),
-        lambda known: [*known, *known[::-1], *known[:3]],
-    )
-
-
-LINKS = st.one_of(
-    st.builds(slices, st.none() | st.integers(-5, 5), st.none() | st.integers(-5, 40), st.sampled_from([1, 2, -1, -3])),
-    st.builds(chosen, st.lists(st.integers(0, 100), min_size=1, max_size=12)),
-    st.builds(masked, st.lists(st.booleans(), min_size=1, max_size=9).filter(any)),
-    st.builds(repeated, st.integers(1, 3)),
-    st.builds(even),
-    st.builds(doubled_back),
-)
-
-
-@settings(max_examples=150)
-@given(links=st.lists(LINKS, min_size=1, max_size=4), ordering=st.sampled_from(["sequential", "shuffle"]))
-def test_nested_views_are_what_lists_and_loops_make(links, ordering):
-    source, known = arrays(ordering), list(range(N))
-    for view, oracle in links:
-        after = oracle(known)
-        if not after:
-            with pytest.raises(ValueError, match=r"is empty|nothing is selected|kept none"):
-                view(source)
-            return
-        source, known = view(source), after
-    assert len(source) == len(known)
-    assert source.read(np.arange(len(known)))["x"].tolist() == known
-    words = np.array([3, 4], np.uint32)
-    plan = Plan(len(known), ordering)
-    for epoch in range(2):
-        steps = np.arange(len(known)) + epoch * len(known)
-        positions, rows = plan.at(np, words, steps)
-        found = Plan(len(known), ordering, selection=source.selection).indices(np, words, rows[-1].epoch, positions)
-        assert found.tolist() == [known[position] for position in positions.tolist()]
 
 
 VIEWS = {
@@ -235,6 +165,72 @@ def test_collate_works_on_a_view(key):
     assert list(itertools.chain(*indices_of(loader, key, 2))) == list(range(0, 32, 2))
 
 
+@pytest.mark.parametrize("executor", [ms.InGraph(), ms.Threads(2)])
+def test_loaders_with_views_of_equal_length_keep_their_own_tables(key, executor):
+    picks = np.array([[1, 2, 3, 4, 5], [30, 2, 8, 4, 36]], np.uint32)
+    loaders = [ms.DataLoader([arrays()[pick], ms.BatchTransform(5)], executor=executor) for pick in picks]
+    state = [loader.init_state(key) for loader in loaders]
+    for _ in range(2):
+        for number, loader in enumerate(loaders):
+            batch, state[number], _ = jax.jit(_draw)(loader, state[number])
+            assert batch["x"].tolist() == picks[number].tolist()
+            assert loader.next_batch(loader.init_state(key))[0]["x"].tolist() == picks[number].tolist()
+
+
+def test_changing_the_indices_afterwards_changes_nothing(key):
+    picks = np.arange(8, dtype=np.uint32)
+    view, mask = arrays()[picks], np.arange(N) < 8
+    masked = ms.views.select(arrays(), mask)
+    loaders = [ms.DataLoader([one, ms.BatchTransform(BATCH)], executor=ms.Threads(1)) for one in (view, masked)]
+    picks[:], mask[:] = 0, True
+    for loader in loaders:
+        assert indices_of(loader, key, 1) == [list(range(8))]
+
+
+def test_small_integers_may_count_from_the_end():
+    assert arrays(n=1000)[np.array([-1, 2], np.int8)].locate(np.arange(2)).tolist() == [999, 2]
+
+
+def test_draws_depend_on_the_key_also_in_sequence(key, folder):
+    loader = ms.DataLoader([ms.views.weighted(arrays(), np.arange(N)), ms.BatchTransform(N)])
+    assert loader.is_random
+    assert not ms.DataLoader([arrays()[3:], ms.BatchTransform(N)]).is_random
+    with pytest.raises(ValueError, match=r"needs key=jax.random.key\(seed\)"):
+        ms.loop(0, loader, {}, stop=1)
+    expected = indices_of(loader, key, 4)
+    assert len(set(map(tuple, expected))) > 1
+    for _ in range(2):  # reads, then finds
+        cached = loader.replace(cache=ms.BatchCache(folder / "batches"))
+        assert indices_of(cached, key, 4) == expected
+    assert cached.stats().cached == 4
+
+
+def test_a_cache_of_a_different_view_is_refused_by_name(key, folder):
+    for picks in ([1, 2, 3], [1, 2, 4]):
+        loader = ms.DataLoader([arrays()[picks], ms.BatchTransform(3)], cache=ms.BatchCache(folder))
+        if picks[-1] == 3:
+            list(loader.iterate(loader.init_state(key)))
+            continue
+        with pytest.raises(ValueError, match=r"view: 3 chosen \(.*\) .*, 3 chosen \(.*\) "):
+            list(loader.iterate(loader.init_state(key)))
+
+
+def test_verify_reads_only_samples_of_the_view():
+    texts = [{"x": np.int32(index), "text": f"word {index}"} for index in range(12)]
+
+    def readable(sample):
+        if sample["x"] == 0:
+            raise OSError("sample 0 cannot be read")
+        return sample["text"]
+
+    loader = ms.DataLoader([ms.DatasetSource(texts)[1:], ms.HostMapTransform(readable), ms.BatchTransform(4)])
+    verification = loader.verify(executors=[ms.Processes(1)], hosts=[], progress=False)
+    executors = next(row for row in verification.rows if row.check == "executors")
+    assert "Processes(1)" in executors.evidence and executors.notes == (
+        "jax.jit and scan_epoch are left out: Python objects cannot enter a compiled program.",
+    )
+
+
 # Splits
 
 
@@ -245,6 +241,50 @@ def test_splits_never_leak(seed, times, fraction, cut):
     known = [set(ms.views.repeat(part, 2)[1:].locate(np.arange(2 * len(part) - 1)).tolist()) for part in (train, test)]
     assert not known[0] & known[1]
     assert len(train) + len(test) == len(source)
+
+
+def test_parts_are_divided_as_their_source_is():
+    source, parts = arrays(n=2000), {"a": 0.5, "b": 0.5}
+    half = ms.views.split(source, parts)[0]
+    for seed in (0, 1):  # the seed of the first division, and a different one
+        for part in ms.views.split(half, parts, seed=seed):
+            assert abs(len(part) - len(half) / 2) < 100
+    both = ms.views.concat(half, ms.views.split(arrays(n=1000), parts)[0])
+    assert abs(len(ms.views.split(both, parts)[0]) - len(both) / 2) < 100
+    by_group = [ms.views.split(arrays(n=2000), parts, by=np.arange(2000) // 4)[0]]
+    for _ in range(2):
+        last = by_group[-1]
+        groups = last.locate(np.arange(len(last))) // 4
+        by_group += [ms.views.split(last, parts, by=groups)[0]]
+        assert abs(len(by_group[-1]) - len(last) / 2) < 150
+
+
+def test_joining_sources_one_by_one_or_at_once_gives_the_same_parts():
+    one, two, three = arrays(n=40), arrays(n=30), dataset(n=20)
+    for sources in ((one, two, arrays(n=20)), (one, two, three)):
+        at_once = ms.views.concat(*sources)
+        stepwise = [
+            ms.views.concat(ms.views.concat(*sources[:2]), sources[2]),
+            ms.views.concat(sources[0], ms.views.concat(*sources[1:])),
+        ]
+        expected = [part.locate(np.arange(len(part))).tolist() for part in ms.views.folds(at_once, 3)[0]]
+        for joined in stepwise:
+            assert joined.read(np.arange(90))["x"].tolist() == at_once.read(np.arange(90))["x"].tolist()
+            found = [part.locate(np.arange(len(part))).tolist() for part in ms.views.folds(joined, 3)[0]]
+            assert found == expected
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_counts_are_exact_also_by_class(seed):
+    chance = np.random.default_rng(seed)
+    labels = chance.integers(0, 9, 200)
+    sizes = np.diff([0, *sorted(chance.choice(np.arange(1, 200), 3, replace=False).tolist()), 200]).tolist()
+    counts = dict(zip("abcd", sizes, strict=True))
+    parts = ms.views.split(arrays(n=200), counts, stratify=labels, seed=seed)
+    assert [len(part) for part in parts] == sizes
+    for part, size in zip(parts, sizes, strict=True):
+        found = np.bincount(labels[part.locate(np.arange(len(part)))], minlength=9)
+        assert np.abs(found - np.bincount(labels) * size / 200).max() < 2
 
 
 def test_a_sample_stays_in_its_part_when_others_are_appended():
@@ -329,7 +369,7 @@ def test_draws_are_the_same_in_a_compiled_program_and_new_every_epoch():
     for epoch in range(3):
         at = np.full(500, epoch, np.uint32)
         found = function.locate(np, table, words, at, positions)
-        assert found.tolist() == located(words, at, graph_table(table)).tolist()
+        assert found.tolist() == located(words, at, table).tolist()
         epochs.append(tuple(found.tolist()))
     assert len(set(epochs)) == 3
 
@@ -346,11 +386,16 @@ def test_without_replacement_a_sample_comes_at_most_once(key):
     assert all(0 < seen[index] < 30 for index in range(2, N))
 
 
-def test_classes_are_balanced_exactly(key):
-    labels = np.array([0] * 30 + [1] * 5 + [2] * 2)
-    loader = ms.DataLoader([ms.views.balanced(arrays(), labels, samples=36), ms.BatchTransform(36)])
+@pytest.mark.parametrize("samples", [36, 9, 300])
+@pytest.mark.parametrize("labels", [np.repeat([0, 1, 2], [30, 5, 2]), np.arange(N) % 3, np.arange(N) ** 2 % 7])
+def test_classes_are_balanced_exactly(key, labels, samples):
+    loader = ms.DataLoader([ms.views.balanced(arrays(), labels, samples=samples), ms.BatchTransform(samples)])
     for epoch in indices_of(loader, key, 3):
-        assert all(abs(count - 12) <= 1 for count in np.bincount(labels[epoch]))
+        counts = [sum(labels[index] == label for index in epoch) for label in np.unique(labels)]
+        assert all(abs(count - samples / len(counts)) <= 1 for count in counts)
+        for label, count in zip(np.unique(labels), counts, strict=True):
+            times = [epoch.count(index) for index in np.flatnonzero(labels == label)]
+            assert max(times) - min(times) <= 1 + (count != samples / len(counts))
 
 
 # Joined sources
@@ -377,6 +422,13 @@ def test_concatenated_files_and_arrays_are_read_from_where_they_are(key):
     assert found == [*range(30, N), *range(5)]
 
 
+def test_one_source_alone_takes_a_different_order_when_it_is_joined(key):
+    source = arrays("shuffle")
+    assert ms.views.concat(source) is source
+    loader = ms.DataLoader([ms.views.concat(source, ordering="sequential"), ms.BatchTransform(N)])
+    assert indices_of(loader, key, 1) == [list(range(N))]
+
+
 @given(n=st.sampled_from([1, 2, 7, 1000, 2**20 + 7]), seed=st.integers(0, 100))
 def test_a_permutation_is_one(n, seed):
     positions = np.arange(min(n, 500))
@@ -392,6 +444,7 @@ def test_a_permutation_is_one(n, seed):
 
 _ANY: Any = [1, 2]
 _STREAM: Any = ms.BatchTransform(2)(arrays())
+_HALVES = {"a": 0.5, "b": 0.5}
 
 
 def _raises(sample):
@@ -403,6 +456,16 @@ WRONG = {
     "an index too far": (lambda: arrays()[37], IndexError, r"ArraySampleSource\[37\]: there are 37 samples"),
     "indices too far": (lambda: arrays()[[1, 99]], IndexError, "has 37 samples, and no sample 99"),
     "a short mask": (lambda: arrays()[[True]], ValueError, "the mask 1 bools. It needs one each"),
+    "a long mask": (lambda: arrays()[[True] * 40], ValueError, "the mask 40 bools. It needs one each"),
+    "no indices": (lambda: arrays()[[]], ValueError, "ArraySampleSource: nothing is selected"),
+    "no indices to select": (lambda: ms.views.select(arrays(), []), ValueError, "select: nothing is selected"),
+    "an empty slice of a view": (lambda: arrays()[5:][40:], ValueError, r"View\[40:\] is empty: there are 32 samples"),
+    "reading past a view": (
+        lambda: arrays()[5:10].read(np.array([1, 5])),
+        IndexError,
+        r"View\(5 samples: \[5:10\] of ArraySampleSource\) has positions from 0 to 4. Got 1 to 5",
+    ),
+    "reading before a view": (lambda: arrays()[5:].read(np.array([-1])), IndexError, "0 to 31. Got -1 to -1"),
     "a mask of nothing": (lambda: arrays()[np.zeros(N, bool)], ValueError, "nothing is selected"),
     "text": (
         lambda: arrays()["x"],
@@ -420,6 +483,21 @@ WRONG = {
         TypeError,
         r"select\(<lambda>\) must return True or False. Got np.int32\(1\)",
     ),
+    "a predicate of text": (
+        lambda: ms.views.select(arrays(), lambda sample: "yes"),
+        TypeError,
+        r"select\(<lambda>\) must return True or False. Got 'yes'",
+    ),
+    "a predicate of several": (
+        lambda: ms.views.select(arrays(), lambda sample: np.array([True, False])),
+        TypeError,
+        r"select\(<lambda>\) must return True or False. Got",
+    ),
+    "a predicate of nothing": (
+        lambda: ms.views.select(arrays(), lambda sample: None),
+        TypeError,
+        r"select\(<lambda>\) must return True or False. Got None",
+    ),
     "a predicate that keeps nothing": (
         lambda: ms.views.select(arrays(), lambda s: False),
         ValueError,
@@ -429,6 +507,21 @@ WRONG = {
         lambda: ms.views.split(arrays(), {"a": 0.5, "b": 0.6}),
         ValueError,
         r"add up to 1. Got 0.5 \+ 0.6 = 1.1",
+    ),
+    "fractions below 1": (
+        lambda: ms.views.split(arrays(), {"a": 0.5, "b": 0.4}),
+        ValueError,
+        r"add up to 1. Got 0.5 \+ 0.4 = 0.9. Name the rest too",
+    ),
+    "a fraction that is not a number": (
+        lambda: ms.views.split(arrays(), {"a": float("nan"), "b": 0.5}),
+        ValueError,
+        "fractions or counts above zero. Got {'a': nan, 'b': 0.5}",
+    ),
+    "a list of fractions": (
+        lambda: ms.views.split(arrays(), [0.5, 0.5]),  # pyright: ignore[reportArgumentType]
+        TypeError,
+        "split needs parts to be a dict such as {'train': 0.9, 'test': 0.1}",
     ),
     "counts": (
         lambda: ms.views.split(arrays(), {"a": 5, "b": 6}),
@@ -457,6 +550,43 @@ WRONG = {
         ValueError,
         "Divide the source before it is repeated",
     ),
+    "classes of what repeats": (
+        lambda: ms.views.folds(ms.views.repeat(arrays(), 2), 2, stratify="y"),
+        ValueError,
+        "folds with stratify= needs samples that come once. Divide the source before it is repeated",
+    ),
+    "groups of counts": (
+        lambda: ms.views.split(arrays(), {"a": 20, "b": 17}, by="y"),
+        ValueError,
+        "split by counts cannot keep groups together. Give fractions",
+    ),
+    "too few labels": (
+        lambda: ms.views.split(arrays(), _HALVES, stratify=[0, 1]),
+        ValueError,
+        r"split needs stratify to be the name of a field.*each of the 37 samples. Got shape \(2,\)",
+    ),
+    "one fold": (lambda: ms.views.folds(arrays(), 1), ValueError, "folds needs count to be .* at least 2. Got 1"),
+    "folds of draws": (
+        lambda: ms.views.folds(ms.views.weighted(arrays(), np.ones(N)), 3),
+        TypeError,
+        "folds: .* differs from epoch to epoch. Divide its source",
+    ),
+    "a predicate on draws": (
+        lambda: ms.views.select(ms.views.weighted(arrays(), np.ones(N)), _is_even),
+        TypeError,
+        r"select\(_is_even\): View.* differs from epoch to epoch. Apply select\(_is_even\) to its source instead",
+    ),
+    "draws that are joined": (
+        lambda: ms.views.concat(ms.views.weighted(arrays(), np.ones(N)), arrays()),
+        TypeError,
+        "Slice, split, concatenate and zip the source first, and weight the result",
+    ),
+    "draws side by side": (
+        lambda: ms.views.zip(ms.views.weighted(arrays(), np.ones(N)), dataset()),
+        TypeError,
+        "Slice, split, concatenate and zip the source first, and weight the result",
+    ),
+    "a seed below zero": (lambda: ms.views.folds(arrays(), 2, seed=-1), ValueError, "folds needs seed to be .*Got -1"),
     "too many folds": (
         lambda: ms.views.folds(arrays()[:3], 5),
         ValueError,
@@ -467,6 +597,18 @@ WRONG = {
         lambda: ms.views.weighted(arrays(), np.where(np.arange(N) == 3, np.nan, 1)),
         ValueError,
         "Sample 3 has nan",
+    ),
+    "infinite weights": (
+        lambda: ms.views.weighted(arrays(), np.where(np.arange(N) == 5, np.inf, 1)),
+        ValueError,
+        "Sample 5 has inf",
+    ),
+    "weights of text": (lambda: ms.views.weighted(arrays(), ["a"] * N), ValueError, "a number for each of the 37"),
+    "no draws": (lambda: ms.views.weighted(arrays(), np.ones(N), samples=0), ValueError, "samples to be .*Got 0"),
+    "more than weights are kept for": (
+        lambda: ms.views.weighted(ms.DiskSampleSource(10**9, np.float32), [1.0]),
+        ValueError,
+        "weighted draws from at most 500,000,000 samples. Got 1,000,000,000. Select those with a weight first",
     ),
     "no weight": (lambda: ms.views.weighted(arrays(), np.zeros(N)), ValueError, "All are zero"),
     "too few weights": (
@@ -505,10 +647,54 @@ def test_what_cannot_be_viewed_is_refused_by_name(name):
         make()
 
 
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda source: ms.views.select(source, [0]),
+        lambda source: ms.views.repeat(source, 2),
+        lambda source: ms.views.split(source, _HALVES),
+        lambda source: ms.views.folds(source, 2),
+        lambda source: ms.views.weighted(source, [1.0]),
+        lambda source: ms.views.balanced(source, "y"),
+        lambda source: ms.views.concat(arrays(), source),
+        lambda source: ms.views.zip(arrays(), source),
+    ],
+)
+def test_a_stream_has_no_views(view):
+    with pytest.raises(TypeError, match=r"^\w+ needs a source.*A stream has no samples to choose from"):
+        view(_STREAM)
+    with pytest.raises(TypeError, match=r"^\w+ needs a source.*Got the class|^\w+ needs a source.*Got <class"):
+        view(ms.ArraySampleSource)
+
+
 def test_a_predicate_that_raises_names_its_sample():
     with pytest.raises(KeyError) as caught:
         ms.views.select(arrays(), _raises)
     assert "This came from select(_raises) at sample 0." in caught.value.__notes__
+
+
+@pytest.mark.parametrize("executor", [None, ms.Threads(2), ms.Processes(1)])
+def test_a_predicate_that_fails_late_names_the_sample_of_the_source(executor):
+    def raises_at(sample):
+        if sample["x"] == 30:
+            raise KeyError("no such field")
+        return True
+
+    def counts_at(sample):
+        return True if sample["x"] < 30 else 1
+
+    with pytest.raises(KeyError) as caught:
+        ms.views.select(arrays()[::-1][:20], raises_at, executor=executor)
+    assert any("raises_at) at sample 30." in note for note in caught.value.__notes__)
+    with pytest.raises(TypeError, match=r"must return True or False\. Got 1") as refused:
+        ms.views.select(arrays()[5:], counts_at, executor=executor)
+    assert any(re.search(r"counts_at\) at sample 3\d\.", note) for note in refused.value.__notes__)
+
+
+def test_a_field_that_is_not_there_is_named():
+    with pytest.raises(KeyError) as caught:
+        ms.views.split(arrays(), _HALVES, by="z")
+    assert any("There is no field 'z' in" in note for note in caught.value.__notes__)
 
 
 @pytest.mark.parametrize("name", ["nested", "weighted"])

@@ -2,7 +2,7 @@
 
 Every case is made of one number, which a finding names: `python tests/soak --case NUMBER` runs it again. Between
 spells of random cases, trials with faults of their own are made, which judge more than samples (`fault_trials.py`,
-`chaos.py`, `resume_trials.py`).
+`chaos.py`, `resume_trials.py`, `split_leaks.py`).
 """
 
 import argparse
@@ -24,7 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))  # where tests import from
 
-from soak import chaos, resume_trials
+from soak import chaos, resume_trials, split_leaks
 from soak.cases import EXECUTORS, FAULTS, case_of
 from soak.lanes import start_lane
 
@@ -49,6 +49,7 @@ RESUMED = {
     "damaged_checkpoint": (400, ""),
 }
 CALLS = (6000, "")
+DIVISIONS = (10_000, "")
 
 
 class Tally:
@@ -136,7 +137,7 @@ def one_round(seed: int, share: int) -> list[chaos.Outcome]:
             found += chaos.trials({name: count}, seed, limit=600).values()
     found += [chaos.driven(name, -(-count // share), 1000 * seed) for name, (count, _) in DRIVEN.items()]
     found += [resume_trials.outcome_of(name, -(-count // share), seed) for name, (count, _) in RESUMED.items()]
-    return [*found, fuzzed(-(-CALLS[0] // share), seed)]
+    return [*found, fuzzed(-(-CALLS[0] // share), seed), split_leaks.outcome_of(DIVISIONS[0], seed)]
 
 
 def fuzzed(count: int, seed: int) -> chaos.Outcome:
@@ -153,7 +154,7 @@ def table(outcomes: dict[str, chaos.Outcome]) -> str:
     """The outcomes of trials in columns."""
     lines = [f"{'trial':26} {'runs':>6} {'ok':>6} {'worst':>8} {'lost':>5} {'repeated':>8} {'leaks':>6}"]
     for name, o in outcomes.items():
-        unit = {**TRIALS, **DRIVEN, **RESUMED, "wrong arguments": CALLS}[name][1]
+        unit = {**TRIALS, **DRIVEN, **RESUMED, "wrong arguments": CALLS, split_leaks.NAME: DIVISIONS}[name][1]
         lines.append(f"{name:26} {o.runs:6} {o.ok:6} {o.worst:8.3f} {o.lost:5} {o.repeated:8} {o.leaks:6}  {unit}")
     return "\n".join(lines)
 

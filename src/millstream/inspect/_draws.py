@@ -64,7 +64,8 @@ def iterate_in_workers(loader: DataLoader, key: Any, steps: int) -> Draws:
     source = pipeline.host.source
     if isinstance(source.sample_spec, ObjectSpec):
         try:
-            plain.encode(source.read_sample(0, np.zeros(2, np.uint32) if source.keyed else None)[0])
+            index = source.first_sample if pipeline.plan.selection is None else pipeline.plan.first_indices(1)[0]
+            plain.encode(source.read_sample(index, np.zeros(2, np.uint32) if source.keyed else None)[0])
         except TypeError as error:
             raise NotAllowed(str(error)) from None
     try:

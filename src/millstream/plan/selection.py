@@ -6,15 +6,16 @@ a small static value, equal for equal functions, and at most one table, which is
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Protocol
 
 import numpy as np
 
-from millstream.plan.keys import Array, fold, named_key
+from millstream.plan.keys import Array, Key, fold, named_key
 
 _DRAWS = "millstream weighted draws 1"
+IsAbove = Callable[[Array, Array, Array], Array]  # whether the number of a row is above a draw and its offset
 
 
 class IndexFunction(Protocol):
@@ -41,7 +42,7 @@ class IndexFunction(Protocol):
 
         Args:
             xp: `numpy` or `jax.numpy`; both give the same numbers.
-            table: Its table, as `graph_table` has it if it is traced.
+            table: Its table.
             words: The run's raw key data, uint32.
             epoch: The epoch of every position.
             positions: Unsigned integers below `length`.
@@ -92,10 +93,11 @@ class Repeated:
 
 @dataclasses.dataclass(frozen=True)
 class Listed:
-    """The positions that a table lists; `digest` stands for its contents."""
+    """The positions that a table lists; `digest` stands for its contents, `seeds` for divisions it is a part of."""
 
     length: int
     digest: str
+    seeds: tuple[int, ...] = ()
     is_keyed = False
 
     @property
@@ -111,11 +113,16 @@ class Drawn:
     """Positions drawn by weight, anew every epoch: systematic sampling.
 
     Draw j of an epoch takes the first sample whose cumulated weight, scaled to `length`, exceeds j + u, where u in
-    [0, 1) is the epoch's. So a sample with a share of s comes s * length times, rounded up or down, in every epoch. The
-    table holds these numbers with 32 bits before and 32 after the point, which makes the search exact everywhere.
+    [0, 1) is the epoch's. So a sample with a share of s comes s * length times, rounded up or down, in every epoch.
+    These numbers have 32 bits before and 32 after the point, which makes the search exact everywhere.
+
+    The table begins with a guide: the first sample of every stretch of 2**shift draws. A search stays between two
+    neighbours of the guide, which are about one sample apart. Then come the low words of the numbers. A stretch of one
+    draw needs no high words; where draws are many more than samples, stretches are longer and the high words follow.
     """
 
     length: int
+    samples: int
     digest: str
     is_keyed = True
 
@@ -124,40 +131,70 @@ class Drawn:
         return f"{self.length:,} drawn by weight ({self.digest[:12]})"
 
     def locate(self, xp: ModuleType, table: Array, words: Array, epoch: Array, positions: Array) -> Array:
-        offset = xp.broadcast_to(fold(xp, named_key(words, _DRAWS), epoch)[0], positions.shape)
-        if xp is np:
-            wanted = ((positions.astype(np.uint64) << np.uint64(32)) | offset.astype(np.uint64)).ravel()
-            # In order, neighbours share cache lines of the table: 41 instead of 76 us for 256 of a million.
-            order = np.argsort(wanted)
-            found = np.empty(positions.size, positions.dtype)
-            found[order] = np.searchsorted(table, wanted[order], side="right")
-            return found.reshape(positions.shape)
-        return _first_above(table, positions.astype(np.uint32), offset).astype(positions.dtype)
+        offset = xp.broadcast_to(_offsets(xp, named_key(words, _DRAWS), epoch), positions.shape)
+        return self.first_above(xp, table, positions, offset)
+
+    def first_above(self, xp: ModuleType, table: Array, positions: Array, offset: Array) -> Array:
+        """The first sample whose number is above each draw and its offset."""
+        shift = _shift(self.length, self.samples)
+        low = ((self.length - 1) >> shift) + 2  # where the low words start, which is where the guide ends
+        high = low + self.samples
+
+        def is_above(row: Array, draw: Array, offset: Array) -> Array:
+            above = table[row + low] > offset
+            if shift == 0:
+                return above
+            whole = table[row + high]
+            return (whole > draw) | ((whole == draw) & above)
+
+        bisect = _bisect_in_numpy if xp is np else _bisect_in_graph
+        return bisect(is_above, table, shift, positions, offset).astype(positions.dtype)
 
 
-def graph_table(table: np.ndarray | None) -> np.ndarray | None:
-    """A table as a compiled program takes it: 64-bit numbers as pairs of 32-bit ones, high word first."""
-    if table is None or table.dtype != np.uint64:
-        return table
-    return np.stack([(table >> np.uint64(32)).astype(np.uint32), table.astype(np.uint32)], axis=1)
+def _shift(length: int, samples: int) -> int:
+    """How many low bits of a draw its guide ignores: a guide has at most about twice as many entries as samples."""
+    return (length // (2 * samples)).bit_length()
 
 
-def _first_above(table: Array, high: Array, low: Array) -> Array:
-    """The first row of a sorted table of pairs above each pair (high, low), by bisection."""
+def _offsets(xp: ModuleType, key: Key, epoch: Array) -> Array:
+    """The offset of every epoch, 32 bits after the point."""
+    if xp is not np:
+        return fold(xp, key, epoch)[0]
+    # Many rows are of few epochs: the cipher takes longer than the search.
+    first, last = int(epoch.min()), int(epoch.max())
+    return fold(np, key, np.arange(first, last + 1, dtype=epoch.dtype))[0][epoch - epoch.dtype.type(first)]
+
+
+def _bisect_in_numpy(is_above: IsAbove, table: Array, shift: int, positions: Array, offset: Array) -> Array:
+    """The first row above each draw; only draws whose row is not yet known are looked at again."""
+    draws, offsets = positions.ravel().astype(np.int64), offset.ravel()
+    stretch = draws >> shift
+    first, last = table[stretch].astype(np.int64), table[stretch + 1].astype(np.int64)
+    unknown = np.flatnonzero(first < last)  # the row is among first..last
+    while len(unknown):
+        low, high = first[unknown], last[unknown]
+        middle = (low + high) >> 1
+        above = is_above(middle, draws[unknown], offsets[unknown])
+        first[unknown], last[unknown] = np.where(above, low, middle + 1), np.where(above, middle, high)
+        unknown = unknown[first[unknown] < last[unknown]]
+    return last.reshape(positions.shape)
+
+
+def _bisect_in_graph(is_above: IsAbove, table: Array, shift: int, positions: Array, offset: Array) -> Array:
+    """The same, traced."""
     import jax.numpy as jnp
     from jax import lax
 
-    rows = table.shape[0]
+    def halve(bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        first, last = bounds
+        middle = (first + last) >> np.uint32(1)
+        above, unknown = is_above(middle, draws, offset), first < last
+        return jnp.where(unknown & ~above, middle + np.uint32(1), first), jnp.where(unknown & above, middle, last)
 
-    def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
-        first, last = bounds  # the row is among first..last
-        middle = (first + last) // 2
-        found = table[middle]
-        above = (found[..., 0] > high) | ((found[..., 0] == high) & (found[..., 1] > low))
-        return jnp.where(above, first, jnp.minimum(middle + 1, last)), jnp.where(above, middle, last)
-
-    start = jnp.zeros(high.shape, np.int32), jnp.full(high.shape, rows - 1, np.int32)
-    return lax.fori_loop(0, rows.bit_length(), halve, start)[1]
+    draws = positions.astype(np.uint32)
+    stretch = draws >> np.uint32(shift)
+    bounds = table[stretch], table[stretch + np.uint32(1)]
+    return lax.while_loop(lambda bounds: (bounds[0] < bounds[1]).any(), halve, bounds)[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,6 +216,11 @@ class Selection:
         return min(limits, default=None)
 
     @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds of all divisions that this is a part of."""
+        return tuple(seed for function in self.functions if isinstance(function, Listed) for seed in function.seeds)
+
+    @property
     def words(self) -> str:
         """What is selected, in words that differ for different selections."""
         return " of ".join(function.words for function in self.functions)
@@ -186,10 +228,6 @@ class Selection:
     def after(self, function: IndexFunction, table: np.ndarray | None = None) -> "Selection":
         """What a function selects from this selection."""
         return Selection((function, *self.functions), (table, *self.tables))
-
-    def graph_tables(self) -> tuple[np.ndarray | None, ...]:
-        """The tables as compiled programs take them."""
-        return tuple(map(graph_table, self.tables))
 
     @np.errstate(over="ignore")
     def locate(
@@ -201,22 +239,54 @@ class Selection:
         return positions
 
 
-def listed(indices: np.ndarray, inner: int, digest: str | None = None) -> tuple[Listed, np.ndarray]:
+def listed(
+    indices: np.ndarray, inner: int, digest: str | None = None, seeds: tuple[int, ...] = ()
+) -> tuple[Listed, np.ndarray]:
     """The function and the table of chosen positions below `inner`; small numbers take four bytes each."""
     table = np.ascontiguousarray(indices, np.uint32 if inner <= 1 << 32 else np.int64)
-    return Listed(len(table), digest_of(table) if digest is None else digest), table
+    return Listed(len(table), digest_of(table) if digest is None else digest, seeds), table
 
 
-def drawn(weights: np.ndarray, length: int) -> tuple[Drawn, np.ndarray]:
-    """The function and the table of `length` draws by weight: finite weights, none negative, not all zero."""
+def drawn(weights: np.ndarray, length: int, *, once: bool = False) -> tuple[Drawn, np.ndarray]:
+    """The function and the table of `length` draws by weight.
+
+    Args:
+        weights: Finite, none negative, not all zero.
+        length: How many draws.
+        once: Whether no sample may come twice. Then no weight may be above its share of one draw, but for rounding.
+    """
+    numbers = _cumulated(weights, length)
+    if once:
+        some, kept = np.flatnonzero(weights), np.zeros_like(numbers)
+        kept[some] = _at_most_once(numbers[some])
+        numbers = np.maximum.accumulate(kept)
+    shift = _shift(length, len(weights))
+    stretches = np.arange(((length - 1) >> shift) + 2, dtype=np.uint64) << np.uint64(32 + shift)
+    parts = [np.searchsorted(numbers, stretches), numbers.astype(np.uint32)]
+    if shift > 0:
+        parts.append(numbers >> np.uint64(32))
+    table = np.concatenate([part.astype(np.uint32) for part in parts])
+    return Drawn(length, len(weights), digest_of(table)), table
+
+
+def _cumulated(weights: np.ndarray, length: int) -> np.ndarray:
+    """Cumulated weights scaled to `length`, with 32 bits before and 32 after the point."""
     shares = np.cumsum(weights, dtype=np.float64)  # one by one and in IEEE arithmetic: the same on every machine
     scaled = shares * (length / shares[-1])
     whole = np.floor(scaled)
-    table = (whole.astype(np.uint64) << np.uint64(32)) + ((scaled - whole) * 2.0**32).astype(np.uint64)
+    numbers = (whole.astype(np.uint64) << np.uint64(32)) + ((scaled - whole) * 2.0**32).astype(np.uint64)
     last = np.uint64(length) << np.uint64(32)
-    table[np.flatnonzero(weights)[-1] :] = last  # every draw has a sample, whatever rounding did
-    table = np.minimum(table, last)
-    return Drawn(length, digest_of(table)), table
+    numbers[np.flatnonzero(weights)[-1] :] = last  # every draw has a sample, whatever rounding did
+    return np.minimum(numbers, last)
+
+
+def _at_most_once(numbers: np.ndarray) -> np.ndarray:
+    """Cumulated numbers, changed where rounding has put two neighbours more than one draw apart."""
+    whole = np.arange(1, len(numbers) + 1, dtype=np.int64) << 32
+    last, slack = numbers[-1], numbers.astype(np.int64) - whole  # which must start below one and never rise
+    slack = np.minimum.accumulate(np.minimum(slack, 0))
+    slack[-1] = last.astype(np.int64) - whole[-1]
+    return (np.maximum.accumulate(slack[::-1])[::-1] + whole).astype(np.uint64)
 
 
 def digest_of(table: np.ndarray) -> str:

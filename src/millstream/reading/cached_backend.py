@@ -88,7 +88,7 @@ class CachedBackend:
         self._open_cache = open_cache
         wraps = any(batching.ending == "wrap" for bucket in plan.buckets for batching in bucket.batchings)
         same_order = plan.shuffle.mode == "reseed" and not wraps
-        self._recurs = same_order and not keyed
+        self._recurs = same_order and not keyed and not plan.draws
         self._inner: Backend | None = None
         self._caches: dict[bytes, OpenCache] = {}
         self._writer: ThreadPoolExecutor | None = None

@@ -69,6 +69,11 @@ class View(Subscriptable):
                 f"{self!r}: which samples these are depends on the key of a run and on the epoch, so that only a "
                 "loader can read them. Slice, split, concatenate and zip the source first, and weight the result."
             )
+        if positions.size and not (0 <= int(positions.min()) and int(positions.max()) < len(self)):
+            raise IndexError(
+                f"{self!r} has positions from 0 to {len(self) - 1:,}. Got {int(positions.min()):,} to "
+                f"{int(positions.max()):,}."
+            )
         words, epoch = np.zeros(2, np.uint32), np.zeros(positions.shape, np.uint32)
         located = self.selection.locate(np, self.selection.tables, words, epoch, positions.astype(np.uint64))
         return located.astype(np.int64)
@@ -101,9 +106,11 @@ def subscript(source: IndexedSource, index: Any) -> Any:
 def as_positions(caller: str, chosen: Any, length: int) -> np.ndarray:
     """Indices or a mask as positions below `length`; refuses what is out of range, empty, or neither."""
     try:
-        array = np.asarray(chosen)
+        array = np.array(chosen)  # a copy: changing what was given must not change a running stream
     except Exception:  # keys of JAX, lists of different lengths
         array = np.array(None)
+    if array.shape == (0,):
+        array = array.astype(np.int64)  # an empty list has no integers that would make it one of indices
     if array.ndim != 1 or array.dtype.kind not in "biu":
         found = describe_leaf(chosen) if isinstance(chosen, np.ndarray) else describe_value(chosen)
         raise TypeError(f"{caller} takes a slice, an index, a list of indices or a mask of bools. Got {found}.")
@@ -116,7 +123,7 @@ def as_positions(caller: str, chosen: Any, length: int) -> np.ndarray:
     low, high = int(array.min()), int(array.max())
     if low < -length or high >= length:
         raise IndexError(f"{caller} has {length:,} samples, and no sample {low if low < -length else high:,}.")
-    return np.where(array < 0, array + length, array) if low < 0 else array
+    return array if low >= 0 else np.where(array < 0, array.astype(np.int64) + length, array)
 
 
 def _one(source: IndexedSource, index: int) -> PyTree:

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
-from millstream.plan.selection import drawn
+from millstream.plan.selection import drawn, listed
 from millstream.reading.contracts import IndexedSource
 from millstream.reading.executor import Executor
 from millstream.reading.view import View, view_of
@@ -11,6 +11,7 @@ from millstream.text.errors import describe_leaf, require_bool, whole_number
 from millstream.views._measure import Property, as_array, require_executor, require_source, values_of
 
 _MOST = (1 << 31) - 1
+_ROWS = 500_000_000  # the table of that many has less than 2**31 entries, which is as far as a program can index
 
 
 def weighted(
@@ -31,17 +32,22 @@ def weighted(
         samples: How many samples an epoch has; by default as many as the source.
         replacement: False for samples that come at most once in an epoch. Shares are then limited to 1.
     """
-    require_source("weighted", source)
+    _require_source("weighted", source)
     found = _checked(as_array("weighted", "weights", weights), len(source))
     require_bool("weighted", "replacement", replacement)
     count = len(source) if samples is None else whole_number("weighted", "samples", samples, least=1, most=_MOST)
-    return _drawn(source, found if replacement else _limited(found, count), count)
+    if replacement:
+        return view_of(source, *drawn(found, count))
+    return view_of(source, *drawn(_limited(found, count), count, once=True))
 
 
 def balanced(
     source: IndexedSource, labels: Property, *, samples: int | None = None, executor: Executor | None = None
 ) -> View:
     """Samples of all classes equally often, drawn anew every epoch.
+
+    Every class has its share of an epoch, rounded up or down, and so has every sample of a class. An epoch in sequence
+    goes through one class after the other.
 
     Example:
         >>> source = ms.ArraySampleSource({"x": np.arange(6), "label": np.array([0, 0, 0, 0, 0, 1])})
@@ -56,16 +62,23 @@ def balanced(
         samples: How many samples an epoch has; by default as many as the source.
         executor: Where samples are looked at, if they have to be.
     """
-    require_source("balanced", source)
+    _require_source("balanced", source)
     require_executor("balanced", executor)
     classes = values_of("balanced", "labels", source, labels, executor)
     _, which, counts = np.unique(classes, return_inverse=True, return_counts=True)
     count = len(source) if samples is None else whole_number("balanced", "samples", samples, least=1, most=_MOST)
-    return _drawn(source, 1.0 / counts[which], count)
+    # The draw is exact for whatever stands together. Classes in turns could all but vanish from an epoch: every fourth
+    # of samples with four classes in turns is always of the same one.
+    by_class = np.argsort(which, kind="stable")
+    return view_of(view_of(source, *listed(by_class, len(source))), *drawn(1.0 / counts[which[by_class]], count))
 
 
-def _drawn(source: IndexedSource, weights: np.ndarray, count: int) -> View:
-    return view_of(source, *drawn(weights, count))
+def _require_source(caller: str, source: IndexedSource) -> None:
+    require_source(caller, source)
+    if len(source) > _ROWS:
+        raise ValueError(
+            f"{caller} draws from at most {_ROWS:,} samples. Got {len(source):,}. Select those with a weight first."
+        )
 
 
 def _checked(weights: np.ndarray, length: int) -> np.ndarray:
@@ -78,9 +91,10 @@ def _checked(weights: np.ndarray, length: int) -> np.ndarray:
         raise ValueError(
             f"weighted needs weights that are finite and not negative. Sample {first:,} has {found[first]}."
         )
-    if not found.any():
+    most = found.max()
+    if most == 0.0:
         raise ValueError("weighted needs at least one weight above zero. All are zero.")
-    return found
+    return found if 1e-200 < most < 1e200 else found / most  # sums and shares of others would leave the floats
 
 
 def _limited(weights: np.ndarray, count: int) -> np.ndarray:

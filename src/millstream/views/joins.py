@@ -45,11 +45,13 @@ def joined(caller: str, sources: Sequence[IndexedSource], ordering: Ordering) ->
     """Sources and views, one after the other; see `concat`."""
     bases = list({id(base): base for base in map(_base, sources)}.values())
     base = _chained(caller, bases, ordering)
-    if len(bases) == len(sources) and not any(isinstance(source, View) for source in sources):
+    if len(bases) == len(sources) and base.ordering == ordering and not any(isinstance(s, View) for s in sources):
         return base
     starts = dict(builtins.zip(map(id, bases), np.cumsum([0, *map(len, bases)]).tolist(), strict=False))
     indices = np.concatenate([starts[id(_base(source))] + located(source) for source in sources])
-    return View(base, Selection().after(*listed(indices, len(base))), ordering)
+    divided = (source.selection.seeds for source in sources if isinstance(source, View))
+    seeds = max(divided, key=len, default=())
+    return View(base, Selection().after(*listed(indices, len(base), seeds=seeds)), ordering)
 
 
 def zip(
@@ -125,6 +127,13 @@ def _chained(caller: str, bases: list[IndexedSource], ordering: Ordering) -> Any
     return _Chained(caller, bases, ordering)
 
 
+def _part_starts(bases: Sequence[IndexedSource]) -> np.ndarray:
+    """Where each source begins that is not joined itself: joining a and b and then c is joining the three."""
+    starts = np.cumsum([0, *map(len, bases[:-1])])
+    inner = (getattr(base, "part_starts", np.zeros(1, np.int64)) for base in bases)
+    return np.concatenate([start + own for start, own in builtins.zip(starts, inner, strict=True)])
+
+
 def _require_equal(caller: str, parts: Sequence[IndexedSource], specs: list[Any]) -> None:
     differing = [number for number, spec in enumerate(specs) if spec != specs[0]]
     if differing:
@@ -155,7 +164,7 @@ class _JoinedArrays(ArraySampleSource):
         for leaf in jax.tree.leaves(data):
             leaf.flags.writeable = False  # nobody else has it, so it need not be copied again
         super().__init__(data, ordering)
-        object.__setattr__(self, "part_starts", np.cumsum([0, *map(len, bases[:-1])]))
+        object.__setattr__(self, "part_starts", _part_starts(bases))
 
 
 class _Chained(HostSource):
@@ -166,7 +175,8 @@ class _Chained(HostSource):
     def __init__(self, caller: str, bases: Sequence[IndexedSource], ordering: Ordering) -> None:
         self._parts = [as_host_source(base) for base in bases]
         _require_equal(caller, bases, [_comparable(part.sample_spec) for part in self._parts])
-        self.part_starts = np.cumsum([0, *map(len, bases[:-1])])
+        self._starts = np.cumsum([0, *map(len, bases[:-1])])
+        self.part_starts = _part_starts(bases)
         self._length = sum(map(len, bases))
         self.ordering = ordering
         self.whole_samples = all(part.whole_samples for part in self._parts)
@@ -177,10 +187,10 @@ class _Chained(HostSource):
         return self._length
 
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
-        which = np.searchsorted(self.part_starts, indices, side="right") - 1
+        which = np.searchsorted(self._starts, indices, side="right") - 1
         for number in np.unique(which).tolist():
             rows = np.flatnonzero(which == number)
-            part, local = self._parts[number], indices[rows] - self.part_starts[number]
+            part, local = self._parts[number], indices[rows] - self._starts[number]
             its_keys = None if keys is None else keys[rows]
             if len(rows) == len(indices):
                 return part.read_rows(local, out, its_keys)

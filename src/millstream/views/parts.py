@@ -1,7 +1,8 @@
 """Parts of a source that share no sample, whatever happens to the source before or to the parts afterwards.
 
 Which part a sample belongs to is decided by a hash of what it is: its index in the source that all views start from, or
-the group it belongs to. So a sample that comes twice is in one part, and stays there when samples are appended.
+the group it belongs to. So a sample that comes twice is in one part, and stays there when samples are appended. Parts
+can be divided again, also with the same seed.
 """
 
 from collections.abc import Mapping
@@ -49,9 +50,9 @@ def split(
     require_source("split", source)
     require_mapping("split", "parts", parts, "a dict such as {'train': 0.9, 'test': 0.1}")
     shares = _shares(parts, len(source))
-    hashes, groups = _hashes("split", source, by, stratify, seed, executor)
-    if groups is not None:
-        member = _by_quota(hashes, groups, shares / shares.sum())
+    hashes, classes = _hashes("split", source, by, stratify, seed, executor)
+    if classes is not None:
+        member = _by_class(hashes, classes, _sizes(shares, len(source)))
     elif shares.dtype.kind == "f":
         bounds = (np.cumsum(shares)[:-1] * 2.0**64).clip(0, np.nextafter(2.0**64, 0)).astype(np.uint64)
         member = np.searchsorted(bounds, hashes, side="right")
@@ -66,7 +67,7 @@ def split(
             raise ValueError(
                 f"split leaves nothing for {name!r}: there are {found}. Choose a different seed, fractions, or counts."
             )
-    return tuple(view_of(source, *listed(positions, len(source))) for positions in chosen)
+    return tuple(view_of(source, *listed(positions, len(source), seeds=(seed,))) for positions in chosen)
 
 
 def folds(
@@ -95,9 +96,9 @@ def folds(
     """
     require_source("folds", source)
     require_int("folds", "count", count, least=2)
-    hashes, groups = _hashes("folds", source, by, stratify, seed, executor)
-    if groups is not None:
-        member = _by_quota(hashes, groups, np.full(count, 1.0 / count))
+    hashes, classes = _hashes("folds", source, by, stratify, seed, executor)
+    if classes is not None:
+        member = _by_class(hashes, classes, _sizes(np.full(count, 1.0 / count), len(source)))
     else:
         member = _by_size(hashes, count)
     tests = [np.flatnonzero(member == number) for number in range(count)]
@@ -105,7 +106,10 @@ def folds(
         what = "groups" if by is not None else "samples"
         raise ValueError(f"folds cannot make {count} folds: there are only {len(np.unique(hashes)):,} {what}.")
     rest = [np.flatnonzero(member != number) for number in range(count)]
-    both = [[view_of(source, *listed(positions, len(source))) for positions in kind] for kind in (rest, tests)]
+    both = [
+        [view_of(source, *listed(positions, len(source), seeds=(seed,))) for positions in kind]
+        for kind in (rest, tests)
+    ]
     return list(zip(*both, strict=True))
 
 
@@ -146,6 +150,9 @@ def _hashes(
         raise ValueError(f"{caller} takes by= or stratify=, not both: whole groups cannot be divided by class exactly.")
     together = identities(caller, source) if by is None else values_of(caller, "by", source, by, executor)
     hashes = mixed(together, seed)
+    divided = source.selection.seeds if isinstance(source, View) else ()
+    for _ in range(divided.count(seed)):  # a part has only those hashes that made it a part
+        hashes = mixed(hashes, seed)
     if stratify is None:
         return hashes, None
     _require_unique(f"{caller} with stratify=", hashes, None)
@@ -159,17 +166,22 @@ def _require_unique(caller: str, hashes: np.ndarray, by: Property | None) -> Non
         raise ValueError(f"{caller} needs samples that come once. Divide the source before it is repeated.")
 
 
-def _by_quota(hashes: np.ndarray, classes: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """The part of every sample, with each class divided exactly, up to one sample."""
-    member, upto = np.empty(len(hashes), np.int64), np.cumsum(shares)
-    by_class = np.lexsort((hashes, classes))
-    starts = np.flatnonzero(np.diff(classes[by_class], prepend=-1))
-    for start, stop in zip(starts, [*starts[1:], len(hashes)], strict=True):
-        # Rounded over all classes so far: many small classes must not all round the same way.
-        ends = np.rint(upto * stop) - np.rint(upto * start)
-        ends[-1] = stop - start
-        ends = np.maximum.accumulate(ends.clip(0, stop - start)).astype(np.int64)
-        member[by_class[start:stop]] = np.repeat(np.arange(len(shares)), np.diff(ends, prepend=0))
+def _sizes(shares: np.ndarray, length: int) -> np.ndarray:
+    """How many samples each part has: counts as they are, fractions of the length rounded so that they add up."""
+    if shares.dtype.kind == "i":
+        return shares
+    ends = np.rint(np.cumsum(shares) * length).astype(np.int64)
+    ends[-1] = length
+    return np.diff(ends, prepend=0)
+
+
+def _by_class(hashes: np.ndarray, classes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """The part of every sample: parts of exactly these sizes, in which every class has its share, rounded."""
+    # Parts take turns as evenly as their sizes allow, and classes are dealt out one after the other.
+    places = np.concatenate([(np.arange(size) + 0.5) / size for size in sizes.tolist()])
+    turns = np.repeat(np.arange(len(sizes)), sizes)[np.argsort(places, kind="stable")]
+    member = np.empty(len(hashes), np.int64)
+    member[np.lexsort((hashes, classes))] = turns
     return member
 
 
