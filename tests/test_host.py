@@ -324,9 +324,9 @@ def test_arrays_and_numbers_reach_host_functions_in_the_dtypes_of_the_source(key
     seen = []
     data = {"a": np.arange(8).reshape(4, 2), "b": np.ones(4), "c": np.arange(4)}
     rows = [{name: column[row] for name, column in data.items()} for row in range(4)]
-    for source in (ms.DatasetSource(rows), ms.HostArraySource(data)):
+    for made in (ms.DatasetSource(rows), ms.HostArraySource(data)):
         see = ms.HostMapTransform(lambda value: seen.append(value) or value)
-        ms.DataLoader([source, see, ms.BatchTransform(4)])
+        ms.DataLoader([made, see, ms.BatchTransform(4)])
         assert [leaf.dtype for leaf in seen[-1].values()] == [np.int64, np.float64, np.int64]
 
 
