@@ -5,7 +5,7 @@ import io
 import sqlite3
 import sys
 import tarfile
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 import datasets
@@ -233,6 +233,11 @@ def test_what_is_nothing_can_be_filled_or_is_refused(key):
         ms.DataLoader([items, ms.BatchTransform(4)])
 
 
+class Pair(NamedTuple):
+    label: int
+    pixels: np.ndarray
+
+
 def test_functions_may_change_what_they_get(key):
     rows = [{"x": np.zeros(2), "deep": [np.zeros(2)], "text": "a"} for _ in range(4)]
 
@@ -246,6 +251,16 @@ def test_functions_may_change_what_they_get(key):
     for _ in range(2):
         assert drawn(ms.DataLoader([source, ms.BatchTransform(4)]), key)["sum"].tolist() == [4] * 4
     assert not any(row["x"].any() or row["deep"][0].any() or len(row["deep"]) > 1 for row in rows)
+    pairs = [Pair(n, np.zeros(2)) for n in range(4)]
+
+    def shift(pair):
+        assert type(pair) is Pair
+        pair.pixels[:] = pair.label
+        return pair
+
+    found = ms.DatasetSource(pairs, "sequential").map(shift)
+    assert [found[n].pixels.tolist() for n in range(4)] == [[n, n] for n in range(4)]
+    assert not any(pair.pixels.any() for pair in pairs)
 
 
 def fails_at_0(sample):

@@ -17,7 +17,7 @@ from millstream.text.errors import describe_leaf, describe_value, shortened
 from millstream.text.summaries import ArrayType, value_text
 
 TRIED = 8  # samples that are tried before it is said that none can be read
-_NESTED = (np.ndarray, dict, list, tuple)
+_CHANGEABLE = (np.ndarray, dict, list, tuple)  # a tuple may hold arrays
 _SAME = "Return the same shape and dtype every time."
 _PAD = (
     "All samples of a batch need one shape: pad it with PadTransform, or resize it in a HostMapTransform after the "
@@ -293,11 +293,10 @@ def own_copy(sample: Any) -> Any:
     if kind is np.ndarray:
         return sample.copy() if sample.ndim else sample[()]
     if kind is dict:
-        return {key: own_copy(value) if isinstance(value, _NESTED) else value for key, value in sample.items()}
-    if kind is list or kind is tuple:
-        if not sample or not isinstance(sample[0], _NESTED):
-            return sample if kind is tuple else sample.copy()
-        return kind([own_copy(value) for value in sample])
+        return {key: own_copy(value) if isinstance(value, _CHANGEABLE) else value for key, value in sample.items()}
+    if kind is list or isinstance(sample, tuple):
+        items = [own_copy(value) if isinstance(value, _CHANGEABLE) else value for value in sample]
+        return items if kind is list else kind(*items) if hasattr(kind, "_fields") else kind(items)
     return sample
 
 
