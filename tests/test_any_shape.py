@@ -35,6 +35,15 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # so that workers d
 
 ROWS = 11
 EXECUTORS = pytest.mark.parametrize("executor", [None, ms.Threads(2), ms.Processes(1)], ids=str)
+
+
+def on_executors(kinds, *in_workers):
+    """Every kind in threads, and those of which a worker process reads differently from others in one."""
+    pairs = [(kind, executor) for kind in kinds for executor in (None, ms.Threads(2))]
+    pairs += [(kind, ms.Processes(1)) for kind in in_workers]
+    return pytest.mark.parametrize(("kind", "executor"), pairs, ids=str)
+
+
 BIG = 2**40 + 5
 
 
@@ -142,8 +151,7 @@ def drawn(loader, key, **options):
 EXPECTED = {name: values.astype(np.int32) for name, values in stacked([record(n) for n in range(ROWS)]).items()}
 
 
-@EXECUTORS
-@pytest.mark.parametrize("kind", SOURCES)
+@on_executors(SOURCES, *SOURCES)
 def test_samples_reach_host_functions_as_they_are(kind, executor, folder, key):
     source = SOURCES[kind](folder)
     loader = ms.DataLoader([source, ms.HostMapTransform(regular), ms.BatchTransform(4)], executor=executor)
@@ -216,8 +224,8 @@ def test_images_of_any_size_stay_images(key):
         return {"pixel": np.asarray(sample["image"].resize((2, 2)))[0, 0], "label": sample["label"]}
 
     rows = [{"image": image, "label": label} for label, image in enumerate(images)]
-    for source in (HuggingFaceSource(table), ms.DatasetSource(rows)):
-        for executor in (None, ms.Threads(2), ms.Processes(1)):
+    for source in (ms.DatasetSource(rows), HuggingFaceSource(table)):
+        for executor in (None, ms.Threads(2), *[ms.Processes(1)][: isinstance(source, HuggingFaceSource)]):
             found = drawn(ms.DataLoader([source.map(pixel), ms.BatchTransform(4)], executor=executor), key)
             np.testing.assert_array_equal(found["pixel"], found["label"])
             assert sorted(found["label"].tolist()) == list(range(6))
@@ -277,8 +285,7 @@ class Broken(Torch):
         return {"text": "w" * n}
 
 
-@EXECUTORS
-@pytest.mark.parametrize("kind", SOURCES)
+@on_executors(SOURCES, "dataset", "parquet", "tar")
 def test_skipping_items_skips_sample_0_as_well(kind, executor, folder, key):
     loader = ms.DataLoader(
         [SOURCES[kind](folder).map(fails_at_0), ms.BatchTransform(4)], executor=executor, on_error="skip item"
@@ -327,7 +334,8 @@ def numbers(ordering: Any = "shuffle"):
 def test_a_map_is_the_stage_as_a_source(random, executor, key):
     fn, stage = (noisy, ms.RandomHostMapTransform) if random else (double, ms.HostMapTransform)
     batch = ms.BatchTransform(8)
-    for source in (numbers(), numbers()[3:17:2], ms.views.weighted(numbers(), np.arange(20))):
+    whole, weighted = numbers(), ms.views.weighted(numbers(), np.arange(20))
+    for source in (weighted,) if isinstance(executor, ms.Processes) else (whole, whole[3:17:2], weighted):
         ways = [
             ms.DataLoader([source, stage(fn), batch], executor=executor),
             ms.DataLoader([source.map(fn, random=random), batch], executor=executor),
@@ -399,7 +407,7 @@ def test_what_is_not_a_function_of_a_sample_is_refused():
     anything: Any = 3
     with refuses(TypeError, "map needs fn to be a function"):
         numbers().map(anything)
-    with refuses(TypeError, "map needs random to be True or False"):
+    with refuses(TypeError, "map needs random to be a bool. Got 3"):
         numbers().map(double, random=anything)
     with refuses(ValueError, "map needs readers to be an int of at least 1"):
         numbers().map(double, readers=0)
@@ -449,17 +457,15 @@ BIG_SOURCES = {
 TAKEN = [ms.transforms.InfoTransform("id"), ms.BatchTransform(4)]
 
 
-@EXECUTORS
-@pytest.mark.parametrize("kind", BIG_SOURCES)
+@on_executors(BIG_SOURCES, "dataset", "arrays", "arrow", "npy")
 def test_wide_integers_travel_beside_the_batch(kind, executor, folder, key):
-    loader = ms.DataLoader([BIG_SOURCES[kind](folder), *TAKEN], executor=executor)
-    batches = loader.iterate(loader.init_state(key), with_info=True)
-    batch, _, info = next(batches)
-    assert list(batch) == ["x"] and batch["x"].tolist() == [0, 1, 2, 3]
-    assert info.additional == {"id": [BIG, BIG + 1, BIG + 2, BIG + 3]}
-    assert np.array(info.additional["id"]).dtype == np.int64
-    resumed = loader.iterate(batches.state, with_info=True)
-    _, mask, info = next(resumed)
+    with ms.DataLoader([BIG_SOURCES[kind](folder), *TAKEN], executor=executor) as loader:
+        batches = loader.iterate(loader.init_state(key), with_info=True)
+        batch, _, info = next(batches)
+        assert list(batch) == ["x"] and batch["x"].tolist() == [0, 1, 2, 3]
+        assert info.additional == {"id": [BIG, BIG + 1, BIG + 2, BIG + 3]}
+        assert np.array(info.additional["id"]).dtype == np.int64
+        _, mask, info = next(loader.iterate(batches.state, with_info=True))  # resumed
     assert mask.tolist() == [True, True, False, False] and info.additional["id"] == [BIG + 4, BIG + 5, None, None]
 
 

@@ -12,6 +12,7 @@ from millstream.integrations._table import (
     FrameTable,
     Row,
     TableSource,
+    cells,
     check_options,
     chosen_columns,
     require_rows,
@@ -29,8 +30,8 @@ class PandasSource(TableSource):
     """The rows of a pandas `DataFrame`. Columns are made into arrays once, without a copy where that is possible.
 
     Numbers and bools stay what they are, a categorical column becomes its codes, and cells that are lists or arrays of
-    one shape become arrays with more axes; all other cells stay what they are, for a `HostMapTransform` to make numbers
-    of. What is missing is None; NaN in a column of floating numbers is a number. The index is not part of a sample:
+    numbers become arrays; all other cells stay what they are, for a `HostMapTransform` to make numbers of. What is
+    missing is None; NaN in a column of floating numbers is a number. The index is not part of a sample:
     `frame.reset_index()` makes it a column.
 
     Example:
@@ -86,7 +87,7 @@ def _column(column: Any) -> np.ndarray | Cells:
         return as_column(column.array.__arrow_array__().combine_chunks())
     if isinstance(dtype, np.dtype) and dtype.kind == "O":
         stacked = _stacked(column)
-        return column.to_numpy() if stacked is None else stacked
+        return _ObjectCells(column.to_numpy()) if stacked is None else stacked
     if not column.isna().any():
         if isinstance(dtype, pd.CategoricalDtype):
             return column.cat.codes.to_numpy()
@@ -94,6 +95,24 @@ def _column(column: Any) -> np.ndarray | Cells:
         if plain.kind in "biuf":
             return column.to_numpy(dtype=plain)
     return column.astype(object).where(column.notna(), None).to_numpy()
+
+
+class _ObjectCells:
+    """A column of objects that are not arrays of one shape: lists of numbers are arrays, the rest is what it is."""
+
+    def __init__(self, column: np.ndarray) -> None:
+        self._column = column
+
+    def take(self, indices: np.ndarray, *, axis: int = 0) -> np.ndarray:
+        """The values at `indices`, as an array of objects."""
+        return cells(map(_cell, self._column[indices]))
+
+
+def _cell(value: Any) -> Any:
+    if not isinstance(value, np.ndarray | list | tuple):
+        return value
+    dense = _dense(value)
+    return dense if holds_numbers(dense.dtype) else value
 
 
 def _stacked(column: Any) -> np.ndarray | None:

@@ -111,7 +111,10 @@ class MappedSource(SampleReader):
 
     def read_row(self, index: int, out: Sequence[np.ndarray], row: int, key: np.ndarray | None) -> Any:
         mapped, extra = self._map_sample(index, key)
-        self.sample_spec.write(self._name, out, row, index, mapped)
+        if out[0].dtype.hasobject:  # for another function, which needs no spec
+            out[0][row] = mapped
+        else:
+            self.sample_spec.write(self._name, out, row, index, mapped)
         return extra
 
     def _map_sample(self, index: int, key: np.ndarray | None) -> tuple[PyTree, Any]:

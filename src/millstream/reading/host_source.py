@@ -96,8 +96,7 @@ class HostSource(Subscriptable):
 
     def read_samples(self, indices: np.ndarray, keys: np.ndarray | None) -> tuple[list[PyTree], Beside]:
         """Samples one by one, as functions on the host get them, and what travels with them."""
-        spec = self.sample_spec
-        if self.whole_samples or isinstance(spec, ObjectSpec):
+        if self.whole_samples or isinstance(spec := self.sample_spec, ObjectSpec):
             objects = np.empty(len(indices), object)
             beside = self.read_rows(indices, [objects], keys)
             return [own_copy(sample) for sample in objects.tolist()], beside
@@ -112,8 +111,8 @@ class HostSource(Subscriptable):
 
     def read_sample(self, index: int, key: np.ndarray | None) -> tuple[PyTree, PyTree]:
         """One sample as functions on the host get it, and what its reading returned beside it."""
-        spec, keys = self.sample_spec, None if key is None else key[None]
-        if self.whole_samples or isinstance(spec, ObjectSpec):
+        keys = None if key is None else key[None]
+        if self.whole_samples or isinstance(spec := self.sample_spec, ObjectSpec):
             objects = np.empty(1, object)
             extra = self._read_one(index, [objects], keys)
             return own_copy(objects[0]), extra
