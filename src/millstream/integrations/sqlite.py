@@ -141,13 +141,13 @@ class _SqliteTable:
     """
 
     def __init__(self, keyed_rows: KeyedRows, forms: _Forms) -> None:
-        self._keyed_rows = keyed_rows
+        self.keyed_rows = keyed_rows
         self._said = forms
         # For the arrays of a batch, the first row says what the other columns hold, and the others are held to it.
         self._forms = {**_first_forms(keyed_rows), **forms}
 
     def __len__(self) -> int:
-        return len(self._keyed_rows)
+        return len(self.keyed_rows)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         return self._columns(indices, self._forms)
@@ -156,12 +156,12 @@ class _SqliteTable:
         return rows_of(self._columns(indices, self._said))
 
     def rows(self, indices: np.ndarray) -> list[Row]:
-        return [dict(zip(self._keyed_rows.columns, row[1:], strict=True)) for row in self._keyed_rows.fetch(indices)]
+        return [dict(zip(self.keyed_rows.columns, row[1:], strict=True)) for row in self.keyed_rows.fetch(indices)]
 
     def _columns(self, indices: np.ndarray, forms: _Forms) -> dict[str, np.ndarray]:
         """Arrays where a form is known, otherwise what SQLite has."""
-        _, *columns = zip(*self._keyed_rows.fetch(indices), strict=True)
-        named = zip(self._keyed_rows.columns, columns, strict=True)
+        _, *columns = zip(*self.keyed_rows.fetch(indices), strict=True)
+        named = zip(self.keyed_rows.columns, columns, strict=True)
         return {name: self._array(name, v, indices, *forms[name]) if name in forms else cells(v) for name, v in named}
 
     def _array(
