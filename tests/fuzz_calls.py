@@ -308,7 +308,9 @@ def _use(thing: Any) -> None:
     elif isinstance(thing, ms.Transform) or type(thing).__name__.endswith("Transform"):
         before = (
             []
-            if isinstance(thing, ms.BatchTransform | ms.HostMapTransform | ms.PadTransform | ms.RandomHostMapTransform)
+            if isinstance(
+                thing, ms.BatchTransform | ms.HostMapTransform | ms.PadTransform | ms.transforms.InfoTransform
+            )
             else [pipelines.BATCH]
         )
         ms.DataLoader([pipelines.source(), *before, thing])

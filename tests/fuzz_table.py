@@ -462,6 +462,7 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "History.rows": lambda f: {"start": 0, "stop": 2},
     "HostCallbackTransform": lambda f: {"fn": lambda value, mask: value},
     "HostMapTransform": lambda f: {"fn": lambda value: value},
+    "InfoTransform": lambda f: {"fields": "label"},
     "IdxSource": lambda f: {"paths": {"x": f / "t.idx"}},
     "ImageFolderSource": lambda f: {"root": f / "images"},
     "Logs.add_entries": lambda f: {"collection": "metrics", "entries": {"loss": 1.0}},

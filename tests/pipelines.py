@@ -135,6 +135,8 @@ PIPELINES: dict[str, Callable[[], Any]] = {
         ms.RandomMapTransform(jitter),
         BATCH,
     ],
+    "host, map of a view": lambda: [source()[::-1].map(shaken, random=True), BATCH],
+    "host, fields beside": lambda: [source(), ms.transforms.InfoTransform("image"), BATCH],
     "host callback": lambda: [source(), BATCH, ms.transforms.HostCallbackTransform(brighter)],
     "stream": lambda: [source(), lambda inner: Echo(inner), BATCH],
     "stream, dropped": lambda: [source(), lambda inner: Echo(inner), ms.BatchTransform(4, drop_last=True)],

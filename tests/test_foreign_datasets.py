@@ -155,15 +155,15 @@ def test_images_are_decoded_as_they_are_read(key):
         np.testing.assert_array_equal(batch["image"][:, 0, 0, 0], batch["label"])
     pictures[2] = PIL.Image.new("RGB", (5, 9))
     odd = datasets.Dataset.from_dict({"image": pictures, "label": range(6)}, features=features)
-    with refuses(ValueError, "Column 'image' has the shape (9, 5, 3) at sample 2, and (4, 5, 3) at sample 0"):
+    with refuses(ValueError, "sample 2", "found['image']: shape (9, 5, 3)", "spec['image']:  shape (4, 5, 3)"):
         HuggingFaceSource(odd).read(np.array([4, 2]))
 
 
 def test_missing_values_and_lists_of_other_lengths_are_named_with_their_sample():
     table = datasets.Dataset.from_dict({"a": [1, 2, None, 4], "b": [[1], [2], [3], [4, 5]]})
-    with refuses(ValueError, "Column 'a' has none at sample 2"):
+    with refuses(ValueError, "sample 2 does not match the spec", "found['a']: None", "Fill the gap"):
         HuggingFaceSource(table, columns=["a"]).read(np.array([3, 2]))
-    with refuses(ValueError, "Column 'b' has 2 values at sample 3, and 1 at sample 0"):
+    with refuses(ValueError, "sample 3", "found['b']: shape (2,), int64", "spec['b']:  shape (1,), int32"):
         HuggingFaceSource(table, columns=["b"]).read(np.array([1, 3]))
     kept = table.select([3, 0, 1])  # nothing is missing in these
     assert HuggingFaceSource(kept, columns=["a"]).read(np.array([0, 1, 2]))["a"].tolist() == [4, 1, 2]
@@ -181,8 +181,6 @@ def test_what_is_no_dataset_with_rows_is_refused():
     with refuses(ValueError, "each column once", "'nothing' is there 0 times"):
         HuggingFaceSource(table, columns=["nothing"])
     text = datasets.Dataset.from_dict({"text": ["a", "b"]})
-    with refuses(TypeError, "needs arrays of numbers", "row_fn"):
-        HuggingFaceSource(text)
     with refuses(TypeError, "needs arrays of numbers", "row_fn"):
         next(iter(HuggingFaceBatches(text.to_iterable_dataset(), 2)))
 

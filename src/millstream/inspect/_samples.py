@@ -89,7 +89,7 @@ def _unreadable(pipeline: IndexedPipeline, words: np.ndarray, step: int, raised:
     cause = "A stage has raised it. The stream cannot continue from here."
     for index in request.indices[request.real].tolist():
         try:
-            source.read_sample(index, np.zeros(2, np.uint32) if source.keyed else None)
+            source.read_keyed(np.array([index]), np.zeros((1, 2), np.uint32) if source.keyed else None)
         except Exception:
             where = f"step {step}, sample {index:,}"
             cause = 'Fix the sample, or skip it: on_error="skip item" masks such samples, and verify lists them all.'

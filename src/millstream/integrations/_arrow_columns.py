@@ -1,10 +1,11 @@
 """Columns of Arrow as NumPy arrays."""
 
+import contextlib
 from typing import Any
 
 import numpy as np
 
-from millstream.integrations._table import missing_value, not_numbers, other_length
+from millstream.integrations._table import cells
 
 
 class Unreadable(Exception):
@@ -20,11 +21,72 @@ class Unreadable(Exception):
         self.row = row
         self.sizes = sizes
 
-    def at(self, caller: str, column: str, index: int) -> ValueError:
-        """What a user is told of it, once it is known which sample it is."""
-        if self.sizes is None:
-            return missing_value(caller, column, index)
-        return other_length(caller, column, index, *self.sizes)
+
+class ArrowCells:
+    """A column of Arrow that is not an array: rows are Python's own values, and lists of numbers are arrays.
+
+    Args:
+        column: An array of Arrow.
+    """
+
+    def __init__(self, column: Any) -> None:
+        self._column = column
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    def __getitem__(self, part: slice) -> "ArrowCells":
+        return ArrowCells(self._column[part])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all values."""
+        return self._column.nbytes
+
+    def buffers(self) -> list[Any]:
+        """The memory it lies in."""
+        return self._column.buffers()
+
+    def copy(self) -> "ArrowCells":
+        """The same in memory of its own."""
+        return ArrowCells(self._column.take(_arrow_indices(np.arange(len(self)))))
+
+    def take(self, indices: np.ndarray, *, axis: int = 0) -> np.ndarray:
+        """The values at `indices`, as an array of objects."""
+        kind = self._column.type
+        convert = _number_cell if is_numbers(kind) else _python_cell
+        return cells(map(convert, self._column.take(_arrow_indices(indices))))
+
+
+def _arrow_indices(indices: np.ndarray) -> Any:
+    import pyarrow as pa
+
+    return pa.array(indices)
+
+
+def _python_cell(scalar: Any) -> Any:
+    return scalar.as_py()
+
+
+def _number_cell(scalar: Any) -> Any:
+    """A number, or a list of them, as NumPy has it; a gap, or a list that is not an array, as Python has it."""
+    from pyarrow import types
+
+    if scalar.is_valid:
+        if _is_list(scalar.type):
+            with contextlib.suppress(Unreadable):
+                return to_numpy(scalar.values)
+        elif types.is_primitive(scalar.type):
+            return scalar.type.to_pandas_dtype()(scalar.as_py())
+    return scalar.as_py()
+
+
+def as_column(array: Any) -> np.ndarray | ArrowCells:
+    """An Arrow array as a NumPy array if it is numbers of one shape, otherwise as cells."""
+    if is_numbers(array.type):
+        with contextlib.suppress(Unreadable):
+            return to_numpy(array)
+    return ArrowCells(array)
 
 
 def is_numbers(kind: Any) -> bool:
@@ -35,39 +97,16 @@ def is_numbers(kind: Any) -> bool:
     return types.is_boolean(inner) or types.is_integer(inner) or types.is_floating(inner)
 
 
-def require_numbers(caller: str, name: str, kind: Any) -> None:
-    """Refuse a column that is not made of numbers, bools, or lists of them.
-
-    Args:
-        caller: The caller's name, for errors.
-        name: The column.
-        kind: Its Arrow type.
-    """
-    from pyarrow import types
-
-    if is_numbers(kind):
-        return
-    inner, advice = _inner(kind), ""
-    if types.is_dictionary(inner):
-        advice = " Its codes need not mean the same in all parts of a table; store them as a column of whole numbers."
-    elif types.is_temporal(inner):
-        advice = " Cast dates and times to whole numbers of a unit that you choose."
-    elif types.is_decimal(inner):
-        advice = " Cast it to float64."
-    raise not_numbers(caller, name, kind, advice)
-
-
-def to_numpy(array: Any, shape: tuple[int, ...] | None = None) -> np.ndarray:
+def to_numpy(array: Any) -> np.ndarray:
     """An Arrow array of numbers as a NumPy array, without a copy unless it is of bools; lists become axes.
 
     Args:
-        array: The array, whose type `require_numbers` has let pass.
-        shape: What a row must have; None for that of the first row.
+        array: The array, whose type `is_numbers`. What is missing, and a list of a different length, is `Unreadable`.
     """
-    return _values(array, shape, per_row=1)
+    return _values(array, per_row=1)
 
 
-def _values(array: Any, shape: tuple[int, ...] | None, per_row: int) -> np.ndarray:
+def _values(array: Any, per_row: int) -> np.ndarray:
     """An array, or what is inside its lists, of which a row has that many."""
     import pyarrow as pa
 
@@ -75,23 +114,22 @@ def _values(array: Any, shape: tuple[int, ...] | None, per_row: int) -> np.ndarr
         raise Unreadable(int(np.argmax(array.is_null().to_numpy(zero_copy_only=False))) // per_row)
     kind = array.type
     if isinstance(kind, pa.FixedShapeTensorType):
-        inner = _values(array.storage, None, per_row).reshape(len(array), *kind.shape)
+        inner = _values(array.storage, per_row).reshape(len(array), *kind.shape)
         axes = kind.permutation
         return inner if axes is None else inner.transpose(0, *(axis + 1 for axis in axes))
     if pa.types.is_dictionary(kind):
-        return _values(array.dictionary_decode(), shape, per_row)
+        return _values(array.dictionary_decode(), per_row)
     if not _is_list(kind):
         return array.to_numpy(zero_copy_only=not pa.types.is_boolean(kind))
     if pa.types.is_fixed_size_list(kind):
         size = kind.list_size
     else:
         sizes = np.diff(array.offsets.to_numpy())
-        first = int(sizes[0]) if len(sizes) > 0 else 0  # there are none inside empty lists
-        size = first if shape is None else shape[0]
+        size = int(sizes[0]) if len(sizes) > 0 else 0  # there are none inside empty lists
         if (sizes != size).any():
             odd = int(np.argmax(sizes != size))
             raise Unreadable(odd // per_row, (int(sizes[odd]), size))
-    inner = _values(array.flatten(), None if shape is None else shape[1:], per_row * size)
+    inner = _values(array.flatten(), per_row * size)
     return inner.reshape(len(array), size, *inner.shape[1:])
 
 

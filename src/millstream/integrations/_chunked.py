@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from millstream.integrations._arrow_columns import Unreadable, require_numbers, to_numpy
-from millstream.integrations._file_chunks import InMemoryColumns
-from millstream.integrations._table import Row, chosen_columns
+from millstream.integrations._arrow_columns import ArrowCells, as_column
+from millstream.integrations._file_chunks import InMemoryColumns, filled
+from millstream.integrations._table import Row, chosen_columns, rows_of
 from millstream.text.errors import table
 
 
@@ -59,37 +59,14 @@ class Chunks(Protocol):
         ...
 
 
-class Decoder:
-    """Makes of chunks what is kept of them: columns as arrays, or, for a function on rows, the chunks as they are.
-
-    Args:
-        caller: The caller's name, for errors.
-        as_arrays: Whether columns become arrays.
-    """
-
-    def __init__(self, caller: str, as_arrays: bool) -> None:
-        self._caller, self._as_arrays = caller, as_arrays
-        self._shapes: dict[str, tuple[int, ...]] = {}  # of the first row, which the others must have
-
-    def __call__(self, samples: Sequence[range], table: Any) -> Any:
-        """What is kept of a table, which is chunks with these samples."""
-        if not self._as_arrays:
-            return table
-        columns = {}
-        for name in table.column_names:
-            try:
-                columns[name] = to_numpy(_one_array(table.column(name)), self._shapes.get(name))
-            except Unreadable as error:
-                index = next(itertools.islice(itertools.chain.from_iterable(samples), error.row, None))
-                raise error.at(self._caller, name, index) from None
-        self._shapes = self._shapes or {name: column.shape[1:] for name, column in columns.items()}
-        return columns
+def as_columns(table: Any) -> dict[str, np.ndarray | ArrowCells]:
+    """What is kept of a table or record batch whose columns become arrays, as far as they can."""
+    return {name: as_column(_one_array(table.column(name))) for name in table.column_names}
 
 
-def require_schema(caller: str, schema: Any) -> None:
-    """Refuse columns that cannot become arrays."""
-    for field in schema:
-        require_numbers(caller, field.name, field.type)
+def as_it_is(table: Any) -> Any:
+    """What is kept of a table or record batch for a function on rows."""
+    return table
 
 
 class ChunkedTable:
@@ -118,14 +95,16 @@ class ChunkedTable:
         taken: dict[str, np.ndarray] = {}
         if len(self._ends) == 1:
             for _, columns in self._chunks.contents([0]):
-                taken = {name: np.take(column, indices, axis=0) for name, column in columns.items()}
+                taken = {name: column.take(indices, axis=0) for name, column in columns.items()}
             return taken
         for rows, inside, columns in self._pieces(indices):
             for name, column in columns.items():
-                if name not in taken:
-                    taken[name] = np.empty((len(indices), *column.shape[1:]), column.dtype)
-                taken[name][rows] = column[inside]
+                taken[name] = filled(taken.get(name), len(indices), rows, column.take(inside, axis=0))
         return taken
+
+    def samples(self, indices: np.ndarray) -> Sequence[Row]:
+        """The rows at `indices` as functions on the host get them."""
+        return rows_of(self.take(indices))
 
     def rows(self, indices: np.ndarray) -> Sequence[Row]:
         """The rows at `indices`, each as a dict of Python's own values."""

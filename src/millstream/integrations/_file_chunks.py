@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from millstream.files.data_files import FileStream, LocalFile, open_file
+from millstream.integrations._table import cells
 from millstream.text.errors import noted
 
 _TOGETHER = 64 << 20  # bytes of chunks that are read by one call: enough for all cores, little enough to hold
@@ -137,21 +138,25 @@ class FileChunks:
     Args:
         files: The files.
         sizes: For each file, how many rows each of its chunks has.
-        decode: `decode(samples, table)` makes of chunks, which have these ranges of samples, what is kept of them.
+        decode: `decode(table)` makes of chunks what is kept of them.
         limit: Bytes to keep.
-        together: Whether several chunks of a file are read by one call. Their contents must be arrays.
+        together: Whether several chunks of a file are read by one call. Their contents must be columns.
+
+    Attributes:
+        regular: Whether all columns that were read so far are arrays.
     """
 
     def __init__(
         self,
         files: Sequence[DataFile],
         sizes: Sequence[Sequence[int]],
-        decode: Callable[[list[range], Any], Any],
+        decode: Callable[[Any], Any],
         limit: int,
         together: bool = False,
     ) -> None:
         self.sizes = [size for of_file in sizes for size in of_file]
         self.row_bytes = 0.0
+        self.regular = True
         self._samples = sample_ranges(self.sizes)
         self._files = files
         self._places = [(file, number) for file, of_file in enumerate(sizes) for number in range(len(of_file))]
@@ -227,6 +232,8 @@ class FileChunks:
         file, start = self._file_of(numbers[0]), 0
         nbytes = self._cost(file, contents)
         self.row_bytes = max(self.row_bytes, nbytes / sum(self.sizes[number] for number in numbers))
+        if isinstance(contents, dict):
+            self.regular = self.regular and all(isinstance(column, np.ndarray) for column in contents.values())
         if len(numbers) == 1:
             self._cache.put(numbers[0], contents, nbytes)
             return
@@ -245,11 +252,21 @@ class FileChunks:
                 raise ValueError(
                     f"{name} is damaged: it has {table.num_rows} rows where it announced {rows}. Get it again."
                 )
-            return self._decode([self._samples[number] for number in numbers], table)
+            return self._decode(table)
         except Exception as error:
             first, last = self._samples[numbers[0]].start, self._samples[numbers[-1]].stop - 1
             note = f"This came from reading samples {first} to {last}, from {name}."
             raise noted(error, note)  # noqa: B904 (`from` would take away the error's own cause)
+
+
+def filled(whole: np.ndarray | None, length: int, rows: Any, part: np.ndarray) -> np.ndarray:
+    """An array, or a new one, with a part of it in these rows; of objects, once parts differ in shape or dtype."""
+    if whole is None:
+        whole = np.empty((length, *part.shape[1:]), part.dtype)
+    elif whole.shape[1:] != part.shape[1:] or whole.dtype != part.dtype:
+        whole, part = (array if array.dtype.hasobject else cells(array) for array in (whole, part))
+    whole[rows] = part
+    return whole
 
 
 class InMemoryColumns:
@@ -283,12 +300,13 @@ class InMemoryColumns:
 
     def _fill(self, numbers: list[int]) -> None:
         for run, contents in self._chunks.contents(numbers):
-            for name, array in contents.items():
-                if name not in self._columns:
-                    self._columns[name] = np.empty((self._ends[-1], *array.shape[1:]), array.dtype)
+            for name, column in contents.items():
                 start = 0
                 for number in run:
                     end, size = self._ends[number], self._chunks.sizes[number]
-                    self._columns[name][end - size : end] = array[start : start + size]
+                    part = column[start : start + size]
+                    part = part if isinstance(part, np.ndarray) else part.take(np.arange(size))
+                    whole = self._columns.get(name)
+                    self._columns[name] = filled(whole, self._ends[-1], slice(end - size, end), part)
                     start += size
             self._filled[run] = True

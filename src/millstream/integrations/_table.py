@@ -13,13 +13,12 @@ import numpy as np
 from millstream.files.data_files import is_remote
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
-from millstream.reading.dtypes import narrowed
+from millstream.reading.dtypes import can_become, narrowed
 from millstream.reading.host_source import HostSource
-from millstream.reading.samples import NotAnArray, SampleSpec, first_sample, spec_of, spec_or_objects
+from millstream.reading.samples import SampleSpec, first_sample, spec_or_objects
 from millstream.reading.stats import add_time
 from millstream.sources.array import check_reading
 from millstream.text.errors import (
-    describe_leaf,
     describe_value,
     function_name,
     listed,
@@ -87,7 +86,11 @@ class Table(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, indices: np.ndarray) -> Mapping[str, np.ndarray]:
-        """The rows at `indices`, an array for each column."""
+        """The rows at `indices`, an array for each column: of objects, unless all are numbers of one shape."""
+        ...
+
+    def samples(self, indices: np.ndarray) -> Sequence[Row]:
+        """The rows at `indices` as functions on the host get them."""
         ...
 
     def rows(self, indices: np.ndarray) -> Sequence[Row]:
@@ -95,12 +98,34 @@ class Table(Protocol):
         ...
 
 
+class Cells(Protocol):
+    """A column of values that are not numbers of one shape: text, lists of any length, gaps, any objects."""
+
+    def take(self, indices: Any, /, *, axis: int) -> np.ndarray:
+        """An array of objects."""
+        ...
+
+
+def cells(values: Iterable[Any]) -> np.ndarray:
+    """Values as an array of objects, whatever they are."""
+    listed_values = list(values)
+    found = np.empty(len(listed_values), object)
+    for row, value in enumerate(listed_values):
+        found[row] = value  # one by one: NumPy would make one array of arrays
+    return found
+
+
+def rows_of(columns: Mapping[str, Iterable[Any]]) -> list[Row]:
+    """Columns as rows."""
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
 @dataclasses.dataclass(frozen=True)
 class FrameTable:
-    """A table in memory. One of the two goes to worker processes: arrays, which they share, or the frame."""
+    """A table in memory. One of the two goes to worker processes: columns, whose arrays they share, or the frame."""
 
     length: int
-    columns: Mapping[str, np.ndarray]
+    columns: Mapping[str, np.ndarray | Cells]
     frame: Any
     rows_of: Callable[[Any, np.ndarray], Sequence[Row]]
 
@@ -109,7 +134,11 @@ class FrameTable:
 
     def take(self, indices: np.ndarray) -> Mapping[str, np.ndarray]:
         """The rows at `indices`, an array for each column."""
-        return {name: np.take(column, indices, axis=0) for name, column in self.columns.items()}
+        return {name: column.take(indices, axis=0) for name, column in self.columns.items()}
+
+    def samples(self, indices: np.ndarray) -> Sequence[Row]:
+        """The rows at `indices` as functions on the host get them."""
+        return rows_of(self.take(indices))
 
     def rows(self, indices: np.ndarray) -> Sequence[Row]:
         """The rows at `indices`, each as a dict of Python's own values."""
@@ -132,10 +161,12 @@ def require_rows(caller: str, table: Sized) -> None:
 class TableSource(HostSource):
     """The rows of a table.
 
-    A sample is a dict with a number or an array for each column, or whatever `row_fn` makes of a row.
+    A sample is a dict with a number or an array for each column, and text, lists of any length, gaps and other objects
+    as they are; or whatever `row_fn` makes of a row.
     """
 
     reads_together = True  # one request for all rows of a batch
+    whole_samples = True
 
     def __init__(
         self,
@@ -147,23 +178,13 @@ class TableSource(HostSource):
     ) -> None:
         require_rows(caller, table)
         self._caller, self._table, self._row_fn = caller, table, row_fn
-        self.calls_users = self.whole_samples = row_fn is not None
+        self.calls_users = row_fn is not None
         self.ordering: Ordering = ordering
         self.prefetch_size = prefetch_size
-        if row_fn is not None:
-            self.first_sample, samples = first_sample(lambda index: self._samples(np.array([index])), range(len(table)))
-            self.sample_spec = spec_or_objects(caller, samples[0])
-            return
-        columns = table.take(np.zeros(1, np.int64))
-        if not columns:
+        self.first_sample, [sample] = first_sample(lambda index: self._samples(np.array([index])), range(len(table)))
+        if row_fn is None and not sample:
             raise ValueError(f"{caller} needs at least one column. There is none.")
-        self._dtypes = {name: column.dtype for name, column in columns.items()}
-        try:
-            self.sample_spec = spec_of(caller, {name: column[0] for name, column in columns.items()})
-        except NotAnArray as error:
-            raise TypeError(
-                f"{error} Choose other columns with columns=[...], or make arrays of it with row_fn=lambda row: ..."
-            ) from None
+        self.sample_spec = spec_or_objects(caller, sample)
 
     def __len__(self) -> int:
         return len(self._table)
@@ -171,53 +192,31 @@ class TableSource(HostSource):
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
         if len(indices) == 0:
             return
-        spec = self.sample_spec
-        if self._row_fn is not None:
-            for row, (index, sample) in enumerate(zip(indices.tolist(), self._samples(indices), strict=True)):
-                spec.write(self._caller, out, row, index, sample)
-            return
-        assert isinstance(spec, SampleSpec)
+        if self._row_fn is not None or out[0].dtype.hasobject:
+            return self._write(indices, out, self._samples(indices))
         begun = time.perf_counter()
         columns = self._table.take(indices)
         add_time("read", begun)
-        leaves, dtypes = spec.flatten(self._caller, dict(columns)), spec.flatten(self._caller, self._dtypes)
-        for name, leaf, dtype, target in zip(spec.names, leaves, dtypes, out, strict=True):
-            if leaf.shape != target.shape or leaf.dtype != dtype:
-                raise ValueError(
-                    f"{self._caller} needs values of one shape and dtype in a column. For samples "
-                    f"{describe_value(indices.tolist())}:\n  found{name}: {describe_leaf(leaf)}\n"
-                    f"  expected: shape {target.shape}, {dtype}\n"
-                    "Cast or pad them, or make arrays of one kind with row_fn=lambda row: ..."
-                )
-            target[...] = narrowed(f"{self._caller}{name}", leaf, target.dtype)
+        spec = self.sample_spec
+        assert isinstance(spec, SampleSpec)
+        leaves = [columns.get(name) for name in spec.fields]
+        if len(leaves) != len(columns) or not all(map(_fits, leaves, out)):
+            return self._write(indices, out, rows_of(columns))  # which says what is wrong with which sample
+        for name, leaf, target in zip(spec.names, leaves, out, strict=True):
+            target[...] = narrowed(f"{self._caller}{name}", leaf, target.dtype)  # pyright: ignore[reportArgumentType]
 
-    def _samples(self, indices: np.ndarray) -> list[Any]:
-        assert self._row_fn is not None
+    def _write(self, indices: np.ndarray, out: Sequence[np.ndarray], samples: Sequence[PyTree]) -> None:
+        for row, (index, sample) in enumerate(zip(indices.tolist(), samples, strict=True)):
+            self.sample_spec.write(self._caller, out, row, index, sample)
+
+    def _samples(self, indices: np.ndarray) -> Sequence[PyTree]:
+        if self._row_fn is None:
+            return self._table.samples(indices)
         return made_samples(self._caller, "row_fn", self._row_fn, indices.tolist(), self._table.rows(indices))
 
 
-def not_numbers(caller: str, column: str, kind: object, advice: str = "") -> TypeError:
-    """What is raised for a column that is not made of numbers."""
-    return TypeError(
-        f"{caller} needs columns of numbers or bools. Column {column!r} is of the type {kind}.{advice} "
-        "Choose other columns with columns=[...], or make arrays of it with row_fn=lambda row: ..."
-    )
-
-
-def missing_value(caller: str, column: str, index: int) -> ValueError:
-    """What is raised for a missing value."""
-    return ValueError(
-        f"{caller} needs a value in every row. Column {column!r} has none at sample {index}. "
-        "Fill or drop such rows, choose other columns, or say what becomes of them with row_fn=lambda row: ..."
-    )
-
-
-def other_length(caller: str, column: str, index: int, found: int, expected: int) -> ValueError:
-    """What is raised for a list that is longer or shorter than that of the first row."""
-    return ValueError(
-        f"{caller} needs lists of one length in a column. Column {column!r} has {found} values at sample "
-        f"{index}, and {expected} at sample 0. Pad or cut them, or say how with row_fn=lambda row: ..."
-    )
+def _fits(column: np.ndarray | None, target: np.ndarray) -> bool:
+    return column is not None and column.shape == target.shape and can_become(column.dtype, target.dtype)
 
 
 def chosen_columns(caller: str, available: Sequence[Any], columns: Sequence[str] | None) -> list[str]:

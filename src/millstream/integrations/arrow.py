@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from millstream.integrations._chunked import ChunkedTable, Decoder, common_schema, require_schema
-from millstream.integrations._file_chunks import DataFile, FileChunks, readable, sample_ranges
+from millstream.integrations._chunked import ChunkedTable, as_columns, as_it_is, common_schema
+from millstream.integrations._file_chunks import DataFile, FileChunks, readable
 from millstream.integrations._table import Paths, Row, TableSource, check_options, chosen_columns, find_files
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
@@ -21,7 +21,7 @@ class _IpcBatches(FileChunks):
         files: Sequence[DataFile],
         opened: Sequence["_IpcFile"],
         columns: Sequence[str],
-        decode: Decoder,
+        decode: Callable[[Any], Any],
         limit: int,
     ) -> None:
         self._columns = list(columns)
@@ -118,8 +118,9 @@ class ArrowSource(TableSource):
     """The rows of a pyarrow `Table`, or of Arrow IPC files (also known as Feather), which are mapped into memory.
 
     Columns are used where they lie; only bools, compressed batches and files of other machines are unpacked, and kept
-    up to `cache_bytes`. Numbers and bools stay what they are; tensors and lists of numbers, which must all have one
-    length, become arrays. A missing value is refused by name, and so is a file that changes while it is read.
+    up to `cache_bytes`. Numbers and bools stay what they are, tensors and lists of numbers become arrays; text, gaps
+    and the like stay Python's own values. A `HostMapTransform` gets lists of any length, and makes them equal. A file
+    that changes while it is read is refused by name.
 
     Example:
         >>> import pyarrow as pa, pyarrow.feather
@@ -136,8 +137,7 @@ class ArrowSource(TableSource):
         data: A `Table` or `RecordBatch`; or a path, an address, a folder, a pattern such as "data/*.arrow", or a list
             of them. Files of a folder or a pattern come in the order of their names.
         columns: The columns to read; all of them by default.
-        row_fn: Makes a sample of a row, a dict of Python's own values; for text, dates, missing values, and lists of
-            any length.
+        row_fn: Makes a sample of a row, a dict of Python's own values.
         cache_bytes: How much unpacked data to keep, in each process.
         ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
         prefetch_size: How many samples are read before they are needed.
@@ -158,36 +158,33 @@ class ArrowSource(TableSource):
             import pyarrow as pa
         check_options(caller, ordering, prefetch_size, row_fn)
         require_int(caller, "cache_bytes", cache_bytes, least=0)
-        decode = Decoder(caller, row_fn is None)
+        decode = as_columns if row_fn is None else as_it_is
         if isinstance(data, pa.Table | pa.RecordBatch):
             given: Any = data
             table = given.select(chosen_columns(caller, given.schema.names, columns))
             batches = table.to_batches() if isinstance(table, pa.Table) else [table]
-            schema, chunks = table.schema, _Batches(batches, decode)
+            chunks = _Batches(batches, decode)
         else:
-            schema, chunks = _open_files(caller, data, columns, decode, cache_bytes)
-        if row_fn is None:
-            require_schema(caller, schema)
+            chunks = _open_files(caller, data, columns, decode, cache_bytes)
         super().__init__(caller, ChunkedTable(chunks), ordering, prefetch_size, row_fn)
 
 
 def _open_files(
-    caller: str, paths: Any, columns: Sequence[str] | None, decode: Decoder, limit: int
-) -> tuple[Any, _IpcBatches]:
-    """The schema of files, and their record batches."""
+    caller: str, paths: Any, columns: Sequence[str] | None, decode: Callable[[Any], Any], limit: int
+) -> _IpcBatches:
+    """The record batches of files."""
     files = [DataFile(caller, path) for path in find_files(caller, paths, [".arrow", ".feather", ".ipc"])]
     opened = [_IpcFile(file) for file in files]
     schema = common_schema(caller, [file.name for file in files], [file.schema for file in opened], columns)
-    return schema, _IpcBatches(files, opened, schema.names, decode, limit)
+    return _IpcBatches(files, opened, schema.names, decode, limit)
 
 
 class _Batches:
     """Record batches in memory, made into arrays when they are first needed."""
 
-    def __init__(self, batches: Sequence[Any], decode: Decoder) -> None:
+    def __init__(self, batches: Sequence[Any], decode: Callable[[Any], Any]) -> None:
         self._batches = batches
         self.sizes: list[int] = [batch.num_rows for batch in batches]
-        self._samples = sample_ranges(self.sizes)
         self._decode = decode
         self._decoded: dict[int, Any] = {}
 
@@ -210,5 +207,5 @@ class _Batches:
     def contents(self, numbers: Sequence[int]) -> Iterator[tuple[list[int], Any]]:
         for number in numbers:
             if number not in self._decoded:
-                self._decoded[number] = self._decode([self._samples[number]], self._batches[number])
+                self._decoded[number] = self._decode(self._batches[number])
             yield [number], self._decoded[number]

@@ -96,7 +96,7 @@ class RandomAccess:
 
     def __getitems__(self, indices: Sequence[int]) -> list[PyTree]:
         """Several samples, read together."""
-        return self._source.read_samples(np.array([self._number(index) for index in indices], np.int64), None)
+        return self._source.read_samples(np.array([self._number(index) for index in indices], np.int64), None)[0]
 
     def _number(self, index: Any) -> int:
         """An index as a number from 0 on; -1 is the last sample."""

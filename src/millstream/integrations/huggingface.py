@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from millstream.files.changed import WatchedFiles
-from millstream.integrations._arrow_columns import Unreadable, to_numpy
+from millstream.integrations._arrow_columns import as_column
 from millstream.integrations._huggingface_batches import HuggingFaceBatches as HuggingFaceBatches
 from millstream.integrations._huggingface_batches import are_numbers, numbers_table
-from millstream.integrations._table import Row, TableSource, check_options, chosen_columns, missing_value
+from millstream.integrations._table import Row, TableSource, cells, check_options, chosen_columns, rows_of
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
+from millstream.reading.dtypes import holds_numbers
 from millstream.text.errors import describe_value, needs
 
 if TYPE_CHECKING:
@@ -24,8 +25,9 @@ class HuggingFaceSource(TableSource):
     """The rows of a `datasets.Dataset`.
 
     Columns of numbers, and of lists or arrays of numbers, are taken from its Arrow table as they are, with the dtypes
-    that its features have. All else goes through the dataset's own formatting: images are decoded, and what
-    `with_transform` has set is called, by whoever reads: a thread or a worker process.
+    that its features have. All else goes through the dataset's own formatting: text is text, images are decoded, and
+    what `with_transform` has set is called, where samples are read: in a thread or a worker process. A
+    `HostMapTransform` gets all of it as it is, lists of any length and images of any size, and makes arrays of it.
 
     Example:
         >>> import datasets
@@ -33,9 +35,8 @@ class HuggingFaceSource(TableSource):
         >>> table = datasets.Dataset.from_dict({"text": ["oats", "rye"], "label": [3, 5]})
         >>> HuggingFaceSource(table, columns=["label"]).read(np.array([1, 0]))
         {'label': array([5, 3], dtype=int32)}
-        >>> source = HuggingFaceSource(table, row_fn=lambda row: {"letters": np.int32(len(row["text"]))})
-        >>> source.read(np.array([0, 1]))["letters"].tolist()
-        [4, 3]
+        >>> HuggingFaceSource(table).map(lambda row: {"letters": len(row["text"])}).read(np.array([0, 1]))
+        {'letters': array([4, 3], dtype=int32)}
 
     Args:
         dataset: The dataset, in memory or on disk. Its files must not change while it is read.
@@ -68,7 +69,6 @@ class _DatasetTable:
         # What a transform gives is known when it is called.
         self._columns = columns if self._custom else chosen_columns(_CALLER, dataset.format["columns"], columns)
         self._as_arrays = as_arrays
-        self._shapes: dict[str, tuple[int, ...]] = {}  # of the first row, which the others must have
         self._files = WatchedFiles(_CALLER, (file["filename"] for file in dataset.cache_files))
         self._open()
 
@@ -84,75 +84,66 @@ class _DatasetTable:
 
     def take(self, indices: np.ndarray) -> Mapping[str, np.ndarray]:
         self._files.check(indices)
-        columns = self._gather(indices) if self._table is not None else self._format(indices)
+        columns = {**self._gather(indices), **self._format(indices)}
         self._files.check(indices)
-        self._shapes = self._shapes or {name: column.shape[1:] for name, column in columns.items()}
-        return columns
+        return columns if self._custom else {name: columns[name] for name in self._columns or ()}
+
+    def samples(self, indices: np.ndarray) -> list[Row]:
+        return rows_of(self.take(indices))
 
     def rows(self, indices: np.ndarray) -> list[Row]:
         self._files.check(indices)
-        columns = self._choose(self._formatted[indices.tolist()])
-        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        rows = rows_of(self._choose(self._formatted[indices.tolist()]))
         self._files.check(indices)
         return rows
 
     def _open(self) -> None:
         """Make what reading needs, here or in another process."""
-        dataset = self._dataset
+        dataset, names = self._dataset, list(self._columns or ())
         self._formatted, self._table, self._mapping = dataset, None, None
         if self._custom:
             return
-        names = list(self._columns or ())
         kind, kwargs = dataset.format["type"], dataset.format["format_kwargs"]
-        if not self._as_arrays:
-            # The tables of other formats have no rows of Python's own values.
-            kind, kwargs = (None, {}) if kind in ("arrow", "pandas", "polars") else (kind, kwargs)
-            self._formatted = dataset.with_format(kind, names, **kwargs)
-            return
-        own = kwargs if kind == "numpy" else {}
-        self._formatted = dataset.with_format("numpy", names, **own)
-        if not own and are_numbers(dataset.data.schema, names):
-            self._table = numbers_table(dataset.data, names)
+        # The tables of other formats have no rows of Python's own values.
+        kind, kwargs = (None, {}) if kind in ("arrow", "pandas", "polars") else (kind, kwargs)
+        if self._as_arrays and not (kind == "numpy" and kwargs):
+            numbers = [name for name in names if are_numbers(dataset.data.schema, [name])]
+            names = [name for name in names if name not in numbers]
+            self._table = numbers_table(dataset.data, numbers) if numbers else None
             self._mapping = None if dataset._indices is None else dataset._indices.column(0).to_numpy()
+        self._formatted = dataset.with_format(kind, names, **kwargs) if names else None
 
     def _gather(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Rows of the Arrow table."""
-        assert self._table is not None
+        """Columns of numbers, from the Arrow table."""
+        if self._table is None:
+            return {}
         places = indices if self._mapping is None else self._mapping[indices].astype(np.int64)
-        table, columns = self._table.fast_gather(places), {}
-        for name in table.column_names:
-            try:
-                columns[name] = to_numpy(table.column(name).combine_chunks(), self._shapes.get(name))
-            except Unreadable as error:
-                raise error.at(_CALLER, name, int(indices[error.row])) from None
-        return columns
+        table, every = self._table.fast_gather(places), np.arange(len(indices))
+        columns = {name: as_column(table.column(name).combine_chunks()) for name in table.column_names}
+        return {
+            name: column if isinstance(column, np.ndarray) else column.take(every) for name, column in columns.items()
+        }
 
     def _format(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Rows as the dataset decodes or transforms them."""
+        """Columns as the dataset decodes or transforms them."""
+        if self._formatted is None:
+            return {}
         found = self._choose(self._formatted[indices.tolist()])
-        return {name: self._one_shape(name, column, indices) for name, column in found.items()}
-
-    def _one_shape(self, name: str, column: Any, indices: np.ndarray) -> np.ndarray:
-        array = column if isinstance(column, np.ndarray) else None
-        if array is None or array.dtype == object:
-            cells = [None if cell is None else np.asarray(cell) for cell in column]
-            for index, cell in zip(indices.tolist(), cells, strict=True):
-                if cell is None:
-                    raise missing_value(_CALLER, name, index)
-                expected = self._shapes.get(name, cells[0].shape)  # pyright: ignore[reportOptionalMemberAccess]
-                if cell.shape != expected:
-                    raise ValueError(
-                        f"{_CALLER} needs values of one shape in a column. Column {name!r} has the shape "
-                        f"{cell.shape} at sample {index}, and {expected} at sample 0. Make them equal, with "
-                        "dataset.with_transform or row_fn=lambda row: ..."
-                    )
-            array = np.stack(cells)  # pyright: ignore[reportArgumentType, reportCallIssue]
-        return array
+        return {name: _as_cells(column) for name, column in found.items()}
 
     def _choose(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         if not self._custom:
             return dict(batch)
         return {name: batch[name] for name in chosen_columns(_CALLER, list(batch), self._columns)}
+
+
+def _as_cells(column: Any) -> np.ndarray:
+    """A column that a dataset has formatted: an array, if it is numbers of one shape, or cells."""
+    if isinstance(column, np.ndarray):
+        if holds_numbers(column.dtype):
+            return column
+        column = column.tolist() if column.dtype.kind in "US" else column
+    return cells(column)
 
 
 def _require_dataset(dataset: Any) -> None:

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 import numpy as np
 
 from millstream.integrations._table import (
+    Cells,
     FrameTable,
     Row,
     TableSource,
+    cells,
     check_options,
     chosen_columns,
-    missing_value,
-    not_numbers,
     require_rows,
 )
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
+from millstream.reading.dtypes import holds_numbers
 from millstream.text.errors import describe_value, needs
 
 if TYPE_CHECKING:
@@ -29,8 +30,9 @@ class PandasSource(TableSource):
     """The rows of a pandas `DataFrame`. Columns are made into arrays once, without a copy where that is possible.
 
     Numbers and bools stay what they are, a categorical column becomes its codes, and cells that are lists or arrays of
-    one shape become arrays with more axes. A missing value is refused by name; NaN in a column of floating numbers is a
-    number. The index is not part of a sample: `frame.reset_index()` makes it a column.
+    numbers become arrays; all other cells stay what they are, for a `HostMapTransform` to make numbers of. What is
+    missing is None; NaN in a column of floating numbers is a number. The index is not part of a sample:
+    `frame.reset_index()` makes it a column.
 
     Example:
         >>> import pandas as pd
@@ -45,7 +47,7 @@ class PandasSource(TableSource):
     Args:
         frame: The data frame. Do not change it while a stream runs.
         columns: The columns to read; all of them by default.
-        row_fn: Makes a sample of a row, a dict of Python's own values; for text, dates, and lists of any length.
+        row_fn: Makes a sample of a row, a dict of Python's own values.
         ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
         prefetch_size: How many samples are read before they are needed.
     """
@@ -63,7 +65,7 @@ class PandasSource(TableSource):
         names = chosen_columns(caller, _require_frame(caller, frame), columns)
         check_options(caller, ordering, prefetch_size, row_fn)
         require_rows(caller, frame)
-        arrays = {name: _array(name, frame[name]) for name in names} if row_fn is None else {}
+        arrays = {name: _column(frame[name]) for name in names} if row_fn is None else {}
         table = FrameTable(len(frame), arrays, None if row_fn is None else frame[names], _rows)
         super().__init__(caller, table, ordering, prefetch_size, row_fn)
 
@@ -72,55 +74,57 @@ def _rows(frame: Any, indices: np.ndarray) -> Sequence[Row]:
     return frame.iloc[indices].to_dict("records")
 
 
-def _array(name: str, column: Any) -> np.ndarray:
-    """A column as an array, without a copy where that is possible."""
+def _column(column: Any) -> np.ndarray | Cells:
+    """A column as an array, without a copy where that is possible; of objects, unless it is numbers of one shape."""
     import pandas as pd
 
     dtype = column.dtype
     if isinstance(dtype, np.dtype) and dtype.kind in "biufc":
         return column.to_numpy()
-    if column.isna().any():
-        raise missing_value("PandasSource", name, int(column.isna().to_numpy().argmax()))
-    if isinstance(dtype, pd.CategoricalDtype):
-        return column.cat.codes.to_numpy()
+    if isinstance(dtype, pd.ArrowDtype):
+        from millstream.integrations._arrow_columns import as_column
+
+        return as_column(column.array.__arrow_array__().combine_chunks())
     if isinstance(dtype, np.dtype) and dtype.kind == "O":
-        return _stack_cells(name, column)
-    # Nullable columns, pandas' own and those of Arrow, which say what NumPy calls them.
-    plain = getattr(dtype, "numpy_dtype", np.dtype(object))
-    if plain.kind not in "biuf":
-        return _from_arrow(name, column)
-    return column.to_numpy(dtype=plain)
+        stacked = _stacked(column)
+        return _ObjectCells(column.to_numpy()) if stacked is None else stacked
+    if not column.isna().any():
+        if isinstance(dtype, pd.CategoricalDtype):
+            return column.cat.codes.to_numpy()
+        plain = getattr(dtype, "numpy_dtype", np.dtype(object))  # of pandas' own nullable columns
+        if plain.kind in "biuf":
+            return column.to_numpy(dtype=plain)
+    return column.astype(object).where(column.notna(), None).to_numpy()
 
 
-def _stack_cells(name: str, column: Any) -> np.ndarray:
-    """Cells that are arrays or lists, as one array."""
-    first = column.iloc[0]
-    if not isinstance(first, np.ndarray | list | tuple):
-        raise not_numbers("PandasSource", name, f"object, such as {describe_value(first)}")
-    cells: list[np.ndarray] = []
-    for index, cell in enumerate(column):
-        cells.append(_dense(cell))
-        if cells[-1].shape != cells[0].shape:
-            raise ValueError(
-                f"PandasSource needs cells of one shape in a column. Column {name!r} has {describe_value(cell)} "
-                f"at sample {index}, and the shape {cells[0].shape} at sample 0. Pad them, or use row_fn=..."
-            )
-    return np.stack(cells)
+class _ObjectCells:
+    """A column of objects that are not arrays of one shape: lists of numbers are arrays, the rest is what it is."""
+
+    def __init__(self, column: np.ndarray) -> None:
+        self._column = column
+
+    def take(self, indices: np.ndarray, *, axis: int = 0) -> np.ndarray:
+        """The values at `indices`, as an array of objects."""
+        return cells(map(_cell, self._column[indices]))
 
 
-def _from_arrow(name: str, column: Any) -> np.ndarray:
-    """A column of Arrow's lists, which pandas has no NumPy name for."""
-    import pandas as pd
+def _cell(value: Any) -> Any:
+    if not isinstance(value, np.ndarray | list | tuple):
+        return value
+    dense = _dense(value)
+    return dense if holds_numbers(dense.dtype) else value
 
-    if not isinstance(column.dtype, pd.ArrowDtype):
-        raise not_numbers("PandasSource", name, column.dtype)
-    from millstream.integrations._arrow_columns import Unreadable, require_numbers, to_numpy
 
-    require_numbers("PandasSource", name, column.dtype.pyarrow_dtype)
-    try:
-        return to_numpy(column.array.__arrow_array__().combine_chunks())
-    except Unreadable as error:
-        raise error.at("PandasSource", name, error.row) from None
+def _stacked(column: Any) -> np.ndarray | None:
+    """Cells that are arrays or lists, as one array; None if that is not possible."""
+    stacked: list[np.ndarray] = []
+    for cell in column:
+        if not isinstance(cell, np.ndarray | list | tuple):
+            return None
+        stacked.append(_dense(cell))
+        if stacked[-1].shape != stacked[0].shape or not holds_numbers(stacked[-1].dtype):
+            return None
+    return np.stack(stacked)
 
 
 class PandasRows(Sequence[Row]):

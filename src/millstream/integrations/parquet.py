@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from millstream.integrations._chunked import ChunkedTable, Decoder, common_schema, require_schema
+from millstream.integrations._chunked import ChunkedTable, as_columns, as_it_is, common_schema
 from millstream.integrations._file_chunks import ChunkCache, DataFile, FileChunks, InMemoryColumns, readable
 from millstream.integrations._table import Paths, Row, TableSource, check_options, find_files
 from millstream.plan.ordering import Ordering
@@ -22,7 +22,7 @@ class _ParquetGroups(FileChunks):
         files: Sequence[DataFile],
         footers: Sequence[Any],
         columns: Sequence[str],
-        decode: Decoder,
+        decode: Callable[[Any], Any],
         limit: int,
         together: bool,
     ) -> None:
@@ -70,8 +70,9 @@ class ParquetSource(TableSource):
     for every batch: raise the limit, write smaller groups, or shuffle batches instead of rows with
     `ordering=ms.Shuffle("batchwise", first_epoch=False)`.
 
-    Numbers and bools stay what they are; lists of numbers, which must all have one length, become arrays. A missing
-    value is refused by name, and so is a file that is damaged or changes while it is read.
+    Numbers and bools stay what they are, lists of numbers become arrays; text, gaps and the like stay Python's own
+    values. A `HostMapTransform` gets lists of any length, and makes them equal. A file that is damaged or changes while
+    it is read is refused by name.
 
     Example:
         >>> import pyarrow as pa, pyarrow.parquet as pq
@@ -90,8 +91,7 @@ class ParquetSource(TableSource):
             list of them. Files of a folder or a pattern come in the order of their names; only the columns inside the
             files count, not the names of folders.
         columns: The columns to read; all of them by default.
-        row_fn: Makes a sample of a row, a dict of Python's own values; for text, dates, missing values, and lists of
-            any length.
+        row_fn: Makes a sample of a row, a dict of Python's own values.
         cache_bytes: How much decoded data to keep, in each process. A group that is larger is decoded for every batch.
         ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
         prefetch_size: How many samples are read before they are needed.
@@ -116,12 +116,10 @@ class ParquetSource(TableSource):
         footers = [_read_footer(file) for file in files]
         names = [file.name for file in files]
         schema = common_schema(caller, names, [footer.schema.to_arrow_schema() for footer in footers], columns)
-        if row_fn is None:
-            require_schema(caller, schema)
-        decode = Decoder(caller, row_fn is None)
+        decode = as_columns if row_fn is None else as_it_is
         groups = _ParquetGroups(files, footers, schema.names, decode, cache_bytes, together=row_fn is None)
         table = ChunkedTable(groups)
         super().__init__(caller, table, ordering, prefetch_size, row_fn)
-        if row_fn is None and groups.row_bytes * len(table) <= cache_bytes:
+        if row_fn is None and groups.regular and groups.row_bytes * len(table) <= cache_bytes:
             groups.keep_nothing()
             table.in_memory = InMemoryColumns(groups)

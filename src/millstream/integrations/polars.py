@@ -9,11 +9,9 @@ from millstream.integrations._table import (
     FrameTable,
     Row,
     TableSource,
+    cells,
     check_options,
     chosen_columns,
-    missing_value,
-    not_numbers,
-    other_length,
     require_rows,
 )
 from millstream.plan.ordering import Ordering
@@ -33,7 +31,8 @@ class PolarsSource(TableSource):
     """The rows of a Polars `DataFrame`. Columns are made into arrays once, without a copy where that is possible.
 
     Numbers and bools stay what they are, an `Enum` becomes the codes of its categories, and `Array` and `List` columns
-    become arrays with more axes; lists must all have one length. A missing value is refused by name.
+    of numbers become arrays; text, gaps and the like stay Python's own values. A `HostMapTransform` gets lists of any
+    length, and makes them equal.
 
     Example:
         >>> import polars as pl
@@ -48,7 +47,7 @@ class PolarsSource(TableSource):
     Args:
         frame: The data frame. Do not change it while a stream runs.
         columns: The columns to read; all of them by default.
-        row_fn: Makes a sample of a row, a dict of Python's own values; for text, dates, and lists of any length.
+        row_fn: Makes a sample of a row, a dict of Python's own values.
         ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
         prefetch_size: How many samples are read before they are needed.
     """
@@ -72,7 +71,7 @@ class PolarsSource(TableSource):
         names = chosen_columns(caller, frame.columns, columns)
         check_options(caller, ordering, prefetch_size, row_fn)
         require_rows(caller, frame)
-        arrays = {name: _array(name, frame[name]) for name in names} if row_fn is None else {}
+        arrays = {name: _column(frame[name]) for name in names} if row_fn is None else {}
         table = FrameTable(len(frame), arrays, None if row_fn is None else frame.select(names), _rows)
         super().__init__(caller, table, ordering, prefetch_size, row_fn)
 
@@ -81,34 +80,58 @@ def _rows(frame: Any, indices: np.ndarray) -> Sequence[Row]:
     return frame[indices].to_dicts()
 
 
-def _array(name: str, column: Any) -> np.ndarray:
-    """A column as an array, without a copy where that is possible."""
+class _Irregular(Exception):
+    """A column is not numbers of one shape."""
+
+
+class _SeriesCells:
+    """A column that is not an array: rows are Python's own values, and lists of numbers are arrays."""
+
+    def __init__(self, column: Any) -> None:
+        self._column = column
+
+    def take(self, indices: np.ndarray, *, axis: int = 0) -> np.ndarray:
+        """The values at `indices`, as an array of objects."""
+        return cells(map(_cell, self._column[indices]))
+
+
+def _cell(value: Any) -> Any:
     import polars as pl
 
-    if column.dtype == pl.Categorical:
-        advice = " Its codes are not the same in every process; cast it to a pl.Enum of its categories."
-        raise not_numbers("PolarsSource", name, column.dtype, advice)
-    return _values(name, column, per_row=1)
+    if not isinstance(value, pl.Series):
+        return value
+    try:
+        return _values(value)
+    except _Irregular:
+        return value.to_list()
 
 
-def _values(name: str, values: Any, per_row: int) -> np.ndarray:
-    """A column, or what is inside its lists, of which a row has that many."""
+def _column(column: Any) -> "np.ndarray | _SeriesCells":
+    """A column as an array, without a copy where that is possible, if it is numbers of one shape."""
+    try:
+        return _values(column)
+    except _Irregular:
+        return _SeriesCells(column)
+
+
+def _values(values: Any) -> np.ndarray:
+    """A column, or what is inside its lists."""
     import polars as pl
 
     if values.null_count():
-        raise missing_value("PolarsSource", name, int(values.is_null().arg_max()) // per_row)
+        raise _Irregular
     if isinstance(values.dtype, pl.List | pl.Array):
-        size = _size(name, values, per_row)
-        inner = _values(name, values.explode()[: len(values) * size], per_row * size)
+        size = _size(values)
+        inner = _values(values.explode()[: len(values) * size])
         return inner.reshape(len(values), size, *inner.shape[1:])
     if isinstance(values.dtype, pl.Enum):
         return values.to_physical().to_numpy()
     if str(values.dtype) not in _NUMBERS:
-        raise not_numbers("PolarsSource", name, values.dtype)
+        raise _Irregular
     return values.to_numpy()
 
 
-def _size(name: str, values: Any, per_row: int) -> int:
+def _size(values: Any) -> int:
     import polars as pl
 
     if isinstance(values.dtype, pl.Array):
@@ -116,6 +139,5 @@ def _size(name: str, values: Any, per_row: int) -> int:
     sizes = values.list.len().to_numpy()
     size = int(sizes[0]) if len(sizes) > 0 else 0  # there are none inside empty lists
     if (sizes != size).any():
-        odd = int(np.argmax(sizes != size))
-        raise other_length("PolarsSource", name, odd // per_row, int(sizes[odd]), size)
+        raise _Irregular
     return size

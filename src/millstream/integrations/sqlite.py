@@ -1,7 +1,6 @@
 """Tables and queries of SQLite databases."""
 
 import array
-import dataclasses
 import math
 import os
 import sqlite3
@@ -11,28 +10,14 @@ from typing import Any
 import numpy as np
 
 from millstream.integrations._sqlite_rows import Database, KeyedRows, Parameters
-from millstream.integrations._table import Row, TableSource, check_options, missing_value, require_rows
+from millstream.integrations._table import Row, TableSource, cells, check_options, require_rows, rows_of
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
+from millstream.reading.samples import first_sample
 from millstream.text.errors import describe_value, listed, require_mapping, require_text
 
 _Forms = dict[str, tuple[tuple[int, ...], np.dtype]]  # the shape and dtype of each column
 _WORDS = {"f": "numbers", "c": "numbers", "i": "whole numbers", "u": "whole numbers", "b": "0 and 1"}
-
-
-def _first_column(place: str, value: Any) -> np.ndarray:
-    """A column of one value, whose dtype the rest of it will have."""
-    if isinstance(value, bytes):
-        raise TypeError(
-            f"{place} has bytes, {len(value)} of them in sample 0. Say what they are, with "
-            "arrays={name: (shape, dtype)}, or make an array of them with row_fn=lambda row: ..."
-        )
-    if isinstance(value, str):
-        raise TypeError(
-            f"{place} has text, {describe_value(value)} in sample 0. Choose other columns with columns=[...], or make "
-            "numbers of it with row_fn=lambda row: ..."
-        )
-    return np.array([value])
 
 
 def _number_column(place: str, values: tuple[Any, ...], indices: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -76,7 +61,8 @@ class SqliteSource(TableSource):
     """The rows of a table, or of a query, in an SQLite file.
 
     All rows of a batch are fetched by one statement, by their keys, which are read once. The database is opened for
-    reading alone, by every thread and worker process for itself, and must not change while it is read.
+    reading alone, by every thread and worker process for itself, and must not change while it is read. A
+    `HostMapTransform` gets a row as SQLite has it: numbers, text, bytes and None.
 
     Example:
         >>> import sqlite3
@@ -143,53 +129,64 @@ class SqliteSource(TableSource):
             raise ValueError(f"SqliteSource cannot read {database.path}: {error}.") from error
         forms = _checked_forms({} if arrays is None else arrays, rows.columns)
         require_rows(caller, rows)
-        if row_fn is None:
-            # The first row says what a column holds, and the others are held to it.
-            forms = _first_forms(rows, forms) | forms
         super().__init__(caller, _SqliteTable(rows, forms), ordering, prefetch_size, row_fn)
 
 
-@dataclasses.dataclass(frozen=True)
 class _SqliteTable:
-    """The rows of a database, with the shape and dtype of each column."""
+    """The rows of a database.
 
-    keyed_rows: KeyedRows
-    forms: _Forms
+    Args:
+        keyed_rows: The rows.
+        forms: The shape and dtype of columns that the user has said.
+    """
+
+    def __init__(self, keyed_rows: KeyedRows, forms: _Forms) -> None:
+        self.keyed_rows = keyed_rows
+        self._said = forms
+        # For the arrays of a batch, the first row says what the other columns hold, and the others are held to it.
+        self._forms = {**_first_forms(keyed_rows), **forms}
 
     def __len__(self) -> int:
         return len(self.keyed_rows)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        _, *columns = zip(*self.keyed_rows.fetch(indices), strict=True)
-        named = zip(self.keyed_rows.columns, columns, strict=True)
-        return {name: self._column(name, values, indices) for name, values in named}
+        return self._columns(indices, self._forms)
+
+    def samples(self, indices: np.ndarray) -> list[Row]:
+        return rows_of(self._columns(indices, self._said))
 
     def rows(self, indices: np.ndarray) -> list[Row]:
         return [dict(zip(self.keyed_rows.columns, row[1:], strict=True)) for row in self.keyed_rows.fetch(indices)]
 
-    def _column(self, name: str, values: tuple[Any, ...], indices: np.ndarray) -> np.ndarray:
-        shape, dtype = self.forms[name]
+    def _columns(self, indices: np.ndarray, forms: _Forms) -> dict[str, np.ndarray]:
+        """Arrays where a form is known, otherwise what SQLite has."""
+        _, *columns = zip(*self.keyed_rows.fetch(indices), strict=True)
+        named = zip(self.keyed_rows.columns, columns, strict=True)
+        return {name: self._array(name, v, indices, *forms[name]) if name in forms else cells(v) for name, v in named}
+
+    def _array(
+        self, name: str, values: tuple[Any, ...], indices: np.ndarray, shape: tuple[int, ...], dtype: np.dtype
+    ) -> np.ndarray:
         place = f"SqliteSource: column {name!r}"
         try:
             if shape == ():
                 return _number_column(place, values, indices, dtype)
             return _blob_column(place, values, indices, shape, dtype)
         except ValueError:
-            if None in values:
-                raise missing_value("SqliteSource", name, int(indices[values.index(None)])) from None
-            raise
+            if None not in values:
+                raise
+            raise ValueError(
+                f"SqliteSource needs a value in every row. Column {name!r} has none at sample "
+                f"{indices[values.index(None)]}. Choose other rows with a query, or fill the gap in a HostMapTransform "
+                "after the source, which gets None."
+            ) from None
 
 
-def _first_forms(rows: KeyedRows, known: _Forms) -> _Forms:
-    """The forms of the columns that are not known, by the first row."""
-    [row] = rows.fetch(np.zeros(1, np.int64))
-    found = {}
-    for name, value in zip(rows.columns, row[1:], strict=True):
-        if name not in known:
-            if value is None:
-                raise missing_value("SqliteSource", name, 0)
-            found[name] = (), _first_column(f"SqliteSource: column {name!r}", value).dtype
-    return found
+def _first_forms(rows: KeyedRows) -> _Forms:
+    """The forms of the columns that have a number in the first row that can be read."""
+    _, [row] = first_sample(lambda index: rows.fetch(np.array([index])), range(len(rows)))
+    named = zip(rows.columns, row[1:], strict=True)
+    return {name: ((), np.array(value).dtype) for name, value in named if isinstance(value, int | float)}
 
 
 def _checked_forms(arrays: Mapping[str, tuple[tuple[int, ...], Any]], columns: Sequence[str]) -> _Forms:

@@ -176,6 +176,7 @@ class Pipeline:
     def trace(self) -> tuple[PyTree, tuple[str, ...]]:
         """The shape and dtype of one batch, None for Python objects, and the names of the stages that set its mask."""
         if self.objects is not None:
+            self.objects.require_samples()
             for name, stage in zip(stage_names(self.stages), self.stages, strict=True):
                 if not stage.batches:
                     self.objects.require_host(name)

@@ -1,16 +1,20 @@
 """Sources over a source: a Python function on every sample, or on the samples of a batch. They load no JAX."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from millstream.files import plain
 from millstream.plan.keys import name_words
+from millstream.plan.plan import Plan
 from millstream.reading.contracts import IndexedSource, PyTree
-from millstream.reading.host_source import HostSource, SampleReader, as_host_source, item_of
+from millstream.reading.host_source import Beside, HostSource, SampleReader, as_host_source, item_of
 from millstream.reading.padding import PaddedSource
-from millstream.reading.samples import ObjectSpec, SampleSpec, first_sample, spec_of, spec_or_objects
+from millstream.reading.samples import TRIED, ObjectSpec, SampleSpec, first_sample, spec_of, spec_or_objects
 from millstream.reading.stats import timed
+from millstream.reading.view import View
 from millstream.text.errors import describe_value, function_name, noted
 
 
@@ -36,7 +40,7 @@ def is_random(part: HostSource) -> bool:
 
 
 class MappedSource(SampleReader):
-    """Every sample of a source, through a function.
+    """Every sample of a source, through a function. Nothing is read before it is needed.
 
     Args:
         inner: The source.
@@ -45,6 +49,7 @@ class MappedSource(SampleReader):
         name: The caller, for errors; also the name its random numbers belong to.
         random: Whether the function takes random numbers.
         first: The samples whose structure stands for all; None for the first ones of the source.
+        beside: Fields of what the function returns that are not part of a batch, but travel with it.
     """
 
     whole_samples = True
@@ -57,23 +62,42 @@ class MappedSource(SampleReader):
         name: str,
         random: bool,
         first: Sequence[int] | None = None,
+        beside: tuple[str, ...] = (),
     ) -> None:
         self._inner = as_host_source(inner)
         self._fn = fn
         self._name = name
         self._random = random
+        self._first = range(len(self._inner))[:TRIED] if first is None else first
+        self._beside = beside
         self.keyed = random or self._inner.keyed
         self.ordering = self._inner.ordering
         self.prefetch_size = self._inner.prefetch_size
         self.readers = readers
-        key = np.zeros(2, np.uint32) if self.keyed else None
-        self.first_sample, (sample, _) = first_sample(
-            lambda index: self._map_sample(index, key), range(len(self)) if first is None else first
-        )
-        self.sample_spec = spec_or_objects(name, sample)
 
     def __len__(self) -> int:
         return len(self._inner)
+
+    @property
+    def sample_spec(self) -> SampleSpec | ObjectSpec:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The structure of what the function returns for the first sample that can be read."""
+        return self._found[1]
+
+    @property
+    def first_sample(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The sample that the spec was found by."""
+        return self._found[0]
+
+    @functools.cached_property
+    def _found(self) -> tuple[int, SampleSpec | ObjectSpec]:
+        key = np.zeros(2, np.uint32) if self.keyed else None
+        number, (sample, _) = first_sample(lambda index: self._map_sample(index, key), self._first)
+        return number, spec_or_objects(self._name, sample)
+
+    @property
+    def part_starts(self) -> np.ndarray | None:
+        """Where the parts of a joined source begin: a function does not change which sample one is."""
+        return getattr(self._inner, "part_starts", None)
 
     def item(self, index: int) -> Any:
         """The item as the source was given it."""
@@ -81,7 +105,10 @@ class MappedSource(SampleReader):
 
     def read_row(self, index: int, out: Sequence[np.ndarray], row: int, key: np.ndarray | None) -> Any:
         mapped, extra = self._map_sample(index, key)
-        self.sample_spec.write(self._name, out, row, index, mapped)
+        if out[0].dtype.hasobject:  # for another function, which needs no spec
+            out[0][row] = mapped
+        else:
+            self.sample_spec.write(self._name, out, row, index, mapped)
         return extra
 
     def _map_sample(self, index: int, key: np.ndarray | None) -> tuple[PyTree, Any]:
@@ -90,13 +117,45 @@ class MappedSource(SampleReader):
         try:
             with timed(self._name):
                 if not self._random:
-                    return self._fn(sample), extra
-                return self._fn(sample, None if key is None else generator(key, self._name)), extra
+                    mapped = self._fn(sample)
+                else:
+                    mapped = self._fn(sample, None if key is None else generator(key, self._name))
         except Exception as error:
             raise noted(error, f"This came from {self._name} at sample {index}.")  # noqa: B904
+        if not self._beside:
+            return mapped, extra
+        rest, own = self._split_off(index, mapped)
+        return rest, own if extra is None else {**extra, **own}
+
+    def _split_off(self, index: int, sample: Any) -> tuple[PyTree, dict[str, PyTree]]:
+        """What is left of a sample without the fields that travel beside the batch, and these as plain values."""
+        missing = [name for name in self._beside if type(sample) is not dict or name not in sample]
+        if missing:
+            raise TypeError(
+                f"{self._name} needs samples that are dicts with {' and '.join(map(repr, missing))} in them. "
+                f"Sample {index} is {describe_value(sample)}."
+            )
+        own = {name: sample[name] for name in self._beside}
+        rest = {name: value for name, value in sample.items() if name not in own}
+        # Through bytes on every executor, so that all of them give, and refuse, the same.
+        return rest, plain.decode(plain.encode(own, f"{self._name}, at sample {index},"))
 
     def __repr__(self) -> str:
         return f"{self._inner!r} -> {self._name}"
+
+
+def mapped(source: IndexedSource, fn: Callable[..., PyTree], random: bool, readers: int) -> MappedSource | View:
+    """The samples of a source through a function; of a view, a view, so that its tables stay in the plan."""
+    name = map_name(fn, random)
+    if not isinstance(source, View):
+        return MappedSource(source, fn, readers, name, random)
+    first = Plan(len(source), "sequential", selection=source.selection).first_indices(TRIED)
+    return View(MappedSource(source.source, fn, readers, name, random, first), source.selection, source.ordering)
+
+
+def map_name(fn: Callable[..., PyTree], random: bool) -> str:
+    """The name of a function on samples in errors: that of the stage that applies it."""
+    return f"{'RandomHostMapTransform' if random else 'HostMapTransform'}({function_name(fn)})"
 
 
 class CollatedSource(HostSource):
@@ -127,37 +186,40 @@ class CollatedSource(HostSource):
         self.readers = self._inner.readers
         keys = np.zeros((size, 2), np.uint32) if self.keyed else None
         same = lambda index: self._collate_samples(np.full(size, index, np.int64), keys)  # noqa: E731
-        self.first_sample, batch = first_sample(same, range(len(self)) if first is None else first)
+        self.first_sample, (batch, _) = first_sample(same, range(len(self)) if first is None else first)
         self.sample_spec = self._spec_of_rows(batch, size)
 
     def __len__(self) -> int:
         return len(self._inner)
 
-    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
-        batch, spec = self._collate_samples(indices, keys), self.sample_spec
+    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> Beside:
+        (batch, beside), spec = self._collate_samples(indices, keys), self.sample_spec
         if isinstance(spec, ObjectSpec):
             out[0][:] = None
             out[0][0] = batch
-            return
+            return beside
         fix = "Pad to a fixed length, and keep to one dtype, so that nothing compiles again."
         spec.write_rows(f"The result of the {self._name}", out, batch, fix)
+        return beside
 
     def item(self, index: int) -> Any:
         """The item as the source was given it."""
         return item_of(self._inner, index)
 
-    def _collate_samples(self, indices: np.ndarray, keys: np.ndarray | None) -> PyTree:
+    def _collate_samples(self, indices: np.ndarray, keys: np.ndarray | None) -> tuple[PyTree, Beside]:
         with timed("reading"):
-            samples = self._inner.read_samples(indices, keys)
+            samples, beside = self._inner.read_samples(indices, keys)
         try:
             with timed(self._name):
-                return self._collate(samples)
+                return self._collate(samples), beside
         except Exception as error:
             shown = describe_value(indices.tolist())
             raise noted(error, f"This came from the {self._name}, which was given samples {shown}.")  # noqa: B904
 
     def _spec_of_rows(self, batch: PyTree, size: int) -> SampleSpec | ObjectSpec:
         spec = spec_or_objects(self._name, batch)
+        if isinstance(spec, ObjectSpec) and spec.refusal is not None:
+            return spec
         if isinstance(spec, ObjectSpec) or any(shape[:1] != (size,) for shape in spec.shapes):
             return ObjectSpec(f"the {self._name} returned {describe_value(batch)}")
         leaves = spec.flatten(self._name, batch)

@@ -89,7 +89,8 @@ def narrowed(caller: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
         if low < limits.min or high > limits.max:
             raise ValueError(
                 f"{caller}: JAX keeps {array.dtype} as {dtype}, but the values run from {low} to {high}. "
-                "Renumber them, or set jax.config.update('jax_enable_x64', True)."
+                "Renumber them, keep them out of the batch with ms.transforms.InfoTransform, or set "
+                "jax.config.update('jax_enable_x64', True)."
             )
     return array.astype(dtype)
 

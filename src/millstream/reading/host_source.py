@@ -8,9 +8,12 @@ import numpy as np
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import IndexedSource, PyTree
 from millstream.reading.dtypes import narrowed
-from millstream.reading.samples import ObjectSpec, SampleSpec, spec_of
+from millstream.reading.samples import ObjectSpec, SampleSpec, own_copy, spec_of
 from millstream.reading.view import Subscriptable, View
 from millstream.text.summaries import never_raising
+
+# What travels with the rows of a batch, by row, as plain values by name; None for nothing.
+Beside = dict[int, dict[str, PyTree]] | None
 
 
 class HostSource(Subscriptable):
@@ -39,7 +42,7 @@ class HostSource(Subscriptable):
         calls_users: Whether reading rows calls a function of the user's, which may take any time.
         reads_samples: Whether it has a `read_row` for single samples.
         whole_samples: Whether it reads whole samples and writes them by `sample_spec.write`. Functions on the host then
-            get samples of any shape.
+            get samples of any shape, as they are.
     """
 
     ordering: Ordering
@@ -59,13 +62,17 @@ class HostSource(Subscriptable):
     def __len__(self) -> int:
         raise NotImplementedError
 
-    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
+    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> Beside:
         """Write the samples at `indices` into the rows of `out`, one array per leaf of the spec.
 
         Args:
             indices: Which samples.
-            out: One array per leaf; its rows may hold anything.
+            out: One array per leaf; its rows may hold anything. The dtypes are those of a batch, or, for a function on
+                the host, those of the source.
             keys: Two uint32 words per sample, if the source is `keyed` and this is not a validation run.
+
+        Returns:
+            Plain values that travel with the batch, as a dict for each row that has some; None if there are none.
         """
         raise NotImplementedError
 
@@ -96,19 +103,15 @@ class HostSource(Subscriptable):
         """The source as one bucket of the plan has it."""
         return self
 
-    def read_samples(self, indices: np.ndarray, keys: np.ndarray | None) -> list[PyTree]:
-        """Samples one by one, as functions on the host get them."""
-        spec = self.sample_spec
-        if self.whole_samples or isinstance(spec, ObjectSpec):
-            samples = zip(indices.tolist(), self._read_objects(indices, keys), strict=True)
-            return [spec.for_function(self._subject, index, sample) for index, sample in samples]
-        leaves = spec.empty(len(indices))
-        self.read_rows(indices, leaves, keys)
-        return [spec.unflatten([leaf[row] for leaf in leaves]) for row in range(len(indices))]
-
-    @property
-    def _subject(self) -> str:
-        return getattr(self, "_name", type(self).__name__)
+    def read_samples(self, indices: np.ndarray, keys: np.ndarray | None) -> tuple[list[PyTree], Beside]:
+        """Samples one by one, as functions on the host get them, and what travels with them."""
+        if self.whole_samples or isinstance(spec := self.sample_spec, ObjectSpec):
+            objects = np.empty(len(indices), object)
+            beside = self.read_rows(indices, [objects], keys)
+            return [own_copy(sample) for sample in objects.tolist()], beside
+        leaves = spec.empty(len(indices), given=True)
+        beside = self.read_rows(indices, leaves, keys)
+        return [spec.unflatten([leaf[row] for leaf in leaves]) for row in range(len(indices))], beside
 
     def _read_objects(self, indices: np.ndarray, keys: np.ndarray | None) -> list[Any]:
         objects = np.empty(len(indices), object)
@@ -117,17 +120,18 @@ class HostSource(Subscriptable):
 
     def read_sample(self, index: int, key: np.ndarray | None) -> tuple[PyTree, PyTree]:
         """One sample as functions on the host get it, and what its reading returned beside it."""
-        spec, keys = self.sample_spec, None if key is None else key[None]
-        if self.whole_samples or isinstance(spec, ObjectSpec):
+        keys = None if key is None else key[None]
+        if self.whole_samples or isinstance(spec := self.sample_spec, ObjectSpec):
             objects = np.empty(1, object)
             extra = self._read_one(index, [objects], keys)
-            return spec.for_function(self._subject, index, objects[0]), extra
-        out = spec.empty(1)
+            return own_copy(objects[0]), extra
+        out = spec.empty(1, given=True)
         extra = self._read_one(index, out, keys)
         return spec.unflatten([leaf[0] for leaf in out]), extra
 
     def _read_one(self, index: int, out: Sequence[np.ndarray], keys: np.ndarray | None) -> PyTree:
-        self.read_rows(np.array([index]), out, keys)
+        beside = self.read_rows(np.array([index]), out, keys)
+        return beside.get(0) if isinstance(beside, dict) else None
 
     @never_raising
     def __repr__(self) -> str:
@@ -143,9 +147,13 @@ class SampleReader(HostSource):
         """Write one sample into one row; what it returns travels with the batch as plain values."""
         raise NotImplementedError
 
-    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
+    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> Beside:
+        beside = {}
         for row, index in enumerate(indices.tolist()):
-            self.read_row(index, out, row, None if keys is None else keys[row])
+            extra = self.read_row(index, out, row, None if keys is None else keys[row])
+            if extra is not None:
+                beside[row] = extra
+        return beside
 
     def _read_one(self, index: int, out: Sequence[np.ndarray], keys: np.ndarray | None) -> PyTree:
         return self.read_row(index, out, 0, None if keys is None else keys[0])
@@ -184,7 +192,10 @@ def take_rows(caller: str, array: np.ndarray, indices: np.ndarray, out: np.ndarr
 class Rows(Protocol):
     """Rows that lie in arrays or files."""
 
-    spec: SampleSpec
+    @property
+    def spec(self) -> SampleSpec | ObjectSpec:
+        """The structure of a row."""
+        ...
 
     def __len__(self) -> int: ...
 
@@ -254,8 +265,8 @@ class _Selected(HostSource):
     def __len__(self) -> int:
         return len(self._view)
 
-    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
-        self._inner.read_rows(self._view.locate(indices), out, keys)
+    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> Beside:
+        return self._inner.read_rows(self._view.locate(indices), out, keys)
 
 
 class _Adapted(HostSource):

@@ -146,12 +146,15 @@ class Reading:
         if rows[-1] - rows[0] == len(rows) - 1:  # as they are, unless batches of batches are padded inside
             part = slice(rows[0], rows[-1] + 1)
             keys = None if request.keys is None else request.keys[part]
-            return self._source.read_rows(request.indices[part], [leaf[part] for leaf in out], keys)
-        indices, keys = request.indices[rows], None if request.keys is None else request.keys[rows]
-        chosen = [np.empty((len(rows), *leaf.shape[1:]), leaf.dtype) for leaf in out]
-        self._source.read_rows(indices, chosen, keys)
-        for leaf, read in zip(out, chosen, strict=True):
-            leaf[rows] = read
+            beside = self._source.read_rows(request.indices[part], [leaf[part] for leaf in out], keys)
+        else:
+            indices, keys = request.indices[rows], None if request.keys is None else request.keys[rows]
+            chosen = [np.empty((len(rows), *leaf.shape[1:]), leaf.dtype) for leaf in out]
+            beside = self._source.read_rows(indices, chosen, keys)
+            for leaf, read in zip(out, chosen, strict=True):
+                leaf[rows] = read
+        if isinstance(beside, dict):  # sources of users may return anything
+            self._report.extras.update({int(rows[row]): extra for row, extra in beside.items()})
 
     def _fail(self, row: int, error: Exception) -> None:
         if not self._tolerant:

@@ -17,13 +17,13 @@ from millstream.text.errors import describe_leaf, describe_value, shortened
 from millstream.text.summaries import ArrayType, value_text
 
 TRIED = 8  # samples that are tried before it is said that none can be read
-_PLAIN = (np.ndarray, np.generic, bool, int, float, complex)  # what is an array of numbers, or a number, already
+_CHANGEABLE = (np.ndarray, dict, list, tuple)  # a tuple may hold arrays
 _SAME = "Return the same shape and dtype every time."
 _PAD = (
-    "All samples of a batch need one shape. Pad, crop or resize them in a HostMapTransform after the source, or make "
-    "the batch yourself: BatchTransform(n, collate=fn)."
+    "All samples of a batch need one shape: pad it with PadTransform, or resize it in a HostMapTransform after the "
+    "source, or make the batch yourself with BatchTransform(n, collate=fn)."
 )
-_FILL = "None is not a number. Fill the gap in the function that reads the samples, with 0 or NaN, say."
+_FILL = "None is not a number. Fill the gap with 0 or NaN, say, where samples are read or in a HostMapTransform."
 _FILTER = (
     "None does not leave a sample out. Choose samples with ms.views.select(source, keep), before they are changed."
 )
@@ -90,9 +90,8 @@ class SampleSpec:
         plain: Whether it is made of dicts, lists, tuples and None alone; others need JAX to be taken apart.
         names: The path of each leaf.
         shapes: The shape of each leaf.
-        dtypes: The dtype of each leaf.
-        lenient: Whether a leaf of the sample was neither an array nor a number, but can become an array: an image, a
-            table's column, a tensor. It becomes one in a batch, and reaches functions on the host as it is.
+        dtypes: The dtype of each leaf in a batch.
+        given: The dtype of each leaf in the source, which functions on the host get.
     """
 
     template: Any
@@ -100,7 +99,7 @@ class SampleSpec:
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[np.dtype, ...]
-    lenient: bool = dataclasses.field(default=False, compare=False)
+    given: tuple[np.dtype, ...] = dataclasses.field(compare=False)
 
     def __hash__(self) -> int:
         return hash((self.names, self.shapes, self.dtypes))
@@ -155,7 +154,7 @@ class SampleSpec:
             shape, dtype, target = self.shapes[number], self.dtypes[number], out[number]
             if isinstance(leaf, np.ma.MaskedArray):
                 check_array(f"{_subject(caller, index)}{self.names[number]}", leaf)
-            array = leaf if type(leaf) is np.ndarray else np.asarray(leaf)
+            array = _as_array(leaf) if isinstance(leaf, list) else np.asarray(leaf)
             if array.shape == shape and array.dtype == dtype:
                 target[row] = array
                 continue
@@ -165,40 +164,10 @@ class SampleSpec:
                 raise _other_array(_subject(caller, index), name, array, shape, dtype, fix)
             target[row] = narrowed(f"{_subject(caller, index)}{name}", array, dtype)
 
-    def for_function(self, caller: str, index: int, sample: PyTree) -> PyTree:
-        """A sample as functions on the host get it: arrays and numbers as copies, in the dtypes that a batch has.
-
-        Shapes may be any, since a function may be there to make them equal; so may a structure that no batch has.
-
-        Args:
-            caller: The caller's name, for errors.
-            index: The sample's number.
-            sample: What was read.
-        """
-        if self.lenient:
-            return sample
-        try:
-            leaves = self._leaves(caller, index, sample)
-        except (TypeError, ValueError):
-            return sample
-        return self.unflatten([self._copy(caller, index, number, leaf) for number, leaf in enumerate(leaves)])
-
-    def _copy(self, caller: str, index: int, number: int, leaf: Any) -> Any:
-        """An array or a number in the dtype of its leaf, as a copy; anything else as it is."""
-        dtype, name = self.dtypes[number], self.names[number]
-        if type(leaf) is np.ndarray and leaf.dtype == dtype:
-            return leaf.copy() if leaf.ndim else leaf[()]
-        if isinstance(leaf, np.ma.MaskedArray):
-            check_array(f"{_subject(caller, index)}{name}", leaf)
-        array = np.array(leaf)
-        if not can_become(array.dtype, dtype):
-            return leaf
-        return narrowed(f"{_subject(caller, index)}{name}", array, dtype)[()]
-
     def _leaves(self, caller: str, index: int | None, sample: PyTree) -> list[Any]:
-        if type(sample) is dict and len(sample) == len(self._keys):  # the usual case, and the fastest
+        if type(sample) is dict and len(sample) == len(self.fields):  # the usual case, and the fastest
             try:
-                return [sample[key] for key in self._keys]
+                return [sample[key] for key in self.fields]
             except KeyError:
                 pass
         return self.flatten(_subject(caller, index), sample)
@@ -219,12 +188,13 @@ class SampleSpec:
                 raise _other_array(caller, name, array, target.shape, target.dtype, fix)
             target[...] = narrowed(f"{caller}{name}", array, target.dtype)
 
-    def empty(self, rows: int) -> list[np.ndarray]:
-        """Arrays to write that many samples into, one per leaf."""
-        return [np.empty((rows, *shape), dtype) for shape, dtype in zip(self.shapes, self.dtypes, strict=True)]
+    def empty(self, rows: int, *, given: bool = False) -> list[np.ndarray]:
+        """Arrays to write that many samples into, one per leaf, in the dtypes of a batch or in those of the source."""
+        dtypes = self.given if given else self.dtypes
+        return [np.empty((rows, *shape), dtype) for shape, dtype in zip(self.shapes, dtypes, strict=True)]
 
     @functools.cached_property
-    def _keys(self) -> tuple[Any, ...]:
+    def fields(self) -> tuple[Any, ...]:
         """The keys of a dict that holds nothing but leaves, in the order of the leaves; otherwise nothing."""
         flat = self.plain and type(self.template) is dict
         if not flat or not all(type(place) is int for place in self.template.values()):
@@ -271,15 +241,13 @@ class ObjectSpec:
 
     Attributes:
         found: What about the first sample is not an array.
+        refusal: Why they cannot be handed out either; None if they can.
     """
 
     found: str
+    refusal: str | None = None
     shapes: ClassVar[tuple[tuple[int, ...], ...]] = ((),)
     dtypes: ClassVar[tuple[np.dtype, ...]] = (np.dtype(object),)
-
-    def for_function(self, caller: str, index: int, sample: Any) -> Any:
-        """A sample as functions on the host get it: as it is."""
-        return sample
 
     def tree(self) -> None:
         """There is none."""
@@ -291,6 +259,11 @@ class ObjectSpec:
     def empty(self, rows: int) -> list[np.ndarray]:
         """An array to put that many samples into."""
         return [np.empty(rows, object)]
+
+    def require_samples(self) -> None:
+        """Refuse samples with nothing in them, which no function on the host has filled."""
+        if self.refusal is not None:
+            raise ValueError(self.refusal)
 
     def require_host(self, caller: str) -> None:
         """Refuse to continue in a compiled program."""
@@ -308,6 +281,23 @@ class NotAnArray(TypeError):
 
     def __str__(self) -> str:
         return self.args[0]
+
+
+class _NothingInIt(ValueError):
+    """A sample has neither arrays nor objects in it."""
+
+
+def own_copy(sample: Any) -> Any:
+    """A sample as functions on the host get it: what it is, with containers and arrays that the function may change."""
+    kind = type(sample)
+    if kind is np.ndarray:
+        return sample.copy() if sample.ndim else sample[()]
+    if kind is dict:
+        return {key: own_copy(value) if isinstance(value, _CHANGEABLE) else value for key, value in sample.items()}
+    if kind is list or isinstance(sample, tuple):
+        items = [own_copy(value) if isinstance(value, _CHANGEABLE) else value for value in sample]
+        return items if kind is list else kind(*items) if hasattr(kind, "_fields") else kind(items)
+    return sample
 
 
 def first_sample(read: Callable[[int], Any], indices: Sequence[int]) -> tuple[int, Any]:
@@ -330,6 +320,8 @@ def spec_or_objects(caller: str, sample: Any) -> SampleSpec | ObjectSpec:
         return spec_of(caller, sample)
     except NotAnArray as error:
         return ObjectSpec(error.args[1])
+    except _NothingInIt as error:
+        return ObjectSpec(describe_value(sample), str(error))
 
 
 def spec_of(caller: str, sample: PyTree) -> SampleSpec:
@@ -349,9 +341,8 @@ def spec_of(caller: str, sample: PyTree) -> SampleSpec:
     paths, structure = jax.tree_util.tree_flatten_with_path(sample)
     if not paths:
         fix = f" {_FILTER}" if sample is None else ""
-        raise ValueError(f"{caller} needs samples with at least one array. Got {describe_value(sample)}.{fix}")
-    names, shapes, dtypes = [], [], []
-    lenient = not all(isinstance(leaf, (*_PLAIN, jax.Array, jax.ShapeDtypeStruct)) for _, leaf in paths)
+        raise _NothingInIt(f"{caller} needs samples with at least one array. Got {describe_value(sample)}.{fix}")
+    names, shapes, given = [], [], []
     for path, leaf in paths:
         names.append(jax.tree_util.keystr(path))
         check_array(f"{caller}: sample{names[-1]}", leaf)
@@ -360,9 +351,10 @@ def spec_of(caller: str, sample: PyTree) -> SampleSpec:
             found = f"sample{names[-1]}: {describe_value(leaf.tolist() if isinstance(leaf, np.ndarray) else leaf)}"
             raise NotAnArray(f"{caller} needs arrays of numbers or bools. Got {found}.", found)
         shapes.append(tuple(leaf.shape))
-        dtypes.append(kept_dtype(np.dtype(leaf.dtype)))
-    template = structure.unflatten(range(len(paths)))
-    return SampleSpec(template, _is_plain(template, len(paths)), tuple(names), tuple(shapes), tuple(dtypes), lenient)
+        given.append(np.dtype(leaf.dtype).newbyteorder("="))
+    template, dtypes = structure.unflatten(range(len(paths))), map(kept_dtype, given)
+    plain = _is_plain(template, len(paths))
+    return SampleSpec(template, plain, tuple(names), tuple(shapes), tuple(dtypes), tuple(given))
 
 
 def _as_array(leaf: Any) -> np.ndarray:

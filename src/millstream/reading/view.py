@@ -1,21 +1,24 @@
 """Views: some samples of a source, in some order, as a source. A view reads nothing itself: it is part of the plan."""
 
-from collections.abc import Sequence
-from typing import Any, overload
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from millstream.plan.ordering import Ordering
 from millstream.plan.selection import IndexFunction, Selection, Strided, listed
 from millstream.reading.contracts import IndexedSource, PyTree
-from millstream.text.errors import describe_leaf, describe_value
+from millstream.text.errors import describe_leaf, describe_value, require_bool, require_callable, require_int
+
+if TYPE_CHECKING:
+    from millstream.reading.derived_sources import MappedSource
 
 # Which samples: a slice, indices, or a bool per sample.
 Chosen = slice | Sequence[int] | Sequence[bool] | np.ndarray
 
 
 class Subscriptable:
-    """What makes `source[index]` a sample, and `source[10:20]`, `source[[3, 1]]` and `source[mask]` views."""
+    """What every source has: `source[index]`, a sample, `source[10:20]`, a view, and `source.map(fn)`."""
 
     @overload
     def __getitem__(self, index: int | np.integer) -> PyTree: ...
@@ -23,6 +26,34 @@ class Subscriptable:
     def __getitem__(self, index: Chosen) -> "View": ...
     def __getitem__(self, index: Any) -> Any:
         return subscript(self, index)  # pyright: ignore[reportArgumentType]
+
+    @overload
+    def map(self: "View", fn: Callable[..., PyTree], *, random: bool = False, readers: int = 4) -> "View": ...
+    @overload
+    def map(self, fn: Callable[..., PyTree], *, random: bool = False, readers: int = 4) -> "MappedSource": ...
+    def map(self, fn: Callable[..., PyTree], *, random: bool = False, readers: int = 4) -> Any:
+        """The source whose samples are `fn(sample)`, called on the host where samples are read, when they are needed.
+
+        It is what a `HostMapTransform(fn)` after the source makes, as a source: views, `ms.views.zip` and further maps
+        work on it. A map of a view is a view.
+
+        Example:
+            >>> words = ms.DatasetSource(["oat", "rye", "barley"], ordering="sequential")
+            >>> letters = words.map(lambda word: {"letters": len(word)})
+            >>> letters[2], len(letters[:2])
+            ({'letters': 6}, 2)
+
+        Args:
+            fn: `fn(sample) -> sample`, a Python function; `fn(sample, rng)` if it is random.
+            random: Whether it takes a `numpy.random.Generator`, as in `RandomHostMapTransform`.
+            readers: How many threads read and call it, if the loader has no executor.
+        """
+        from millstream.reading.derived_sources import mapped
+
+        require_bool("map", "random", random)
+        require_callable("map", "fn", fn, "sample, rng" if random else "sample")
+        require_int("map", "readers", readers, least=1)
+        return mapped(self, fn, random, readers)  # pyright: ignore[reportArgumentType]
 
 
 class View(Subscriptable):
@@ -126,11 +157,15 @@ def as_positions(caller: str, chosen: Any, length: int) -> np.ndarray:
     return array if low >= 0 else np.where(array < 0, array.astype(np.int64) + length, array)
 
 
-def _one(source: IndexedSource, index: int) -> PyTree:
+def _one(source: Any, index: int) -> PyTree:
+    """A sample as functions on the host get it; what is random gets the same numbers every time."""
+    if isinstance(source, View):
+        source, index = source.source, int(source.locate(np.array([index]))[0])
+    if hasattr(source, "read_sample"):
+        return source.read_sample(index, np.zeros(2, np.uint32) if source.keyed else None)[0]
     import jax
 
-    samples = source.read(np.array([index]))
-    return samples[0] if isinstance(samples, list) else jax.tree.map(lambda leaf: leaf[0], samples)
+    return jax.tree.map(lambda leaf: leaf[0], source.read(np.array([index])))
 
 
 def _shown(index: slice) -> str:

@@ -1,4 +1,4 @@
-"""Columns of numbers in a CSV file."""
+"""Columns of numbers and text in a CSV file."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ _AT_ONCE = 32 << 20
 
 
 class CsvSource(RowSource):
-    r"""The rows of a CSV file with a header line; every chosen column is one leaf. The file is read once.
+    r"""The rows of a CSV file with a header line; every chosen column is one field. The file is read once.
 
     Example:
         >>> import pathlib, tempfile
@@ -35,7 +35,8 @@ class CsvSource(RowSource):
     Args:
         path: The file, in UTF-8, or its address (`s3://`, `https://`, ...).
         columns: The columns to read; all of them by default.
-        dtype: A dtype for every column, or a mapping with one for each chosen column.
+        dtype: A dtype for every column, or a mapping with one for each chosen column. `str` is text, for a
+            `HostMapTransform` to make numbers of.
         ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
         prefetch_size: How many samples are read before they are needed.
     """
@@ -79,21 +80,23 @@ def _read(name: str, reader: Any, columns: Sequence[str] | None, dtype: Any) -> 
             )
     dtypes = {column: _dtype_of(dtype, column) for column in chosen}
     places = {column: header.index(column) for column in chosen}
-    values: dict[str, list[float]] = {column: [] for column in chosen}
+    values: dict[str, list[Any]] = {column: [] for column in chosen}
     for line, row in _rows(name, reader, len(header)):
         for column, place in places.items():
-            values[column].append(_number(f"{name}, line {line}, column {column!r}", row[place], dtypes[column]))
+            values[column].append(_value(f"{name}, line {line}, column {column!r}", row[place], dtypes[column]))
     if not chosen or not values[chosen[0]]:
         raise ValueError(f"CsvSource needs at least one column and one row. {name} has the columns {header}, no rows.")
-    return {column: _array(numbers, dtypes[column]) for column, numbers in values.items()}
+    return {column: _array(found, dtypes[column]) for column, found in values.items()}
 
 
 def _dtype_of(dtype: Any, column: str) -> np.dtype:
     if isinstance(dtype, Mapping) and column not in dtype:
         raise ValueError(f"CsvSource needs a dtype for every column. dtype has none for {column!r}: {dtype}.")
     found = require_dtype("CsvSource", "dtype", dtype[column] if isinstance(dtype, Mapping) else dtype)
-    if found.kind not in "iuf":
-        raise TypeError(f"CsvSource needs whole or floating numbers. The dtype of column {column!r} is {found}.")
+    if found.kind not in "iuf" and found != np.dtype(str):
+        raise TypeError(
+            f"CsvSource reads whole and floating numbers and str. The dtype of column {column!r} is {found}."
+        )
     return found
 
 
@@ -105,18 +108,22 @@ def _rows(name: str, reader: Any, width: int) -> Iterator[tuple[int, list[str]]]
             yield reader.line_num, row
 
 
-def _number(where: str, cell: str, dtype: np.dtype) -> float:
+def _value(where: str, cell: str, dtype: np.dtype) -> float | str:
+    if dtype.kind == "U":
+        return cell
     kind = "a number" if dtype.kind == "f" else "a whole number"
     try:
         value = float(cell) if dtype.kind == "f" else int(cell)
     except ValueError:
-        raise ValueError(f"{where}: {cell[:40]!r} is not {kind}. Choose other columns, or encode it first.") from None
+        raise ValueError(
+            f"{where}: {cell[:40]!r} is not {kind}. Choose other columns, or read text: dtype={{column: str, ...}}."
+        ) from None
     if dtype.kind in "iu" and not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
         raise ValueError(f"{where}: {value} does not fit {dtype}. Give a wider dtype.")
     return value
 
 
-def _array(numbers: list[float], dtype: np.dtype) -> np.ndarray:
-    array = np.array(numbers, dtype)
+def _array(values: list[Any], dtype: np.dtype) -> np.ndarray:
+    array = np.array(values, object if dtype.kind == "U" else dtype)
     array.flags.writeable = False
     return array

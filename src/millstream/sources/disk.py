@@ -10,7 +10,7 @@ import numpy as np
 
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import Items, PyTree
-from millstream.reading.host_source import SampleReader
+from millstream.reading.host_source import Beside, SampleReader
 from millstream.reading.samples import ObjectSpec, SampleSpec, first_sample, spec_of, spec_or_objects
 from millstream.reading.stats import add_time
 from millstream.sources.array import check_ordering
@@ -162,7 +162,7 @@ class DatasetSource(SampleReader):
     def read_row(self, index: int, out: Sequence[np.ndarray], row: int, key: np.ndarray | None) -> None:
         self.sample_spec.write(self._name, out, row, index, self._item(index))
 
-    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
+    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> Beside:
         if self.reads_samples:
             return super().read_rows(indices, out)
         numbers = indices.tolist()

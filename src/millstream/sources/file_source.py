@@ -11,10 +11,10 @@ from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
 from millstream.reading.host_source import RowSource
 from millstream.reading.memory import mapped_file
-from millstream.reading.samples import SampleSpec, spec_of
+from millstream.reading.samples import ObjectSpec, SampleSpec, spec_of
 from millstream.sources.array import check_reading, check_rows
 from millstream.sources.file_rows import ChainedRows, take_rows
-from millstream.text.errors import noted
+from millstream.text.errors import describe_value, noted
 
 
 class OpenedRows:
@@ -35,14 +35,15 @@ class OpenedRows:
         caller: str,
         open_files: Callable[..., PyTree],
         arguments: tuple[Any, ...],
-        spec: SampleSpec | None = None,
+        spec: SampleSpec | ObjectSpec | None = None,
         known: Sequence[File] = (),
     ) -> None:
         with recorded(known) as self._files:
             data = open_files(*arguments)
         self.spec = _row_spec(caller, data) if spec is None else spec
         self._caller, self._opened_by = caller, (open_files, arguments)
-        self._leaves = self.spec.flatten(caller, data)
+        self._data = data
+        self._leaves = list(data.values()) if isinstance(self.spec, ObjectSpec) else self.spec.flatten(caller, data)
         mapped = any(map(is_mapped, self._leaves))
         self._mapped = [file for file in self._files if mapped and isinstance(file, LocalFile)]
 
@@ -55,11 +56,15 @@ class OpenedRows:
     @property
     def data(self) -> PyTree:
         """The arrays, or what takes their place, as a tree."""
-        return self.spec.unflatten(self._leaves)
+        return self._data
 
     def take(self, indices: np.ndarray, out: Sequence[np.ndarray]) -> None:
-        """Write the rows at `indices` into `out`, one array per leaf."""
+        """Write the rows at `indices` into `out`, one array per leaf; or, as dicts, into an array of objects."""
         self._check(indices)
+        if isinstance(self.spec, ObjectSpec):
+            for row, values in enumerate(zip(*(leaf[indices] for leaf in self._leaves), strict=True)):
+                out[0][row] = dict(zip(self._data, values, strict=True))
+            return
         for leaf, target in zip(self._leaves, out, strict=True):
             take_rows(self._caller, leaf, indices, target)
         self._check(indices)  # what was written in between is noticed, too
@@ -86,9 +91,13 @@ class FileSource(RowSource):
         super().__init__(OpenedRows("FileSource", open_files, arguments), ordering, prefetch_size)
 
 
-def _row_spec(caller: str, data: PyTree) -> SampleSpec:
+def _row_spec(caller: str, data: PyTree) -> SampleSpec | ObjectSpec:
     import jax
 
+    if isinstance(data, dict) and all(isinstance(rows, np.ndarray) for rows in data.values()):
+        text = [name for name, rows in data.items() if rows.dtype.hasobject]
+        if text and len({len(rows) for rows in data.values()}) == 1:
+            return ObjectSpec(f"sample[{text[0]!r}]: {describe_value(data[text[0]][0])}")
     check_rows(caller, data, in_files=True)
     return spec_of(caller, jax.tree.map(lambda rows: jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype), data))
 

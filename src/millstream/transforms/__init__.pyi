@@ -7,6 +7,7 @@ from millstream.transforms.buffer_stream import set_buffer_priorities as set_buf
 from millstream.transforms.device import DevicePutTransform as DevicePutTransform
 from millstream.transforms.host import HostCallbackTransform as HostCallbackTransform
 from millstream.transforms.host import HostMapTransform as HostMapTransform
+from millstream.transforms.host import InfoTransform as InfoTransform
 from millstream.transforms.host import RandomHostMapTransform as RandomHostMapTransform
 from millstream.transforms.image import FlattenImageTransform as FlattenImageTransform
 from millstream.transforms.image import NormalizeImageTransform as NormalizeImageTransform

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, overload
 
 import jax
@@ -15,9 +15,9 @@ from millstream.pipeline.host_calls import remembering
 from millstream.pipeline.pipeline import Pipeline, as_stream
 from millstream.pipeline.transform import Transform
 from millstream.reading.contracts import IndexedSource, PyTree
-from millstream.reading.derived_sources import MappedSource
+from millstream.reading.derived_sources import MappedSource, map_name
 from millstream.reading.samples import TRIED, SampleSpec, spec_of
-from millstream.text.errors import function_name, require_callable, require_readers
+from millstream.text.errors import function_name, require_callable, require_names, require_readers
 from millstream.text.summaries import call_text
 
 
@@ -110,9 +110,9 @@ class HostMapTransform:
         >>> loader = ms.DataLoader([source, ms.HostMapTransform(np.sqrt), ms.BatchTransform(5)])
 
     Args:
-        fn: `fn(sample) -> sample`. Arrays and numbers come in the dtypes that a batch has; a sample with anything else
-            in it, such as an image of Pillow or a tensor, comes as it is. Shapes and dtypes are those it gives for
-            sample 0, or for the first one that can be read.
+        fn: `fn(sample) -> sample`. It gets samples as the source has them: arrays of any shape, which it may change,
+            lists, text, images of Pillow, None, any object. What it returns becomes part of a batch, so it must have
+            the same shapes and dtypes every time: those for sample 0, or for the first one that can be read.
         readers: How many threads read and call it, if the loader has no executor.
     """
 
@@ -131,16 +131,9 @@ class HostMapTransform:
     def __call__(self, source: BucketedPipeline) -> BucketedPipeline: ...
     def __call__(self, source: IndexedSource | Pipeline | BucketedPipeline) -> Pipeline | BucketedPipeline:
         """Put this stage after a source."""
-        stream: object = as_stream(source)
-        caller = type(self).__name__
-        if not isinstance(stream, IndexedPipeline) or not stream.is_untouched or stream.source is None:
-            raise TypeError(
-                f"{caller} works on samples as they are read, so it comes after the source and before all "
-                "compiled stages. Move it up, or use MapTransform or HostCallbackTransform."
-            )
-        name = f"{caller}({function_name(self.fn)})"
-        first = stream.plan.first_indices(TRIED)
-        return stream.read_through(MappedSource(stream.source, self.fn, self.readers, name, self.random, first))
+        stream, inner = samples_of(type(self).__name__, source, ", or use MapTransform or HostCallbackTransform")
+        name, first = map_name(self.fn, self.random), stream.plan.first_indices(TRIED)
+        return stream.read_through(MappedSource(inner, self.fn, self.readers, name, self.random, first))
 
     def __repr__(self) -> str:
         return call_text(self)
@@ -164,3 +157,64 @@ class RandomHostMapTransform(HostMapTransform):
     """
 
     random: ClassVar[bool] = True
+
+
+@dataclasses.dataclass(frozen=True)
+class InfoTransform:
+    """Take fields out of samples where they are read, and hand them out beside the batch, in its `BatchInfo`.
+
+    What it takes never becomes an array of a batch: integers keep all 64 bits (document ids, timestamps, offsets in
+    files), text stays text. No compiled program sees it, so nothing can cut it short; a loop's steps do not get it.
+    It comes after the source, or after another stage on the host, and works with every executor and cache.
+
+    Example:
+        >>> rows = [{"x": np.float32(n), "id": 2**40 + n} for n in range(4)]
+        >>> source = ms.DatasetSource(rows, ordering="sequential")
+        >>> loader = ms.DataLoader([source, ms.transforms.InfoTransform("id"), ms.BatchTransform(2)])
+        >>> batch, mask, info = next(loader.iterate(loader.init_state(jax.random.key(0)), with_info=True))
+        >>> list(batch), info.additional["id"]
+        (['x'], [1099511627776, 1099511627777])
+
+    Args:
+        fields: The name of a field of samples that are dicts, or several. Their values must be plain: numbers, text,
+            bytes, arrays of NumPy, dates, or lists and dicts of these.
+        readers: How many threads read, if the loader has no executor.
+    """
+
+    fields: str | Sequence[str]
+    readers: int = 4
+
+    def __post_init__(self) -> None:
+        fields = [self.fields] if isinstance(self.fields, str) else self.fields
+        names = tuple(require_names("InfoTransform", "fields", fields))
+        if not names:
+            raise ValueError("InfoTransform needs at least one field. Got none.")
+        object.__setattr__(self, "fields", names)
+        require_int("InfoTransform", "readers", self.readers, least=1)
+
+    def __call__(self, source: IndexedSource | Pipeline) -> Pipeline:
+        """Put this stage after a source."""
+        stream, inner = samples_of("InfoTransform", source)
+        name, first = f"InfoTransform({', '.join(map(repr, self.fields))})", stream.plan.first_indices(TRIED)
+        taken = MappedSource(inner, _same, self.readers, name, False, first, beside=tuple(self.fields))
+        return stream.read_through(taken)
+
+    def __repr__(self) -> str:
+        return call_text(self)
+
+
+def _same(sample: PyTree) -> PyTree:
+    return sample
+
+
+def samples_of(
+    caller: str, source: IndexedSource | Pipeline | BucketedPipeline, otherwise: str = ""
+) -> tuple[IndexedPipeline, IndexedSource]:
+    """A pipeline that has no compiled stages yet, and its source."""
+    stream: object = as_stream(source)
+    if not isinstance(stream, IndexedPipeline) or not stream.is_untouched or stream.source is None:
+        raise TypeError(
+            f"{caller} works on samples as they are read, so it comes after the source and before all compiled stages. "
+            f"Move it up{otherwise}."
+        )
+    return stream, stream.source

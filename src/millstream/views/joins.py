@@ -9,7 +9,7 @@ import numpy as np
 from millstream.plan.ordering import Ordering
 from millstream.plan.selection import Selection, listed
 from millstream.reading.contracts import IndexedSource
-from millstream.reading.host_source import HostSource, as_host_source, read_like
+from millstream.reading.host_source import Beside, HostSource, as_host_source, read_like
 from millstream.reading.samples import ObjectSpec, SampleSpec, spec_of
 from millstream.reading.view import View
 from millstream.sources.array import ArraySampleSource
@@ -30,7 +30,8 @@ def concat(*sources: IndexedSource, ordering: Ordering | None = None) -> ArraySa
         5
 
     Args:
-        *sources: Sources or views whose samples have the same structure, shapes and dtypes.
+        *sources: Sources or views whose samples have the same structure, shapes and dtypes; they may have any where a
+            function on the host makes them equal.
         ordering: "shuffle", "sequential" or a `Shuffle`; by default that of the first source.
     """
     if not sources:
@@ -171,71 +172,92 @@ class _Chained(HostSource):
     """Sources that are read on the host, one after the other."""
 
     ordering: Ordering
+    whole_samples = True
 
     def __init__(self, caller: str, bases: Sequence[IndexedSource], ordering: Ordering) -> None:
         self._parts = [as_host_source(base) for base in bases]
-        _require_equal(caller, bases, [_comparable(part.sample_spec) for part in self._parts])
+        specs = [part.sample_spec for part in self._parts]
+        # Whole samples are checked where a batch is made.
+        if not all(part.whole_samples or isinstance(part.sample_spec, ObjectSpec) for part in self._parts):
+            _require_equal(caller, bases, specs)
         self._starts = np.cumsum([0, *map(len, bases[:-1])])
         self.part_starts = _part_starts(bases)
         self._length = sum(map(len, bases))
         self.ordering = ordering
-        self.whole_samples = all(part.whole_samples for part in self._parts)
-        self.sample_spec = self._parts[0].sample_spec
+        self.sample_spec = spec = next((spec for spec in specs if isinstance(spec, ObjectSpec)), specs[0])
+        self._alike = [own == spec for own in specs]
         read_like(self, self._parts)
 
     def __len__(self) -> int:
         return self._length
 
-    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
-        which = np.searchsorted(self._starts, indices, side="right") - 1
+    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> Beside:
+        which, beside = np.searchsorted(self._starts, indices, side="right") - 1, {}
         for number in np.unique(which).tolist():
             rows = np.flatnonzero(which == number)
             part, local = self._parts[number], indices[rows] - self._starts[number]
             its_keys = None if keys is None else keys[rows]
-            if len(rows) == len(indices):
+            if out[0].dtype.hasobject or not self._alike[number]:
+                samples, its_own = part.read_samples(local, its_keys)
+                for row, sample in builtins.zip(rows.tolist(), samples, strict=True):
+                    self.sample_spec.write("concat", out, row, int(indices[row]), sample)
+            elif len(rows) == len(indices):
                 return part.read_rows(local, out, its_keys)
-            found = [np.empty((len(rows), *leaf.shape[1:]), leaf.dtype) for leaf in out]
-            part.read_rows(local, found, its_keys)
-            for leaf, read in builtins.zip(out, found, strict=True):
-                leaf[rows] = read
-
-
-def _comparable(spec: SampleSpec | ObjectSpec) -> SampleSpec | str:
-    return "objects" if isinstance(spec, ObjectSpec) else spec
+            else:
+                found = [np.empty((len(rows), *leaf.shape[1:]), leaf.dtype) for leaf in out]
+                its_own = part.read_rows(local, found, its_keys)
+                for leaf, read in builtins.zip(out, found, strict=True):
+                    leaf[rows] = read
+            beside.update({int(rows[row]): extra for row, extra in (its_own or {}).items()})
+        return beside
 
 
 class _Zipped(HostSource):
     """Sources that are read on the host, side by side."""
 
     ordering: Ordering
+    whole_samples = True
 
     def __init__(
         self, parts: Sequence[IndexedSource], names: list[str] | None, length: int, ordering: Ordering
     ) -> None:
         self._parts = [as_host_source(part) for part in parts]
+        self._names = names
         self._length = length
-        specs = [
-            _require_arrays(f"source {number}" if names is None else names[number], part.sample_spec)
-            for number, part in enumerate(self._parts)
-        ]
         self.ordering = ordering
-        self.sample_spec = spec = spec_of("zip", _together(names, [part.tree() for part in specs]))
-        counts = [len(part.shapes) for part in specs]
+        read_like(self, self._parts)
+        specs = [part.sample_spec for part in self._parts]
+        objects = next((spec for spec in specs if isinstance(spec, ObjectSpec)), None)
+        if objects is not None:
+            self.sample_spec = ObjectSpec(objects.found)
+            return
+        arrays = [spec for spec in specs if isinstance(spec, SampleSpec)]
+        self.sample_spec = spec = spec_of("zip", _together(names, [part.tree() for part in arrays]))
+        counts = [len(part.shapes) for part in arrays]
         numbers = np.split(np.arange(sum(counts)), np.cumsum(counts)[:-1])
-        numbered = [part.unflatten(own.tolist()) for part, own in builtins.zip(specs, numbers, strict=True)]
+        numbered = [part.unflatten(own.tolist()) for part, own in builtins.zip(arrays, numbers, strict=True)]
         places = np.argsort(spec.flatten("zip", _together(names, numbered)))
         self._places = [places[own].tolist() for own in numbers]  # of the leaves of each part
-        read_like(self, self._parts)
 
     def __len__(self) -> int:
         return self._length
 
-    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
+    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> Beside:
+        beside: dict[int, Any] = {}
+        if out[0].dtype.hasobject:
+            columns = []
+            for part in self._parts:
+                samples, its_own = part.read_samples(indices, keys)
+                columns.append(samples)
+                _add(beside, its_own)
+            for row, sample in enumerate(builtins.zip(*columns, strict=True)):
+                out[0][row] = _together(self._names, sample)
+            return beside
         for part, places in builtins.zip(self._parts, self._places, strict=True):
-            part.read_rows(indices, [out[place] for place in places], keys)
+            _add(beside, part.read_rows(indices, [out[place] for place in places], keys))
+        return beside
 
 
-def _require_arrays(name: str, spec: SampleSpec | ObjectSpec) -> SampleSpec:
-    if isinstance(spec, ObjectSpec):
-        raise TypeError(f"zip needs samples that are arrays. Those of {name} are Python objects ({spec.found}).")
-    return spec
+def _add(beside: dict[int, Any], its_own: Beside) -> None:
+    for row, extra in (its_own or {}).items():
+        beside[row] = {**beside.get(row, {}), **extra}
