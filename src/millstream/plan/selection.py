@@ -8,13 +8,14 @@ import dataclasses
 import hashlib
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from millstream.plan.keys import Array, fold, named_key
 
 _DRAWS = "millstream weighted draws 1"
+_IN_CACHE = 1 << 15  # entries of a table
 
 
 class IndexFunction(Protocol):
@@ -126,13 +127,53 @@ class Drawn:
     def locate(self, xp: ModuleType, table: Array, words: Array, epoch: Array, positions: Array) -> Array:
         offset = xp.broadcast_to(fold(xp, named_key(words, _DRAWS), epoch)[0], positions.shape)
         if xp is np:
-            wanted = ((positions.astype(np.uint64) << np.uint64(32)) | offset.astype(np.uint64)).ravel()
-            # In order, neighbours share cache lines of the table: 41 instead of 76 us for 256 of a million.
-            order = np.argsort(wanted)
-            found = np.empty(positions.size, positions.dtype)
-            found[order] = np.searchsorted(table, wanted[order], side="right")
-            return found.reshape(positions.shape)
+            wanted = (positions.astype(np.uint64) << np.uint64(32)) | offset.astype(np.uint64)
+            return count_upto(np, table, wanted).astype(positions.dtype)
         return _first_above(table, positions.astype(np.uint32), offset).astype(positions.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Expanded:
+    """Every position as often as a table says, one after the other; the table holds where each one begins."""
+
+    length: int
+    digest: str
+    is_keyed = False
+
+    @property
+    def words(self) -> str:
+        return f"{self.length:,} by counts ({self.digest[:12]})"
+
+    def locate(self, xp: ModuleType, table: Array, words: Array, epoch: Array, positions: Array) -> Array:
+        return (count_upto(xp, table, positions) - 1).astype(positions.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """All positions as they are; `name` says what samples the source makes, so that others are not taken for them."""
+
+    length: int
+    name: str
+    is_keyed = False
+
+    @property
+    def words(self) -> str:
+        return self.name
+
+    def locate(self, xp: ModuleType, table: None, words: Array, epoch: Array, positions: Array) -> Array:
+        return positions
+
+
+def count_upto(xp: ModuleType, table: Array, values: Array) -> Array:
+    """How many entries of a sorted table are not above each value."""
+    values = values.astype(table.dtype)  # NumPy would copy the table to compare it with other numbers
+    if xp is not np or len(table) < _IN_CACHE:
+        return xp.searchsorted(table, values, side="right")
+    # In order, neighbours share cache lines of the table: 41 instead of 76 us for 256 of a million.
+    order = np.argsort(values, axis=None)
+    found = np.empty(values.size, np.int64)
+    found[order] = np.searchsorted(table, values.ravel()[order], side="right")
+    return found.reshape(values.shape)
 
 
 def graph_table(table: np.ndarray | None) -> np.ndarray | None:
@@ -181,6 +222,13 @@ class Selection:
         """What a function selects from this selection."""
         return Selection((function, *self.functions), (table, *self.tables))
 
+    def without_digests(self) -> "Selection":
+        """The functions as a program that takes their tables needs them: equal for tables of equal length."""
+        functions: tuple[Any, ...] = self.functions
+        return Selection(
+            tuple(dataclasses.replace(one, digest="") if hasattr(one, "digest") else one for one in functions)
+        )
+
     def graph_tables(self) -> tuple[np.ndarray | None, ...]:
         """The tables as compiled programs take them."""
         return tuple(map(graph_table, self.tables))
@@ -199,6 +247,14 @@ def listed(indices: np.ndarray, inner: int, digest: str | None = None) -> tuple[
     """The function and the table of chosen positions below `inner`; small numbers take four bytes each."""
     table = np.ascontiguousarray(indices, np.uint32 if inner <= 1 << 32 else np.int64)
     return Listed(len(table), digest_of(table) if digest is None else digest), table
+
+
+def expanded(counts: np.ndarray) -> tuple[Expanded, np.ndarray]:
+    """The function and the table of positions that come as often as these counts say, which are not all zero."""
+    ends = np.cumsum(counts, dtype=np.int64)
+    length = int(ends[-1])
+    table = (ends - counts).astype(np.uint32 if length <= 1 << 32 else np.int64)
+    return Expanded(length, digest_of(table)), table
 
 
 def drawn(weights: np.ndarray, length: int) -> tuple[Drawn, np.ndarray]:
