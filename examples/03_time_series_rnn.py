@@ -28,9 +28,13 @@ def sunspots(random):
     return np.maximum(height * (1 - np.cos(phase)) / 2 + 10 * random.standard_normal(MONTHS), 0).astype(np.float32)
 
 
-def windows(series):
-    starts = np.arange(len(series) - CONTEXT)
-    return {"context": series[starts[:, None] + np.arange(CONTEXT)], "target": series[starts + CONTEXT]}
+def windows(series, ordering):
+    """Every month with the months before it, as a view of the series: nothing is copied."""
+    return ms.views.windows(ms.ArraySampleSource(series, ordering=ordering), CONTEXT + 1, stride=1)
+
+
+def divide(months, mask):
+    return {"context": months[:-1], "target": months[-1]}
 
 
 def init(key):
@@ -72,30 +76,28 @@ def test_step(params, batch, mask):
     return params, (errors(params, batch, mask), last)
 
 
-def make_loader(data, ordering):
-    return ms.DataLoader(
-        [ms.ArraySampleSource(data, ordering=ordering), ms.BatchTransform(BATCH), TimeSeriesBatchTransform()]
-    )
+def make_loader(source):
+    return ms.DataLoader([source, ms.MapTransform(divide), ms.BatchTransform(BATCH), TimeSeriesBatchTransform()])
 
 
 def main(epochs):
     series = sunspots(np.random.default_rng(0)) / 100
     cut = MONTHS * 4 // 5
-    train, test = windows(series[:cut]), windows(series[cut - CONTEXT :])
-    loader, test_loader = make_loader(train, "shuffle"), make_loader(test, "sequential")
+    train, test = windows(series[:cut], "shuffle"), windows(series[cut - CONTEXT :], "sequential")
+    loader, test_loader = make_loader(train), make_loader(test)
     state, test_state = loader.init_state(jax.random.key(0)), test_loader.init_state(jax.random.key(0))
     params = init(jax.random.key(1))
     carry = (params, OPTIMIZER.init(params))
 
-    print(f"{len(train['target']):,} windows to learn from, {len(test['target']):,} later ones to test on")
+    print(f"{len(train):,} windows to learn from, {len(test):,} later ones to test on")
     begun = time.perf_counter()
     for epoch in range(1, epochs + 1):
         state, carry, losses = loader.scan_epoch(state, carry, train_step)
         if epoch % max(1, epochs // 6) == 0:
-            spots = 100 * (losses.sum() / len(train["target"])) ** 0.5
+            spots = 100 * (losses.sum() / len(train)) ** 0.5
             print(f"  epoch {epoch:3d}   error {spots:5.2f} spots   {time.perf_counter() - begun:5.1f} s")
     _, _, sums = test_loader.scan_epoch(test_state, carry[0], test_step)
-    ours, naive = (100 * (jnp.sum(total) / len(test["target"])) ** 0.5 for total in sums)
+    ours, naive = (100 * (jnp.sum(total) / len(test)) ** 0.5 for total in sums)
     print(f"test error {ours:.2f} spots; saying 'as last month' gives {naive:.2f}")
 
 

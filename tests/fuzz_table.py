@@ -549,6 +549,7 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
         "batch_size": 2,
     },
     "views.concat": lambda f: {"*sources": (pipelines.source(), pipelines.source()[:3])},
+    "views.flat_map": lambda f: {"source": pipelines.source(), "counts": np.ones(pipelines.SAMPLES, int)},
     "views.folds": lambda f: {"source": pipelines.source(), "count": 3},
     "views.mix": lambda f: {"sources": {"a": pipelines.source(), "b": pipelines.source()}, "weights": {"a": 1, "b": 2}},
     "views.permutation": lambda f: {"n": 10, "positions": np.arange(3)},
@@ -558,6 +559,7 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "views.select": lambda f: {"source": pipelines.source(), "chosen": [1, 2]},
     "views.split": lambda f: {"source": pipelines.source(), "parts": {"a": 0.5, "b": 0.5}},
     "views.weighted": lambda f: {"source": pipelines.source(), "weights": np.ones(pipelines.SAMPLES)},
+    "views.windows": lambda f: {"source": pipelines.source(), "length": 3},
     "views.zip": lambda f: {"*sources": (pipelines.source(), pipelines.source()[::-1])},
     "array_record.ArrayRecordSource": lambda f: {
         "paths": f / "t.array_record",

@@ -50,6 +50,18 @@ def doubled(value: Any) -> Any:
     return {"double": value["image"].astype(np.int16) * 2, "label": value["label"]}
 
 
+def numbered(value: Any, number: int) -> Any:
+    return {**value, "number": np.int32(number)}
+
+
+def first_label(value: Any, mask: jax.Array) -> Any:
+    return {**value, "label": value["label"][0]}
+
+
+def first_labels(value: Any, mask: jax.Array) -> Any:
+    return {**value, "label": value["label"][:, 0]}
+
+
 def brighter(value: Any, mask: np.ndarray) -> Any:
     return {**value, "image": np.where(mask[:, None, None, None], value["image"] // 2 + 100, 0).astype(np.uint8)}
 
@@ -137,6 +149,18 @@ PIPELINES: dict[str, Callable[[], Any]] = {
     ],
     "host, map of a view": lambda: [source()[::-1].map(shaken, random=True), BATCH],
     "host, fields beside": lambda: [source(), ms.transforms.InfoTransform("image"), BATCH],
+    "windows": lambda: [
+        ms.views.windows(source(), 3, stride=1, end="pad"),
+        ms.RandomMapTransform(jitter),
+        ms.MapTransform(first_label),
+        BATCH,
+    ],
+    "host, windows": lambda: [
+        ms.views.windows(ms.DiskSampleSource(SAMPLES, sample, prefetch_size=6), 2, stride=1, counts=[5, 6], end="pad"),
+        BATCH,
+        ms.MapTransform(first_labels),
+    ],
+    "host, flat map": lambda: [ms.views.flat_map(source(), np.ones(SAMPLES, int), numbered), BATCH],
     "host callback": lambda: [source(), BATCH, ms.transforms.HostCallbackTransform(brighter)],
     "stream": lambda: [source(), lambda inner: Echo(inner), BATCH],
     "stream, dropped": lambda: [source(), lambda inner: Echo(inner), ms.BatchTransform(4, drop_last=True)],

@@ -56,6 +56,8 @@ def time_series_windows(
 ) -> dict[str, np.ndarray]:
     """The windows of a series as `{"context": (N, context_length, ...), "target": (N, prediction_length, ...)}`.
 
+    These are copies. `ms.views.windows` is a view of the series instead, for long ones and for several.
+
     Example:
         >>> windows = ms.datasets.time_series_windows(np.arange(6.0), context_length=3, prediction_length=1)
         >>> windows["context"].tolist(), windows["target"].tolist()

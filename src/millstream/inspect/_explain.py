@@ -36,6 +36,7 @@ from millstream.reading.processes import Processes
 from millstream.reading.read_config import ReadConfig
 from millstream.reading.samples import ObjectSpec
 from millstream.reading.slots import slots_for
+from millstream.reading.view import source_name
 from millstream.reading.workers.messages import SlotLayout
 from millstream.sources.file_source import OpenedRows, is_mapped
 from millstream.text.errors import describe_value
@@ -232,7 +233,7 @@ def _array_row(pipeline: Pipeline, device: str, per_batch: int) -> ExplainedStag
         shards = [shard for leaf in leaves for shard in leaf.addressable_shards]
         memory = sum(shard.data.nbytes for shard in shards)
         notes.append(f"arrays on {device_words({shard.device for shard in shards})}")
-    name = "arrays" if pipeline.source is None else type(pipeline.source).__name__
+    name = "arrays" if pipeline.source is None else source_name(pipeline.source)
     return _row(name, device, pipeline.sample_spec(), per_batch, memory, notes)
 
 

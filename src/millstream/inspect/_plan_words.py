@@ -20,6 +20,7 @@ from millstream.reading.derived_sources import is_random, named_parts
 from millstream.reading.memory import nbytes
 from millstream.reading.processes import Processes
 from millstream.reading.read_config import ReadConfig
+from millstream.reading.view import source_length
 from millstream.text.tables import size_text
 from millstream.transforms.device import DevicePutTransform
 
@@ -73,9 +74,10 @@ def _source(pipeline: IndexedPipeline) -> IndexedSource:
 
 def _indexed_words(pipeline: IndexedPipeline, made_ahead: int) -> dict[str, str]:
     plan, host = pipeline.plan, pipeline.host
+    view = "" if plan.selection is None else f"{plan.selection.words} of {source_length(_source(pipeline)):,}"
     words = {
         "samples": f"{plan.samples:,}",
-        **({} if plan.selection is None else {"view": f"{plan.selection.words} of {len(_source(pipeline)):,}"}),
+        **({"view": view} if view else {}),
         "order": _order_words(plan.shuffle),
         **(_bucket_words(pipeline) if isinstance(pipeline, BucketedPipeline) else _epoch_words(pipeline.plan)),
     }

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from millstream.inspect._compare import Mismatch, compare, compare_batches, on_host
@@ -16,6 +17,7 @@ from millstream.inspect._verification import Difference, VerificationRow
 from millstream.pipeline.compose import IndexedPipeline
 from millstream.pipeline.host_calls import call_and_wait
 from millstream.pipeline.pipeline import Pipeline
+from millstream.pipeline.rows import take
 from millstream.pipeline.stages import stage_names
 from millstream.plan.planned import PlannedSteps, sample_keys
 from millstream.reading.derived_sources import MappedSource, named_parts
@@ -71,7 +73,7 @@ def _arrays_differ(pipeline: IndexedPipeline, indices: np.ndarray) -> Difference
     source = pipeline.source
     if not isinstance(pipeline, Pipeline) or pipeline.host is not None or source is None:
         return None
-    gathered = jax.tree.map(lambda leaf: leaf[indices], pipeline.arrays)
+    gathered = take(pipeline.arrays, jnp.asarray(indices, np.uint32), apart=False)
     for wrong in compare("samples", on_host(gathered), on_host(source.read(indices))):
         name, index = type(source).__name__, indices[wrong.place[0] if wrong.place else 0]
         where = f"{name}, sample {index:,} of its arrays and as it is read"

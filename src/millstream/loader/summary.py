@@ -8,6 +8,7 @@ from millstream.pipeline.compose import IndexedPipeline
 from millstream.pipeline.streams import stages_of
 from millstream.reading.derived_sources import CollatedSource, named_parts
 from millstream.reading.host_source import HostSource
+from millstream.reading.view import source_name
 from millstream.text.summaries import never_raising, value_text
 
 _LINE = 110  # characters; what is longer is written in two lines
@@ -44,7 +45,7 @@ def _stage_texts(pipeline: Any) -> Iterator[str]:
 
 def _source_texts(pipeline: IndexedPipeline) -> Iterator[str]:
     source = pipeline.source
-    names = ["arrays" if source is None else type(source).__name__]
+    names = ["arrays" if source is None else source_name(source)]
     if isinstance(source, HostSource):
         names = [name for name, part in named_parts(source) if not isinstance(part, CollatedSource)]
     yield f"{names[0].partition('(')[0]}({pipeline.plan.samples:,} samples)"

@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 
 from millstream.pipeline.placement import BatchPlacement
 from millstream.pipeline.read_in_graph import read_in_graph
-from millstream.pipeline.rows import blank, take
+from millstream.pipeline.rows import blank, sample_spec, take
 from millstream.pipeline.stages import apply_stage, element_key, keeps_mask, stage_names
 from millstream.pipeline.state import LoaderState, Origin, check_origin, first_state, is_traced
 from millstream.plan.keys import Array
@@ -152,7 +152,7 @@ class Pipeline:
         """The shape and dtype of one sample as the source gives it."""
         if self.host is not None:
             return self.host.source.spec()
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), self.arrays)
+        return sample_spec(self.arrays)
 
     def init_state(self, key: jax.Array | np.ndarray, step: int | ArrayLike = 0) -> LoaderState:
         """The state of the run with this key before batch number `step`."""

@@ -12,18 +12,64 @@ and nothing else (`apart`) wants something else on the CPU, measured with JAX 0.
 On other platforms a branch would wait for the host, and the plain form is used everywhere.
 """
 
+import dataclasses
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from millstream.plan.selection import Selection
+from millstream.plan.windows import Window
 from millstream.reading.contracts import PyTree
+from millstream.reading.windowed_source import windowed_spec
 
 _SMALL_BATCH = 256 * 1024  # bytes
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class WindowedArrays:
+    """Arrays whose samples are windows of their rows, named by where they start.
+
+    Attributes:
+        arrays: A tree of arrays, or windowed arrays.
+        tables: Those of the selection.
+        ends: The ends of groups, if windows may reach over them.
+        window: What a window is.
+        selection: The row of the arrays at each row of the windows.
+    """
+
+    arrays: PyTree
+    tables: tuple[Any, ...]
+    ends: Any
+    window: Window = dataclasses.field(metadata={"static": True})
+    selection: Selection = dataclasses.field(metadata={"static": True})
+
+    def spec(self) -> PyTree:
+        """The shape and dtype of one window."""
+        return windowed_spec(self.window, sample_spec(self.arrays))
+
+    def take(self, starts: jax.Array, *, apart: bool) -> PyTree:
+        """The windows that start at these rows."""
+        rows, real = self.window.rows(jnp, starts, self.ends)
+        unkeyed: Any = None
+        value = take(self.arrays, self.selection.locate(jnp, self.tables, unkeyed, unkeyed, rows), apart=apart)
+        return value if real is None else {**_select(value, real), self.window.mask_key: real}
+
+
+def sample_spec(arrays: PyTree) -> PyTree:
+    """The shape and dtype of one row of some arrays."""
+    if isinstance(arrays, WindowedArrays):
+        return arrays.spec()
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), arrays)
+
+
 def take(arrays: PyTree, indices: jax.Array, *, apart: bool) -> PyTree:
     """The rows at `indices` of every array."""
+    if isinstance(arrays, WindowedArrays):
+        return arrays.take(indices, apart=apart)
     rows = indices.astype(np.int32)
     if not apart:
         return _gather(arrays, rows)

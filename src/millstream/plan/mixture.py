@@ -21,8 +21,9 @@ class Mixed:
 
     The table has a row for the start of every block, and one for the end: how many samples of each source come before.
     In a block, a position has a place: its bits in reverse. The places of a source are an interval, so its samples are
-    spread evenly, and parts of a block that are powers of two have their share of it, up to one sample. The number of a source's samples so far, over all epochs of the mixture, is the
-    position in its own epochs, each of which has an order of its own.
+    spread evenly, and parts of a block that are powers of two have their share of it, up to one sample. The number of a
+    source's samples so far, over all epochs of the mixture, is the position in its own epochs, each of which has an
+    order of its own.
 
     Attributes:
         length: How many positions an epoch has.

@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from millstream.plan.keys import Array, Key, fold, named_key
 
 _DRAWS = "millstream weighted draws 1"
 IsAbove = Callable[[Array, Array, Array], Array]  # whether the number of a row is above a draw and its offset
+_IN_CACHE = 1 << 15  # entries of a table
 
 
 class IndexFunction(Protocol):
@@ -151,6 +152,50 @@ class Drawn:
         return bisect(is_above, table, shift, positions, offset).astype(positions.dtype)
 
 
+@dataclasses.dataclass(frozen=True)
+class Expanded:
+    """Every position as often as a table says, one after the other; the table holds where each one begins."""
+
+    length: int
+    digest: str
+    is_keyed = False
+
+    @property
+    def words(self) -> str:
+        return f"{self.length:,} by counts ({self.digest[:12]})"
+
+    def locate(self, xp: ModuleType, table: Array, words: Array, epoch: Array, positions: Array) -> Array:
+        return (count_upto(xp, table, positions) - 1).astype(positions.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """All positions as they are; `name` says what samples the source makes, so that others are not taken for them."""
+
+    length: int
+    name: str
+    is_keyed = False
+
+    @property
+    def words(self) -> str:
+        return self.name
+
+    def locate(self, xp: ModuleType, table: None, words: Array, epoch: Array, positions: Array) -> Array:
+        return positions
+
+
+def count_upto(xp: ModuleType, table: Array, values: Array) -> Array:
+    """How many entries of a sorted table are not above each value."""
+    values = values.astype(table.dtype)  # NumPy would copy the table to compare it with other numbers
+    if xp is not np or len(table) < _IN_CACHE:
+        return xp.searchsorted(table, values, side="right")
+    # In order, neighbours share cache lines of the table: 41 instead of 76 us for 256 of a million.
+    order = np.argsort(values, axis=None)
+    found = np.empty(values.size, np.int64)
+    found[order] = np.searchsorted(table, values.ravel()[order], side="right")
+    return found.reshape(values.shape)
+
+
 def _shift(length: int, samples: int) -> int:
     """How many low bits of a draw its guide ignores: a guide has at most about twice as many entries as samples."""
     return (length // (2 * samples)).bit_length()
@@ -229,6 +274,13 @@ class Selection:
         """What a function selects from this selection."""
         return Selection((function, *self.functions), (table, *self.tables))
 
+    def without_digests(self) -> "Selection":
+        """The functions as a program that takes their tables needs them: equal for tables of equal length."""
+        functions: tuple[Any, ...] = self.functions
+        nothing = {"digest": "", "seeds": ()}
+        known = [{name: value for name, value in nothing.items() if hasattr(one, name)} for one in functions]
+        return Selection(tuple(dataclasses.replace(one, **its) for one, its in zip(functions, known, strict=True)))
+
     @np.errstate(over="ignore")
     def locate(
         self, xp: ModuleType, tables: Sequence[Array | None], words: Array, epoch: Array, positions: Array
@@ -245,6 +297,14 @@ def listed(
     """The function and the table of chosen positions below `inner`; small numbers take four bytes each."""
     table = np.ascontiguousarray(indices, np.uint32 if inner <= 1 << 32 else np.int64)
     return Listed(len(table), digest_of(table) if digest is None else digest, seeds), table
+
+
+def expanded(counts: np.ndarray) -> tuple[Expanded, np.ndarray]:
+    """The function and the table of positions that come as often as these counts say, which are not all zero."""
+    ends = np.cumsum(counts, dtype=np.int64)
+    length = int(ends[-1])
+    table = (ends - counts).astype(np.uint32 if length <= 1 << 32 else np.int64)
+    return Expanded(length, digest_of(table)), table
 
 
 def drawn(weights: np.ndarray, length: int, *, once: bool = False) -> tuple[Drawn, np.ndarray]:

@@ -158,6 +158,53 @@ def map_name(fn: Callable[..., PyTree], random: bool) -> str:
     return f"{'RandomHostMapTransform' if random else 'HostMapTransform'}({function_name(fn)})"
 
 
+class FlatMappedSource(SampleReader):
+    """Several samples for each sample of a source: those that a function makes of it and a number from 0 on.
+
+    Args:
+        inner: The source.
+        fn: `fn(sample, number)`.
+        firsts: The index of the first sample that is made of each.
+        length: How many samples are made.
+        name: The caller, for errors.
+    """
+
+    whole_samples = True
+    readers = 4
+
+    def __init__(
+        self, inner: IndexedSource, fn: Callable[[PyTree, int], PyTree], firsts: np.ndarray, length: int, name: str
+    ) -> None:
+        self._inner = as_host_source(inner)
+        self._fn, self._firsts, self._length, self._name = fn, firsts, length, name
+        self.keyed = self._inner.keyed
+        self.ordering = self._inner.ordering
+        self.prefetch_size = self._inner.prefetch_size
+        key = np.zeros(2, np.uint32) if self.keyed else None
+        self.first_sample, (sample, _) = first_sample(lambda index: self._make(index, key)[1:], range(length))
+        self.sample_spec = spec_or_objects(name, sample)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def read_row(self, index: int, out: Sequence[np.ndarray], row: int, key: np.ndarray | None) -> Any:
+        whole, made, extra = self._make(index, key)
+        self.sample_spec.write(self._name, out, row, whole, made)
+        return extra
+
+    def _make(self, index: int, key: np.ndarray | None) -> tuple[int, PyTree, Any]:
+        """The index of the sample that it is made of, the sample, and what its reading returned beside it."""
+        whole = int(np.searchsorted(self._firsts, index, side="right")) - 1
+        number = index - int(self._firsts[whole])
+        with timed("reading"):
+            sample, extra = self._inner.read_sample(whole, key)
+        try:
+            with timed(self._name):
+                return whole, self._fn(sample, number), extra
+        except Exception as error:
+            raise noted(error, f"This came from {self._name} at sample {whole}, number {number}.")  # noqa: B904
+
+
 class CollatedSource(HostSource):
     """A source whose batches are made by a function of their samples.
 

@@ -9,7 +9,7 @@ from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import IndexedSource, PyTree
 from millstream.reading.dtypes import narrowed
 from millstream.reading.samples import ObjectSpec, SampleSpec, own_copy, spec_of
-from millstream.reading.view import Subscriptable, View
+from millstream.reading.view import Subscriptable, View, source_name
 from millstream.text.summaries import never_raising
 
 # What travels with the rows of a batch, by row, as plain values by name; None for nothing.
@@ -254,7 +254,7 @@ class _Selected(HostSource):
     def __init__(self, view: View) -> None:
         self._view = view
         self._inner = inner = as_host_source(view.source)
-        self._name = type(view.source).__name__
+        self._name = source_name(view.source)
         ordering: Any = view.ordering  # which the plan checks
         self.ordering = ordering
         self.sample_spec, self.whole_samples = inner.sample_spec, inner.whole_samples
@@ -298,6 +298,8 @@ def as_host_source(source: IndexedSource) -> HostSource:
         return source
     if isinstance(source, View):
         return _Selected(source)
+    if hasattr(source, "on_host"):
+        return source.on_host  # pyright: ignore[reportAttributeAccessIssue]
     if source.arrays is None:
         return _Adapted(source)
     import jax

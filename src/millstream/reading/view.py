@@ -83,7 +83,7 @@ class View(Subscriptable):
         return self.selection.functions[0].length
 
     def __repr__(self) -> str:
-        return f"View({len(self):,} samples: {self.selection.words} of {type(self.source).__name__})"
+        return f"View({len(self):,} samples: {self.selection.words} of {source_name(self.source)})"
 
     def spec(self) -> PyTree:
         """The shape and dtype of one sample."""
@@ -108,6 +108,16 @@ class View(Subscriptable):
         words, epoch = np.zeros(2, np.uint32), np.zeros(positions.shape, np.uint32)
         located = self.selection.locate(np, self.selection.tables, words, epoch, positions.astype(np.uint64))
         return located.astype(np.int64)
+
+
+def source_name(source: IndexedSource) -> str:
+    """What a source is called; windows have the name of the source whose rows they are."""
+    return getattr(source, "shown_as", type(source).__name__)
+
+
+def source_length(source: IndexedSource) -> int:
+    """How many samples a source has; for windows, how many rows they are made of."""
+    return getattr(source, "shown_length", len(source))
 
 
 def view_of(

@@ -7,13 +7,13 @@ from typing import Any, overload
 import numpy as np
 
 from millstream.pipeline.bucketed import BucketedPipeline
-from millstream.pipeline.compose import IndexedPipeline
-from millstream.pipeline.pipeline import Pipeline, as_stream
+from millstream.pipeline.pipeline import Pipeline
 from millstream.reading.contracts import IndexedSource
 from millstream.reading.padding import PaddedLeaf, PaddedSource, Side, TooLong
 from millstream.reading.samples import TRIED
 from millstream.text.errors import describe_value, require_choice, require_mapping, whole_number
 from millstream.text.summaries import call_text
+from millstream.transforms.host import samples_of
 
 _MOST = (1 << 31) - 1
 
@@ -111,17 +111,9 @@ class PadTransform:
     def __call__(self, source: BucketedPipeline) -> BucketedPipeline: ...
     def __call__(self, source: IndexedSource | Pipeline | BucketedPipeline) -> Pipeline | BucketedPipeline:
         """Put this stage after a source."""
-        stream: object = as_stream(source)
-        if not isinstance(stream, IndexedPipeline) or not stream.is_untouched or stream.source is None:
-            raise TypeError(
-                "PadTransform works on samples as they are read, so it comes after the source and before all compiled "
-                "stages and the BatchTransform. Move it up."
-            )
-        lengths = stream.lengths if isinstance(stream, BucketedPipeline) else ()
-        first = stream.plan.first_indices(TRIED)
-        return stream.read_through(
-            PaddedSource(stream.source, self._leaves(), self.side, self.too_long, lengths, first)
-        )
+        stream, inner = samples_of("PadTransform", source)
+        lengths, first = stream.lengths if isinstance(stream, BucketedPipeline) else (), stream.plan.first_indices(TRIED)
+        return stream.read_through(PaddedSource(inner, self._leaves(), self.side, self.too_long, lengths, first))
 
     def __repr__(self) -> str:
         return call_text(self)

@@ -99,11 +99,21 @@ def located(source: IndexedSource) -> np.ndarray:
     return source.locate(positions) if isinstance(source, View) else positions
 
 
-def identities(caller: str, source: IndexedSource) -> np.ndarray:
-    """A number per sample that stays the same when samples are appended to its source, as uint64."""
+def identities(caller: str, source: IndexedSource, positions: np.ndarray | None = None) -> np.ndarray:
+    """A number per sample, equal for those that must not be divided, that stays when samples are appended; uint64.
+
+    Args:
+        caller: The caller's name, for errors.
+        source: The samples.
+        positions: Which of them; None for all.
+    """
     if isinstance(source, View) and source.selection.is_keyed:
         raise TypeError(f"{caller}: {source!r} differs from epoch to epoch. Divide its source, and weight the parts.")
-    base, indices = _base(source), located(source)
+    positions = np.arange(len(source)) if positions is None else positions
+    base, indices = _base(source), source.locate(positions) if isinstance(source, View) else positions
+    of_its_own = getattr(base, "identities", None)
+    if of_its_own is not None:  # its samples are made of those of another source
+        return of_its_own(caller, indices, identities)
     starts = getattr(base, "part_starts", None)
     if starts is None:
         return indices.astype(np.uint64)
