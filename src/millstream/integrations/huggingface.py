@@ -70,6 +70,7 @@ class _DatasetTable:
         self._as_arrays = as_arrays
         self._shapes: dict[str, tuple[int, ...]] = {}  # of the first row, which the others must have
         self._files = WatchedFiles(_CALLER, (file["filename"] for file in dataset.cache_files))
+        self.stamps = self._files.stamps
         self._open()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from millstream.files.changed import FileStamp
 from millstream.integrations._sqlite_rows import Database, KeyedRows, Parameters
 from millstream.integrations._table import Row, TableSource, check_options, missing_value, require_rows
 from millstream.plan.ordering import Ordering
@@ -155,6 +156,10 @@ class _SqliteTable:
 
     keyed_rows: KeyedRows
     forms: _Forms
+
+    @property
+    def stamps(self) -> list[FileStamp]:
+        return self.keyed_rows.stamps
 
     def __len__(self) -> int:
         return len(self.keyed_rows)

@@ -195,9 +195,14 @@ class Selection:
         return positions
 
 
+def index_dtype(inner: int) -> np.dtype:
+    """The dtype of a table of positions below `inner`: small numbers take four bytes each."""
+    return np.dtype(np.uint32 if inner <= 1 << 32 else np.int64)
+
+
 def listed(indices: np.ndarray, inner: int, digest: str | None = None) -> tuple[Listed, np.ndarray]:
-    """The function and the table of chosen positions below `inner`; small numbers take four bytes each."""
-    table = np.ascontiguousarray(indices, np.uint32 if inner <= 1 << 32 else np.int64)
+    """The function and the table of chosen positions below `inner`; a hash that is known is not computed again."""
+    table = np.ascontiguousarray(indices, index_dtype(inner))
     return Listed(len(table), digest_of(table) if digest is None else digest), table
 
 

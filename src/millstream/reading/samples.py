@@ -219,6 +219,13 @@ class SampleSpec:
                 raise _other_array(caller, name, array, target.shape, target.dtype, fix)
             target[...] = narrowed(f"{caller}{name}", array, target.dtype)
 
+    def samples(self, leaves: Sequence[np.ndarray]) -> list[PyTree]:
+        """The rows of a batch as samples: views of its arrays, and numbers."""
+        keys = self._keys
+        if keys:  # the usual case, and several times as fast
+            return [dict(zip(keys, row, strict=True)) for row in zip(*leaves, strict=True)]
+        return [self.unflatten(list(row)) for row in zip(*leaves, strict=True)]
+
     def empty(self, rows: int) -> list[np.ndarray]:
         """Arrays to write that many samples into, one per leaf."""
         return [np.empty((rows, *shape), dtype) for shape, dtype in zip(self.shapes, self.dtypes, strict=True)]

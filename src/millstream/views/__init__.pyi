@@ -8,6 +8,8 @@ from millstream.views.joins import zip as zip
 from millstream.views.order import permutation as permutation
 from millstream.views.parts import folds as folds
 from millstream.views.parts import split as split
+from millstream.views.plan_folder import PlanFolder as PlanFolder
+from millstream.views.plan_folder import plans as plans
 from millstream.views.subsets import repeat as repeat
 from millstream.views.subsets import select as select
 

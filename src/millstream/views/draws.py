@@ -3,12 +3,13 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
-from millstream.plan.selection import drawn
+from millstream.plan.selection import Drawn, drawn
 from millstream.reading.contracts import IndexedSource
 from millstream.reading.executor import Executor
 from millstream.reading.view import View, view_of
 from millstream.text.errors import describe_leaf, require_bool, whole_number
-from millstream.views._measure import Property, as_array, require_executor, require_source, values_of
+from millstream.views._measure import Property, as_array, kept_tables, require_executor, require_source, values_of
+from millstream.views.plan_folder import Plans, folder_of
 
 _MOST = (1 << 31) - 1
 
@@ -35,11 +36,16 @@ def weighted(
     found = _checked(as_array("weighted", "weights", weights), len(source))
     require_bool("weighted", "replacement", replacement)
     count = len(source) if samples is None else whole_number("weighted", "samples", samples, least=1, most=_MOST)
-    return _drawn(source, found if replacement else _limited(found, count), count)
+    return view_of(source, *drawn(found if replacement else _limited(found, count), count))
 
 
 def balanced(
-    source: IndexedSource, labels: Property, *, samples: int | None = None, executor: Executor | None = None
+    source: IndexedSource,
+    labels: Property,
+    *,
+    samples: int | None = None,
+    executor: Executor | None = None,
+    plans: Plans = None,
 ) -> View:
     """Samples of all classes equally often, drawn anew every epoch.
 
@@ -55,17 +61,23 @@ def balanced(
         labels: The name of a field, a function of a sample, or an array with a label per sample.
         samples: How many samples an epoch has; by default as many as the source.
         executor: Where samples are looked at, if they have to be.
+        plans: Where what was found is kept: a folder, or `ms.views.plans(folder)`; by default in memory.
     """
     require_source("balanced", source)
     require_executor("balanced", executor)
-    classes = values_of("balanced", "labels", source, labels, executor)
-    _, which, counts = np.unique(classes, return_inverse=True, return_counts=True)
+    folder = folder_of("balanced", plans)
     count = len(source) if samples is None else whole_number("balanced", "samples", samples, least=1, most=_MOST)
-    return _drawn(source, 1.0 / counts[which], count)
 
+    def draw() -> tuple[Drawn, np.ndarray]:
+        classes = values_of("balanced", "labels", source, labels, executor, folder)
+        _, which, counts = np.unique(classes, return_inverse=True, return_counts=True)
+        return drawn(1.0 / counts[which], count)
 
-def _drawn(source: IndexedSource, weights: np.ndarray, count: int) -> View:
-    return view_of(source, *drawn(weights, count))
+    if folder is None:
+        return view_of(source, *draw())
+    name = f"{count}-draws"
+    [(table, digest)] = kept_tables("balanced", source, folder, [labels, count], [name], lambda: [draw()[1]])
+    return view_of(source, Drawn(count, digest), table)
 
 
 def _checked(weights: np.ndarray, length: int) -> np.ndarray:
