@@ -33,7 +33,7 @@ RESULTS = """
 Backend BatchInfo BatchIterator Callback Checkpoint DataPartitionType Difference
 Entries Executor ExplainedStage Explanation GymnaxSourceState HostSource
 IndexedSource Layout LoaderState LoaderStats LoopOutput LoopState ManagedState ManagedStep Observer
-Overview OverviewRow ReadBatch Reading Report Request SavedRun Schedule Strategy Stream StreamItem
+Overview OverviewRow PlanFolder ReadBatch Reading Report Request SavedRun Schedule Strategy Stream StreamItem
 StreamIterator TimedStage Transform TriedOptions Tuning Verification VerificationRow View
 """.split()
 # Methods that only the library calls, and functions whose caller is named.
@@ -543,6 +543,7 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "views.concat": lambda f: {"*sources": (pipelines.source(), pipelines.source()[:3])},
     "views.folds": lambda f: {"source": pipelines.source(), "count": 3},
     "views.permutation": lambda f: {"n": 10, "positions": np.arange(3)},
+    "views.plans": lambda f: {"directory": f / "plans"},
     "views.repeat": lambda f: {"source": pipelines.source(), "times": 2},
     "views.select": lambda f: {"source": pipelines.source(), "chosen": [1, 2]},
     "views.split": lambda f: {"source": pipelines.source(), "parts": {"a": 0.5, "b": 0.5}},

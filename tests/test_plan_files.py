@@ -164,7 +164,7 @@ SAME = "def keep(sample): return bool(sample['x'] > 5)"
 DIFFERENT = {
     "a constant": (function(SAME), function(SAME.replace("5", "6"))),
     "an operator": (function(SAME), function(SAME.replace(">", "<"))),
-    "a name": (function(SAME), function(SAME.replace("x", "y"))),
+    "a name": tuple(function(f"def keep(s): return bool(s['{name}'] > 1)") for name in "xy"),
     "a default": (
         function("def keep(s, n=5): return bool(s['x'] > n)"),
         function("def keep(s, n=6): return bool(s['x'] > n)"),
@@ -263,36 +263,43 @@ SOURCES = {
 def test_a_changed_source_is_a_different_plan(folder, name):
     for number, source in enumerate(SOURCES[name], start=1):
         for _ in range(2):
-            view = ms.views.select(source, lambda sample: sample["y"] % 2 == 0, plans=folder)
-        assert [sample["y"] % 2 for sample in (view[i] for i in range(len(view)))] == [0] * len(view)
+            view = ms.views.select(source, lambda sample: (sample["x"] + sample["y"]) % 3 > 0, plans=folder)
+        sums = [int(source[i]["x"] + source[i]["y"]) for i in range(len(source))]
+        assert [int(view[i]["x"] + view[i]["y"]) for i in range(len(view))] == [one for one in sums if one % 3]
         assert len(names(folder)) == number
 
 
 def test_files_that_were_written_to_are_a_different_source(folder):
     plans, data = folder / "plans", np.arange(5000, dtype=np.int32)
-    for number in (1, 1, 2, 2):
-        if len(names(plans)) < number:
-            data[1234] += 1  # which is none of the samples that are read to recognise a source
-            np.save(folder / "x.npy", data)
-            os.utime(folder / "x.npy", (number, number))
-        for source in (ms.sources.NpySource({"x": folder / "x.npy"}), _mapped(folder / "x.npy")):
-            view = ms.views.select(source, lambda sample: sample["x"] % 2 == 0, plans=plans / str(type(source)))
+    for number in (1, 2):
+        data[1234] += 1  # which is none of the samples that are read to recognise a source
+        np.save(folder / "x.npy", data)
+        os.utime(folder / "x.npy", (number, number))
+        for kind in (_npy, _mapped, _npy, _mapped):
+            view = ms.views.select(kind(folder), lambda sample: sample["x"] % 2 == 0, plans=plans / kind.__name__)
             assert (1234 in positions(view)) == (data[1234] % 2 == 0)
-            assert len(names(plans / str(type(source)))) == number
+            assert len(names(plans / kind.__name__)) == number
 
 
-def _mapped(path):
-    return ms.HostArraySource({"x": np.load(path, mmap_mode="r")})
+def _npy(folder):
+    return ms.sources.NpySource({"x": folder / "x.npy"})
+
+
+def _mapped(folder):
+    return ms.HostArraySource({"x": np.load(folder / "x.npy", mmap_mode="r")})
 
 
 class Restless:
     """Samples that are different whenever they are read."""
 
+    read = 0
+
     def __len__(self):
         return 20
 
     def __getitem__(self, index):
-        return {"x": np.float32(time.perf_counter()), "y": np.int32(index)}
+        self.read += 1
+        return {"x": np.int32(self.read), "y": np.int32(index)}
 
 
 def test_a_source_that_cannot_be_recognised_needs_a_version(folder):
@@ -307,7 +314,7 @@ def test_a_source_that_cannot_be_recognised_needs_a_version(folder):
 
 def test_groups_that_are_looked_at_once_serve_every_division(folder):
     plans, log = folder / "plans", str(folder / "log")
-    group = function("def keep(s):\n with open(LOG, 'ab') as f: f.write(b'.')\n return int(s['x']) % 5", LOG=log)
+    group = function("def keep(s):\n with open(LOG, 'ab') as f: f.write(b'.')\n return int(s['x']) % 12", LOG=log)
     for seed in range(3):
         ms.views.split(dataset(), {"a": 0.5, "b": 0.5}, by=group, seed=seed + 2, plans=plans)
     ms.views.folds(dataset(), 2, by=group, plans=plans)
@@ -337,6 +344,7 @@ def test_worker_processes_measure_without_jax(folder):
 
 def test_an_error_leaves_nothing_and_an_interrupt_what_can_be_continued(folder, monkeypatch):
     monkeypatch.setattr(_plan_file, "_INTERVAL", 0.0)
+    monkeypatch.setattr(_measure, "_TRIAL", 60.0)  # an interrupt comes to the main thread
     plans, log, stop = folder / "plans", folder / "log", folder / "stop"
     body = """
 def keep(s):
@@ -357,6 +365,21 @@ def keep(s):
     assert len(ms.views.select(arrays(), keep, plans=plans)) == N
     assert 0 < size(log) - before < N
     assert [pathlib.Path(name).suffix for name in names(plans)] == [".plan"]
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(folder):
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (6000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"kept-keep-\w+\.plan\.values\.part") as caught:
+            ms.views.select(arrays(5000), function(SAME), plans=folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.__notes__ == [
+        "This came from the plan file of select(keep). Give plans= a folder that can be written to."
+    ]
+    assert names(folder) == []
 
 
 def test_a_process_that_gets_no_further_is_waited_for_no_longer_than_the_timeout(folder):
@@ -493,14 +516,16 @@ def test_a_terminal_sees_how_far_it_is_and_that_it_continues(folder, monkeypatch
     body = """
 def keep(s):
     time.sleep(0.002)
-    if s["x"] == 90 and os.path.exists(STOP):
+    if s["x"] == 20 and os.path.exists(STOP):
         raise KeyboardInterrupt
     return True
 """
     keep = function(body, time=time, os=os, STOP=str(stop))
     stop.touch()
+    monkeypatch.setattr(_measure, "_TRIAL", 60.0)
     with pytest.raises(KeyboardInterrupt):
         ms.views.select(arrays(120), keep, executor=ms.Threads(2), plans=folder / "plans")
+    monkeypatch.setattr(_measure, "_TRIAL", 0.0)
     stop.unlink()
     ms.views.select(arrays(120), keep, executor=ms.Threads(2), plans=folder / "plans")
     shown = terminal.getvalue()

@@ -19,7 +19,7 @@ from millstream.reading.view import View
 from millstream.text.bar_line import ProgressLine
 from millstream.text.errors import describe_leaf, describe_value, function_name
 from millstream.views._made_of import made_of
-from millstream.views.plan_folder import Building, PlanFolder, Plans, folder_of
+from millstream.views.plan_folder import Building, PlanFolder, Plans, find_plan, folder_of, kept_array
 
 # What samples have in common: a field by its name, what a function gives for each, or a value per sample.
 Property = str | Callable[[PyTree], PyTree] | Sequence[object] | np.ndarray
@@ -88,7 +88,7 @@ def measure(
             _look(caller, source, asked, executor, writer.done, writer.write)
             writer.finish()
 
-    return folder.array(caller, asked.name, measured_of(caller, folder, source, asked), build)[0]
+    return kept_array(folder, caller, asked.name, measured_of(caller, folder, source, asked), build)[0]
 
 
 def kept_positions(
@@ -115,7 +115,7 @@ def kept_positions(
             require_some(count)
             building.store(index_dtype(length), count, _positions(kept))
 
-    return folder.array(caller, asked.name, measured_of(caller, folder, source, asked), build)
+    return kept_array(folder, caller, asked.name, measured_of(caller, folder, source, asked), build)
 
 
 def _positions(kept: np.ndarray) -> Iterator[np.ndarray]:
@@ -152,7 +152,7 @@ def kept_tables(
         (f"{caller}-{name}", hashlib.sha256(of + f"{number} {name}".encode()).digest())
         for number, name in enumerate(names)
     ]
-    found = [folder.find(*key) for key in keys]
+    found = [find_plan(folder, *key) for key in keys]
     if all(one is not None for one in found):
         return [one for one in found if one is not None]
     # Before any lock of a table is held: who waits for a table looks at its file to see whether its maker gets on.
@@ -161,7 +161,7 @@ def kept_tables(
     def stored(table: np.ndarray) -> Callable[[Building], None]:
         return lambda building: building.store(table.dtype, len(table), [table])
 
-    return [folder.array(caller, *key, stored(table)) for key, table in zip(keys, tables, strict=True)]
+    return [kept_array(folder, caller, *key, stored(table)) for key, table in zip(keys, tables, strict=True)]
 
 
 def _require_one_epoch(caller: str, source: IndexedSource) -> None:

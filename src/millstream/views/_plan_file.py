@@ -132,10 +132,12 @@ class PlanWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        try:
-            if kind is not None and not issubclass(kind, Exception):  # an interrupt: it can be continued from here
+        if kind is None:
+            return self._file.close()
+        with contextlib.suppress(OSError):  # of a full disk, which `error` tells of
+            if not issubclass(kind, Exception):  # an interrupt: it can be continued from here
                 self._save()
-        finally:
+        with contextlib.suppress(OSError):
             self._file.close()
 
     def write(self, values: np.ndarray) -> None:

@@ -53,78 +53,6 @@ class PlanFolder:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         _folders.set(_folders.get()[:-1])
 
-    def find(self, name: str, of: bytes) -> tuple[np.ndarray, str] | None:
-        """The array of a plan, mapped, and its SHA-256; None if it is not there, or damaged.
-
-        Args:
-            name: What the plan is, in a word or two.
-            of: The hash of what it is made from.
-        """
-        with contextlib.suppress(FileNotFoundError, DamagedPlan):
-            return open_plan(self._path(name, of), of)
-        return None
-
-    def array(self, caller: str, name: str, of: bytes, build: Callable[["Building"], None]) -> tuple[np.ndarray, str]:
-        """The array of a plan, mapped, and its SHA-256. If it is not there it is made, by one process at a time.
-
-        Args:
-            caller: The caller's name, for errors.
-            name: What the plan is, in a word or two.
-            of: The hash of what it is made from.
-            build: Makes the array.
-        """
-        require_trust(self.directory, caller)
-        found = self.find(name, of)
-        if found is not None:
-            return found
-        final = self._path(name, of)
-        try:
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with contextlib.ExitStack() as stack:
-                building = Building(final, of, self._lock(stack, caller, final))
-                found = self._sound(caller, final, of)
-                if found is None:
-                    _remove_old(self.directory)
-                    building.run(build)
-                    found = open_plan(final, of)
-        except OSError as error:
-            if error.filename is not None and str(error.filename).startswith(str(self.directory)):
-                error.add_note(
-                    f"This came from the plan file of {caller}. Give plans= a folder that can be written to."
-                )
-            raise
-        return found
-
-    def _path(self, name: str, of: bytes) -> pathlib.Path:
-        return self.directory / f"{re.sub(r'[^A-Za-z0-9_]+', '-', name).strip('-')[:60]}-{of.hex()[:16]}.plan"
-
-    def _sound(self, caller: str, final: pathlib.Path, of: bytes) -> tuple[np.ndarray, str] | None:
-        """What is there under the lock; a damaged file is told of, because it is about to be replaced."""
-        try:
-            return open_plan(final, of)
-        except FileNotFoundError:
-            return None
-        except DamagedPlan as error:
-            warnings.warn(f"{caller}: {error} It is made again.", RuntimeWarning, stacklevel=6)
-            return None
-
-    def _lock(self, stack: contextlib.ExitStack, caller: str, final: pathlib.Path) -> bool:
-        """Wait for the lock as long as its holder gets on."""
-        progress = ProgressLine(caller)
-        waiting = functools.partial(progress.say, f"a different process is making {final}")
-        try:
-            while True:
-                before = _progress(final)
-                try:
-                    return stack.enter_context(locked(_lock_of(final), self.timeout, waiting))
-                except TimeoutError as error:
-                    if _progress(final) != before:
-                        continue
-                    error.add_note(f"It makes the plan file of {caller}, and has written nothing in that time.")
-                    raise
-        finally:
-            progress.close()
-
 
 class Building:
     """A plan that is being made, under the lock of its file.
@@ -196,7 +124,7 @@ def plans(directory: str | os.PathLike[str], *, version: str | None = None, time
         raise NotADirectoryError(f"plans needs directory to be a folder. {folder} is a file.")
     if version is not None and not isinstance(version, str):
         raise TypeError(f"plans needs version to be a text such as '2'. Got {describe_value(version)}.")
-    require_positive("plans", "timeout", timeout, "a number of seconds", finite=False)
+    require_positive("plans", "timeout", timeout, "a number of seconds")
     return PlanFolder(folder.absolute(), version, timeout)
 
 
@@ -215,6 +143,86 @@ def folder_of(caller: str, given: Any) -> PlanFolder | None:
     raise TypeError(
         f"{caller} needs plans to be a folder, such as ms.views.plans('data/plans'). Got {describe_value(given)}."
     )
+
+
+def find_plan(folder: PlanFolder, name: str, of: bytes) -> tuple[np.ndarray, str] | None:
+    """The array of a plan, mapped, and its SHA-256; None if it is not there, or damaged.
+
+    Args:
+        folder: Where it is kept.
+        name: What the plan is, in a word or two.
+        of: The hash of what it is made from.
+    """
+    with contextlib.suppress(FileNotFoundError, DamagedPlan):
+        return open_plan(_path(folder, name, of), of)
+    return None
+
+
+def kept_array(
+    folder: PlanFolder, caller: str, name: str, of: bytes, build: Callable[[Building], None]
+) -> tuple[np.ndarray, str]:
+    """The array of a plan, mapped, and its SHA-256. If it is not there it is made, by one process at a time.
+
+    Args:
+        folder: Where it is kept.
+        caller: The caller's name, for errors.
+        name: What the plan is, in a word or two.
+        of: The hash of what it is made from.
+        build: Makes the array.
+    """
+    final = _path(folder, name, of)
+    try:
+        require_trust(folder.directory, caller)
+        found = find_plan(folder, name, of)
+        if found is not None:
+            return found
+        folder.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            building = Building(final, of, _lock(stack, caller, final, folder.timeout))
+            found = _sound(caller, final, of)
+            if found is None:
+                _remove_old(folder.directory)
+                building.run(build)
+                found = open_plan(final, of)
+    except OSError as error:
+        if error.filename is not None and str(error.filename).startswith(str(folder.directory)):
+            error.add_note(f"This came from the plan file of {caller}. Give plans= a folder that can be written to.")
+        raise
+    return found
+
+
+def _path(folder: PlanFolder, name: str, of: bytes) -> pathlib.Path:
+    word = re.sub(r"[^A-Za-z0-9_]+", "-", name).strip("-")[:60]
+    return folder.directory / f"{word}-{of.hex()[:16]}.plan"
+
+
+def _sound(caller: str, final: pathlib.Path, of: bytes) -> tuple[np.ndarray, str] | None:
+    """What is there under the lock; a damaged file is told of, because it is about to be replaced."""
+    try:
+        return open_plan(final, of)
+    except FileNotFoundError:
+        return None
+    except DamagedPlan as error:
+        warnings.warn(f"{caller}: {error} It is made again.", RuntimeWarning, stacklevel=5)
+        return None
+
+
+def _lock(stack: contextlib.ExitStack, caller: str, final: pathlib.Path, timeout: float) -> bool:
+    """Wait for the lock as long as its holder gets on."""
+    progress = ProgressLine(caller)
+    waiting = functools.partial(progress.say, f"a different process is making {final}")
+    try:
+        while True:
+            before = _progress(final)
+            try:
+                return stack.enter_context(locked(_lock_of(final), timeout, waiting))
+            except TimeoutError as error:
+                if _progress(final) != before:
+                    continue
+                error.add_note(f"It makes the plan file of {caller}, and has written nothing in that time.")
+                raise
+    finally:
+        progress.close()
 
 
 def _lock_of(final: pathlib.Path) -> pathlib.Path:
