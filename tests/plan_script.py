@@ -69,7 +69,7 @@ def killed_and_continued(folder):
     _plan_file._INTERVAL = 0.0  # a record after every batch, where a user's run takes a second
     first, seen = 0, collections.Counter()
     for executor, at in [(None, 0), (None, 5), (None, 100), (ms.Threads(2), 450), (ms.Processes(2), 599), (None, None)]:
-        os.environ["DELAY"] = "0.0005" if isinstance(executor, ms.Processes) else "0"
+        os.environ["DELAY"] = "0.005" if isinstance(executor, ms.Processes) else "0"
         os.environ["KILL_AT"] = str(at)
         status = os.waitpid(forked(lambda executor=executor: select(folder, executor)), 0)[1]
         assert (os.WTERMSIG(status), os.WIFSIGNALED(status)) == ((9, True) if at is not None else (0, False)), status

@@ -335,7 +335,7 @@ def test_processes_at_once_make_one_plan_and_a_killed_one_is_continued(tmp_path,
 
 
 def test_worker_processes_measure_without_jax(folder):
-    keep = function("def keep(s):\n time.sleep(0.03)\n return 'jax' not in sys.modules", time=time, sys=sys)
+    keep = function("def keep(s):\n time.sleep(0.06)\n return 'jax' not in sys.modules", time=time, sys=sys)
     kept = positions(ms.views.select(dataset(12), keep, executor=ms.Processes(1), plans=folder))
     assert 0 < kept[0] < 6 and kept == list(
         range(kept[0], 12)
@@ -526,6 +526,7 @@ def keep(s):
     with pytest.raises(KeyboardInterrupt):
         ms.views.select(arrays(120), keep, executor=ms.Threads(2), plans=folder / "plans")
     monkeypatch.setattr(_measure, "_TRIAL", 0.0)
+    monkeypatch.setattr(_measure, "_SHORT", -1.0)
     stop.unlink()
     ms.views.select(arrays(120), keep, executor=ms.Threads(2), plans=folder / "plans")
     shown = terminal.getvalue()

@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -16,6 +16,7 @@ from millstream.reading.samples import SampleSpec
 from millstream.reading.stats import timed
 from millstream.text.errors import describe_value, function_name, noted
 
+_BOOLS = {bool, np.bool_}
 _READERS = 4  # threads, if there is no executor
 _AT_ONCE = 1 << 20  # bytes of samples that are read by one call
 
@@ -39,8 +40,8 @@ class Measure(Protocol):
         """A word for the kind, and the user's name for what is asked."""
         ...
 
-    def __call__(self, sample: PyTree) -> Any:
-        """What it finds in a sample, a number or a bool."""
+    def __call__(self, samples: Iterable[PyTree]) -> list[Any]:
+        """What it finds in each of some samples, one after the other: numbers or bools."""
         ...
 
 
@@ -56,10 +57,11 @@ class Kept:
     def name(self) -> str:
         return f"kept-{_asked(self.what)}"
 
-    def __call__(self, sample: PyTree) -> Any:
-        kept = self.what(sample)
-        if type(kept) is np.bool_ or type(kept) is bool:
-            return kept
+    def __call__(self, samples: Iterable[PyTree]) -> list[Any]:
+        what = self.what
+        return [kept if type(kept := what(sample)) in _BOOLS else self._bool(kept) for sample in samples]
+
+    def _bool(self, kept: Any) -> Any:
         array = np.asarray(kept)
         if array.shape != () or array.dtype != bool:
             raise TypeError(f"{self.caller} must return True or False. Got {describe_value(kept)}.")
@@ -77,8 +79,8 @@ class Hashed:
     def name(self) -> str:
         return f"values-{_asked(self.what)}"
 
-    def __call__(self, sample: PyTree) -> int:
-        return number_of(_value(self.what, sample))
+    def __call__(self, samples: Iterable[PyTree]) -> list[Any]:
+        return [number_of(_value(self.what, sample)) for sample in samples]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +95,10 @@ class Length:
     def name(self) -> str:
         return f"lengths-{_asked(self.what)}"
 
-    def __call__(self, sample: PyTree) -> int:
-        value = _value(self.what, sample)
+    def __call__(self, samples: Iterable[PyTree]) -> list[Any]:
+        return [self._length(_value(self.what, sample)) for sample in samples]
+
+    def _length(self, value: Any) -> int:
         if callable(self.what):
             return whole_length(self.caller, value)
         try:
@@ -177,14 +181,13 @@ class MeasuredSource(SampleReader):
             self._write(samples, indices[part], out[0][part])
 
     def _write(self, samples: list[PyTree], indices: Sequence[int] | np.ndarray, out: np.ndarray) -> None:
-        measure, found = self._measure, []
+        left = iter(samples)
         try:
             with timed(self._name):
-                for sample in samples:
-                    found.append(measure(sample))
+                out[...] = self._measure(left)
         except Exception as error:
-            raise noted(error, f"This came from {self._name} at sample {indices[len(found)]}.")  # noqa: B904
-        out[...] = found
+            row = len(samples) - operator.length_hint(left) - 1
+            raise noted(error, f"This came from {self._name} at sample {indices[row]}.")  # noqa: B904
 
     def __repr__(self) -> str:
         return f"{self._inner!r} -> {self._name}"

@@ -221,10 +221,15 @@ class SampleSpec:
 
     def samples(self, leaves: Sequence[np.ndarray]) -> list[PyTree]:
         """The rows of a batch as samples: views of its arrays, and numbers."""
-        keys = self._keys
-        if keys:  # the usual case, and several times as fast
-            return [dict(zip(keys, row, strict=True)) for row in zip(*leaves, strict=True)]
-        return [self.unflatten(list(row)) for row in zip(*leaves, strict=True)]
+        rows = zip(*leaves, strict=True)
+        match self._keys:  # the usual cases: 0.2 us for a dict that is written out, 0.8 us for one of a zip
+            case [key]:
+                return [{key: value} for (value,) in rows]
+            case [one, two]:
+                return [{one: first, two: second} for first, second in rows]
+            case [one, two, three]:
+                return [{one: first, two: second, three: third} for first, second, third in rows]
+        return [self.unflatten(list(row)) for row in rows]
 
     def empty(self, rows: int) -> list[np.ndarray]:
         """Arrays to write that many samples into, one per leaf."""

@@ -26,7 +26,8 @@ Property = str | Callable[[PyTree], PyTree] | Sequence[object] | np.ndarray
 
 _MOST = 1 << 14  # samples per batch: an answer from a worker costs as much as reading many small samples
 _SECONDS = 0.1  # that a batch should take: it is what a killed process loses, and what a bar moves by
-_TRIAL = 0.05  # seconds after which an executor takes over
+_TRIAL = 0.05  # seconds after which it is known how long the rest takes
+_SHORT = 0.6  # seconds that are not worth an executor: worker processes take 0.3 to start, and two halve the rest
 _PREFETCH = 16
 _PATIENCE = 1.0  # seconds without a bar
 _CHUNK = 1 << 20  # rows of a table that are made at a time
@@ -207,9 +208,9 @@ def _look(
 def _try_here(
     source: IndexedSource, reader: MeasuredSource, first: int, put: Callable[[np.ndarray], None]
 ) -> tuple[int, float]:
-    """Look at a few samples in this thread: up to which, and how many seconds each of the last ones took."""
+    """Look at a few samples in this thread, or at all: up to which, and how many seconds each of the last ones took."""
     done, rows, begun, seconds = first, 1, time.perf_counter(), 0.0
-    while done < len(source) and time.perf_counter() - begun < _TRIAL:
+    while done < len(source) and (time.perf_counter() - begun < _TRIAL or seconds * (len(source) - done) < _SHORT):
         rows = min(rows, len(source) - done)
         before, found = time.perf_counter(), np.empty(rows, reader.sample_spec.dtypes[0])
         asked = _request(source, reader, done, rows, rows)
