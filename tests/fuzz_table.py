@@ -33,7 +33,7 @@ RESULTS = """
 Backend BatchInfo BatchIterator Callback Checkpoint DataPartitionType Difference
 Entries Executor ExplainedStage Explanation GymnaxSourceState HostSource
 IndexedSource Layout LoaderState LoaderStats LoopOutput LoopState ManagedState ManagedStep Observer
-Overview OverviewRow ReadBatch Reading Report Request SavedRun Schedule Strategy Stream StreamItem
+Overview OverviewRow PlanFolder ReadBatch Reading Report Request SavedRun Schedule Strategy Stream StreamItem
 StreamIterator TimedStage Transform TriedOptions Tuning Verification VerificationRow View
 """.split()
 # Methods that only the library calls, and functions whose caller is named.
@@ -554,6 +554,7 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "views.mix": lambda f: {"sources": {"a": pipelines.source(), "b": pipelines.source()}, "weights": {"a": 1, "b": 2}},
     "views.permutation": lambda f: {"n": 10, "positions": np.arange(3)},
     "views.piecewise": lambda f: {"values": {0: 1.0, 10: 0.5}},
+    "views.plans": lambda f: {"directory": f / "plans"},
     "views.ramp": lambda f: {"start": 0.0, "end": 1.0, "samples": 10},
     "views.repeat": lambda f: {"source": pipelines.source(), "times": 2},
     "views.select": lambda f: {"source": pipelines.source(), "chosen": [1, 2]},

@@ -33,12 +33,27 @@ class Stamp(NamedTuple):
 ABSENT = Stamp(0, 0, 0)
 
 
+# A file's name, its size, and its time or version: other values for other contents, as far as is known without reading.
+FileStamp = tuple[str, int, int | str]
+
+
+def file_stamp(path: str | os.PathLike[str]) -> FileStamp:
+    """The stamp of a file as others may keep it: without inode and folder, which a copy elsewhere does not share."""
+    found = Stamp.of(path)
+    return os.path.basename(path), found.size, found.mtime_ns
+
+
 class WatchedFiles:
     """The stamps of files that another library reads; paths are kept absolute, for other processes."""
 
     def __init__(self, caller: str, paths: Iterable[str | os.PathLike[str]]) -> None:
         self._caller = caller
         self._stamps = {path: Stamp.of(path) for path in [os.path.abspath(path) for path in paths]}
+
+    @property
+    def stamps(self) -> tuple[FileStamp, ...]:
+        """The stamps of the files, for others to keep."""
+        return tuple(map(file_stamp, self._stamps))
 
     def check(self, indices: np.ndarray) -> None:
         """Raise `FileChanged` if any file has changed, with the samples that are being read."""

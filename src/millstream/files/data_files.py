@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from millstream.errors import FileChanged
-from millstream.files.changed import Stamp, file_changed
+from millstream.files.changed import FileStamp, Stamp, file_changed
 from millstream.files.urls import shown
 from millstream.text.errors import require_path, require_posix
 
@@ -29,6 +29,11 @@ class File(Protocol):
 
     name: str
     size: int
+
+    @property
+    def stamp(self) -> FileStamp:
+        """Its name, size, and time or version."""
+        ...
 
     def read_at(self, start: int, size: int) -> bytes:
         """Exactly that many bytes from a position on; `FileChanged` if they are not there any more."""
@@ -61,6 +66,10 @@ class LocalFile:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LocalFile, (self._caller, self._text, self._stamp)
+
+    @property
+    def stamp(self) -> FileStamp:
+        return self.path.name, self.size, self._stamp.mtime_ns
 
     def read_at(self, start: int, size: int) -> bytes:
         return next(self.read_ranges([(start, size)]))

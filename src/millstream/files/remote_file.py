@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from millstream.errors import FileChanged
-from millstream.files.changed import file_changed
+from millstream.files.changed import FileStamp, file_changed
 from millstream.files.file_cache import FileCache, file_cache
 from millstream.files.object_stores import Piece, Store, StoreFault, open_store
 from millstream.files.remote_options import CloudOptions, options_for
@@ -77,6 +77,10 @@ class RemoteFile:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteFile, (self._caller, self._url, self._options, (self.size, self.version))
+
+    @property
+    def stamp(self) -> FileStamp:
+        return self.name, self.size, self.version
 
     def read_at(self, start: int, size: int) -> bytes:
         return next(self.read_ranges([(start, size)]))

@@ -1,10 +1,13 @@
 """The plan of a loader in words: what an epoch is, who reads, and where batches go."""
 
 import math
+import time
 from typing import Any
 
 import jax
+import numpy as np
 
+from millstream.files.changed import ABSENT, Stamp
 from millstream.loader.build import stages
 from millstream.loader.loader import DataLoader
 from millstream.pipeline.bucketed import BucketedPipeline
@@ -15,9 +18,10 @@ from millstream.pipeline.stages import stage_names
 from millstream.pipeline.state import is_traced
 from millstream.plan.ordering import Shuffle
 from millstream.plan.plan import Batching, Plan
+from millstream.plan.selection import Selection
 from millstream.reading.contracts import IndexedSource
 from millstream.reading.derived_sources import is_random, named_parts
-from millstream.reading.memory import nbytes
+from millstream.reading.memory import mapped_file, nbytes
 from millstream.reading.processes import Processes
 from millstream.reading.read_config import ReadConfig
 from millstream.reading.view import source_length
@@ -74,10 +78,9 @@ def _source(pipeline: IndexedPipeline) -> IndexedSource:
 
 def _indexed_words(pipeline: IndexedPipeline, made_ahead: int) -> dict[str, str]:
     plan, host = pipeline.plan, pipeline.host
-    view = "" if plan.selection is None else f"{plan.selection.words} of {source_length(_source(pipeline)):,}"
     words = {
         "samples": f"{plan.samples:,}",
-        **({"view": view} if view else {}),
+        **({} if plan.selection is None else _view_words(plan.selection, source_length(_source(pipeline)))),
         "order": _order_words(plan.shuffle),
         **(_bucket_words(pipeline) if isinstance(pipeline, BucketedPipeline) else _epoch_words(pipeline.plan)),
     }
@@ -94,6 +97,30 @@ def _indexed_words(pipeline: IndexedPipeline, made_ahead: int) -> dict[str, str]
     if pipeline.placement is not None:
         words["shards"] = _shard_words(pipeline.placement)
     return words | {"state": "a key and a step"}
+
+
+def _view_words(selection: Selection, samples: int) -> dict[str, str]:
+    words = {"view": f"{selection.words} of {samples:,}"}
+    tables = [table for table in selection.tables if table is not None]
+    return words | ({"plan file": "; ".join(map(_table_words, tables))} if tables else {})
+
+
+def _table_words(table: np.ndarray) -> str:
+    """Where the table of a view is."""
+    file = mapped_file(table)
+    if file is None:
+        return f"none: {size_text(table.nbytes)} in memory"
+    stamp = Stamp.of(str(file.filename))
+    age = "removed since" if stamp == ABSENT else f"made {_age_text(time.time() - stamp.mtime_ns / 1e9)} ago"
+    return f"{file.filename} ({size_text(stamp.size or table.nbytes)}, {age}, mapped)"
+
+
+def _age_text(seconds: float) -> str:
+    """A time in whole days, hours, minutes or seconds."""
+    units = ("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1)
+    unit, length = next((one for one in units if seconds >= one[1]), units[-1])
+    count = max(int(seconds // length), 0)
+    return f"{count} {unit}{'' if count == 1 else 's'}"
 
 
 def _epoch_words(plan: Plan) -> dict[str, str]:

@@ -81,6 +81,7 @@ class ChunkedTable:
 
     def __init__(self, chunks: Chunks) -> None:
         self.in_memory: InMemoryColumns | None = None
+        self.stamps = getattr(chunks, "stamps", ())  # of those in files
         self._chunks = chunks
         self._ends = np.cumsum(chunks.sizes, dtype=np.int64)
         self._firsts = self._ends - chunks.sizes

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from millstream.files.changed import FileStamp
 from millstream.files.data_files import FileStream, LocalFile, open_file
 from millstream.integrations._table import cells
 from millstream.text.errors import noted
@@ -69,6 +70,11 @@ class DataFile:
     def __init__(self, caller: str, path: str | os.PathLike[str]) -> None:
         self._file = open_file(caller, path)
         self.name = self._file.name
+
+    @property
+    def stamp(self) -> FileStamp:
+        """Its name, size, and time or version."""
+        return self._file.stamp
 
     @property
     def is_remote(self) -> bool:
@@ -164,6 +170,11 @@ class FileChunks:
         self._limit = limit
         self._at_once = min(limit, _TOGETHER) if together else -1
         self._begin()
+
+    @property
+    def stamps(self) -> list[FileStamp]:
+        """The stamps of the files."""
+        return [file.stamp for file in self._files]
 
     def _begin(self) -> None:
         """What every process has for itself."""

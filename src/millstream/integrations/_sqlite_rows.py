@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from millstream.errors import FileChanged
-from millstream.files.changed import ABSENT, Stamp, file_changed
+from millstream.files.changed import ABSENT, FileStamp, Stamp, file_changed, file_stamp
 from millstream.files.data_files import LocalFile, local_path
 from millstream.text.errors import describe_value, require_names
 
@@ -36,6 +36,11 @@ class Database:
         self.path = os.fspath(LocalFile(caller, local_path(caller, path)).path)
         self._local = threading.local()
         self._stamp = self._found_stamp()
+
+    @property
+    def stamps(self) -> list[FileStamp]:
+        """The stamps of the file and its log."""
+        return [file_stamp(path) for path in (self.path, f"{self.path}-wal")]
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_local"}
@@ -128,6 +133,7 @@ class KeyedRows:
     ) -> None:
         self._caller = caller
         self._database = database
+        self.stamps = database.stamps
         self._parameters = parameters
         if table is not None:
             self._require_table(table)

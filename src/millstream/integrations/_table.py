@@ -179,6 +179,7 @@ class TableSource(HostSource):
         require_rows(caller, table)
         self._caller, self._table, self._row_fn = caller, table, row_fn
         self.calls_users = row_fn is not None
+        self.stamps = getattr(table, "stamps", ())  # of those in files
         self.ordering: Ordering = ordering
         self.prefetch_size = prefetch_size
         self.first_sample, [sample] = first_sample(lambda index: self._samples(np.array([index])), range(len(table)))

@@ -68,6 +68,7 @@ class ArrayRecordSource(HostSource):
         self.prefetch_size = prefetch_size
         self.readers = readers
         self._files = WatchedFiles(self._caller, self._paths)
+        self.stamps = self._files.stamps
         self._opened: dict[int, Any] = {}
         self._ends = np.cumsum([self._count(number) for number in range(len(self._paths))], dtype=np.int64)
         if len(self) == 0:

@@ -70,6 +70,7 @@ class _DatasetTable:
         self._columns = columns if self._custom else chosen_columns(_CALLER, dataset.format["columns"], columns)
         self._as_arrays = as_arrays
         self._files = WatchedFiles(_CALLER, (file["filename"] for file in dataset.cache_files))
+        self.stamps = self._files.stamps
         self._open()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from millstream.files.changed import FileStamp
 from millstream.integrations._sqlite_rows import Database, KeyedRows, Parameters
 from millstream.integrations._table import Row, TableSource, cells, check_options, require_rows, rows_of
 from millstream.plan.ordering import Ordering
@@ -145,6 +146,10 @@ class _SqliteTable:
         self._said = forms
         # For the arrays of a batch, the first row says what the other columns hold, and the others are held to it.
         self._forms = {**_first_forms(keyed_rows), **forms}
+
+    @property
+    def stamps(self) -> list[FileStamp]:
+        return self.keyed_rows.stamps
 
     def __len__(self) -> int:
         return len(self.keyed_rows)

@@ -177,6 +177,7 @@ class WebDatasetSource(SampleReader):
             require_mapping(_CALLER, "decode", decode, "a dict of functions by extension")
         own = _own_decoders({} if decode is None else decode, sample_fn)
         self._shards = [open_file(_CALLER, path) for path in paths]
+        self.stamps = [shard.stamp for shard in self._shards]
         names = None if extensions is None else [_extension(name) for name in extensions]
         self._index = index_samples(_CALLER, self._shards, names)
         self._sample_fn = sample_fn

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from millstream.errors import FileChanged
-from millstream.files.changed import Stamp, describe_samples, file_changed, file_unreadable
+from millstream.files.changed import FileStamp, Stamp, describe_samples, file_changed, file_stamp, file_unreadable
 from millstream.files.data_files import local_path
 from millstream.integrations._table import chosen_columns
 from millstream.plan.ordering import Ordering
@@ -42,6 +42,12 @@ class _ZarrArray:
         grid = [-(-size // step) for size, step in zip(self.shape, self._chunk, strict=True)]
         places = itertools.product(*map(range, grid))
         self._stamps = np.array([Stamp.of(self._file(place)) for place in places], _STAMP).reshape(grid)
+
+    @property
+    def stamps(self) -> list[FileStamp]:
+        """The stamps of its files; those of its chunks under the name of the array."""
+        chunks = [(self.path.name, int(one["size"]), int(one["mtime_ns"])) for one in self._stamps.ravel()]
+        return [file_stamp(self.path / self._document), *chunks]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_store": None}
@@ -163,6 +169,7 @@ class ZarrSource(HostSource):
         members = {"": folder} if kind == "array" else self._members(folder, columns)
         self._arrays = {name: self._array(inner, cache_bytes) for name, inner in members.items()}
         self._require_rows()
+        self.stamps = [stamp for array in self._arrays.values() for stamp in array.stamps]
         self.ordering: Ordering = ordering
         self.prefetch_size = prefetch_size
         row = {name: np.empty(array.shape[1:], array.dtype) for name, array in self._arrays.items()}

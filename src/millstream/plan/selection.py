@@ -291,11 +291,16 @@ class Selection:
         return positions
 
 
+def index_dtype(inner: int) -> np.dtype:
+    """The dtype of a table of positions below `inner`: small numbers take four bytes each."""
+    return np.dtype(np.uint32 if inner <= 1 << 32 else np.int64)
+
+
 def listed(
     indices: np.ndarray, inner: int, digest: str | None = None, seeds: tuple[int, ...] = ()
 ) -> tuple[Listed, np.ndarray]:
-    """The function and the table of chosen positions below `inner`; small numbers take four bytes each."""
-    table = np.ascontiguousarray(indices, np.uint32 if inner <= 1 << 32 else np.int64)
+    """The function and the table of chosen positions below `inner`; a hash that is known is not computed again."""
+    table = np.ascontiguousarray(indices, index_dtype(inner))
     return Listed(len(table), digest_of(table) if digest is None else digest, seeds), table
 
 
@@ -303,7 +308,7 @@ def expanded(counts: np.ndarray) -> tuple[Expanded, np.ndarray]:
     """The function and the table of positions that come as often as these counts say, which are not all zero."""
     ends = np.cumsum(counts, dtype=np.int64)
     length = int(ends[-1])
-    table = (ends - counts).astype(np.uint32 if length <= 1 << 32 else np.int64)
+    table = (ends - counts).astype(index_dtype(length))
     return Expanded(length, digest_of(table)), table
 
 

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from millstream.files.changed import FileStamp
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import IndexedSource, PyTree
 from millstream.reading.dtypes import narrowed
@@ -43,6 +44,8 @@ class HostSource(Subscriptable):
         reads_samples: Whether it has a `read_row` for single samples.
         whole_samples: Whether it reads whole samples and writes them by `sample_spec.write`. Functions on the host then
             get samples of any shape, as they are.
+        stamps: Name, size, and time or version of each file that samples are read from, if that is known. A plan file
+            of `ms.views` is not used for other ones.
     """
 
     ordering: Ordering
@@ -56,6 +59,7 @@ class HostSource(Subscriptable):
     calls_users: bool = False
     reads_samples: bool = False
     whole_samples: bool = False
+    stamps: Sequence[FileStamp] = ()
 
     arrays = None
 
@@ -111,7 +115,7 @@ class HostSource(Subscriptable):
             return [own_copy(sample) for sample in objects.tolist()], beside
         leaves = spec.empty(len(indices), given=True)
         beside = self.read_rows(indices, leaves, keys)
-        return [spec.unflatten([leaf[row] for leaf in leaves]) for row in range(len(indices))], beside
+        return spec.samples(leaves), beside
 
     def _read_objects(self, indices: np.ndarray, keys: np.ndarray | None) -> list[Any]:
         objects = np.empty(len(indices), object)
@@ -162,6 +166,8 @@ class SampleReader(HostSource):
 class ArrayRows:
     """The rows of NumPy arrays, in memory or mapped."""
 
+    stamps: Sequence[FileStamp] = ()  # mapped arrays have their files
+
     def __init__(self, caller: str, data: PyTree, spec: SampleSpec) -> None:
         self.spec = spec
         self._caller = caller
@@ -197,6 +203,11 @@ class Rows(Protocol):
         """The structure of a row."""
         ...
 
+    @property
+    def stamps(self) -> Sequence[FileStamp]:
+        """Of the files they are read from, if that is known."""
+        ...
+
     def __len__(self) -> int: ...
 
     @property
@@ -213,7 +224,7 @@ class RowSource(HostSource):
     """A host source whose samples are rows of arrays or files; all it does is what its rows do."""
 
     def __init__(self, rows: Rows, ordering: Ordering, prefetch_size: int = 64) -> None:
-        self.array_rows = rows
+        self.array_rows, self.stamps = rows, rows.stamps
         self.sample_spec, self.ordering, self.prefetch_size = rows.spec, ordering, prefetch_size
 
     def __len__(self) -> int:
@@ -246,6 +257,7 @@ def read_like(source: HostSource, inner: Sequence[HostSource]) -> None:
     source.readers = max(part.readers for part in inner)
     source.keyed = any(part.keyed for part in inner)
     source.calls_users = any(part.calls_users or part.reads_samples for part in inner)
+    source.stamps = [stamp for part in inner for stamp in part.stamps]
 
 
 class _Selected(HostSource):
@@ -281,6 +293,7 @@ class _Adapted(HostSource):
         ordering: Any = source.ordering  # which the plan checks
         self.ordering = ordering
         self.sample_spec = self._spec
+        self.stamps = getattr(source, "stamps", ())
 
     def __len__(self) -> int:
         return len(self._source)

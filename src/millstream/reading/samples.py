@@ -188,6 +188,18 @@ class SampleSpec:
                 raise _other_array(caller, name, array, target.shape, target.dtype, fix)
             target[...] = narrowed(f"{caller}{name}", array, target.dtype)
 
+    def samples(self, leaves: Sequence[np.ndarray]) -> list[PyTree]:
+        """The rows of a batch as samples: views of its arrays, and numbers."""
+        rows = zip(*leaves, strict=True)
+        match self.fields:  # the usual cases: 0.2 us for a dict that is written out, 0.8 us for one of a zip
+            case [key]:
+                return [{key: value} for (value,) in rows]
+            case [one, two]:
+                return [{one: first, two: second} for first, second in rows]
+            case [one, two, three]:
+                return [{one: first, two: second, three: third} for first, second, third in rows]
+        return [self.unflatten(list(row)) for row in rows]
+
     def empty(self, rows: int, *, given: bool = False) -> list[np.ndarray]:
         """Arrays to write that many samples into, one per leaf, in the dtypes of a batch or in those of the source."""
         dtypes = self.given if given else self.dtypes

@@ -190,7 +190,7 @@ class InfoTransform:
         if not names:
             raise ValueError("InfoTransform needs at least one field. Got none.")
         object.__setattr__(self, "fields", names)
-        require_int("InfoTransform", "readers", self.readers, least=1)
+        require_readers("InfoTransform", "readers", self.readers)
 
     def __call__(self, source: IndexedSource | Pipeline) -> Pipeline:
         """Put this stage after a source."""

@@ -112,7 +112,8 @@ class PadTransform:
     def __call__(self, source: IndexedSource | Pipeline | BucketedPipeline) -> Pipeline | BucketedPipeline:
         """Put this stage after a source."""
         stream, inner = samples_of("PadTransform", source)
-        lengths, first = stream.lengths if isinstance(stream, BucketedPipeline) else (), stream.plan.first_indices(TRIED)
+        lengths = stream.lengths if isinstance(stream, BucketedPipeline) else ()
+        first = stream.plan.first_indices(TRIED)
         return stream.read_through(PaddedSource(inner, self._leaves(), self.side, self.too_long, lengths, first))
 
     def __repr__(self) -> str:

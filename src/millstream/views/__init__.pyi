@@ -12,6 +12,8 @@ from millstream.views.mixtures import ramp as ramp
 from millstream.views.order import permutation as permutation
 from millstream.views.parts import folds as folds
 from millstream.views.parts import split as split
+from millstream.views.plan_folder import PlanFolder as PlanFolder
+from millstream.views.plan_folder import plans as plans
 from millstream.views.regrouped import flat_map as flat_map
 from millstream.views.regrouped import windows as windows
 from millstream.views.subsets import repeat as repeat

@@ -3,12 +3,13 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
-from millstream.plan.selection import drawn, listed
+from millstream.plan.selection import Drawn, digest_of, drawn, index_dtype, listed
 from millstream.reading.contracts import IndexedSource
 from millstream.reading.executor import Executor
 from millstream.reading.view import View, view_of
 from millstream.text.errors import describe_leaf, require_bool, whole_number
-from millstream.views._measure import Property, as_array, require_executor, require_source, values_of
+from millstream.views._measure import Property, as_array, kept_tables, require_executor, require_source, values_of
+from millstream.views.plan_folder import Plans, folder_of
 
 _MOST = (1 << 31) - 1
 _ROWS = 500_000_000  # the table of that many has less than 2**31 entries, which is as far as a program can index
@@ -42,7 +43,12 @@ def weighted(
 
 
 def balanced(
-    source: IndexedSource, labels: Property, *, samples: int | None = None, executor: Executor | None = None
+    source: IndexedSource,
+    labels: Property,
+    *,
+    samples: int | None = None,
+    executor: Executor | None = None,
+    plans: Plans = None,
 ) -> View:
     """Samples of all classes equally often, drawn anew every epoch.
 
@@ -61,16 +67,28 @@ def balanced(
         labels: The name of a field, a function of a sample, or an array with a label per sample.
         samples: How many samples an epoch has; by default as many as the source.
         executor: Where samples are looked at, if they have to be.
+        plans: Where what was found is kept: a folder, or `ms.views.plans(folder)`; by default in memory.
     """
     _require_source("balanced", source)
     require_executor("balanced", executor)
-    classes = values_of("balanced", "labels", source, labels, executor)
-    _, which, counts = np.unique(classes, return_inverse=True, return_counts=True)
+    folder = folder_of("balanced", plans)
     count = len(source) if samples is None else whole_number("balanced", "samples", samples, least=1, most=_MOST)
-    # The draw is exact for whatever stands together. Classes in turns could all but vanish from an epoch: every fourth
-    # of samples with four classes in turns is always of the same one.
-    by_class = np.argsort(which, kind="stable")
-    return view_of(view_of(source, *listed(by_class, len(source))), *drawn(1.0 / counts[which[by_class]], count))
+
+    def make_tables() -> list[np.ndarray]:
+        classes = values_of("balanced", "labels", source, labels, executor, folder)
+        _, which, counts = np.unique(classes, return_inverse=True, return_counts=True)
+        # The draw is exact for whatever stands together. Classes in turns could all but vanish from an epoch: every
+        # fourth of samples with four classes in turns is always of the same one.
+        by_class = np.argsort(which, kind="stable")
+        return [by_class.astype(index_dtype(len(source))), drawn(1.0 / counts[which[by_class]], count)[1]]
+
+    if folder is None:
+        by_class, draws = ((table, digest_of(table)) for table in make_tables())
+    else:
+        names = [f"{count}-order", f"{count}-draws"]
+        by_class, draws = kept_tables("balanced", source, folder, [labels, count], names, make_tables)
+    in_order = view_of(source, *listed(by_class[0], len(source), by_class[1]))
+    return view_of(in_order, Drawn(count, len(source), draws[1]), draws[0])
 
 
 def _require_source(caller: str, source: IndexedSource) -> None:

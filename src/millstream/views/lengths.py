@@ -18,6 +18,7 @@ from millstream.reading.read_config import ReadConfig
 from millstream.reading.view import View, view_of
 from millstream.text.errors import describe_value, require_bool, require_choice, require_int, table, whole_number
 from millstream.views._measure import Property, lengths_of, require_executor, require_source
+from millstream.views.plan_folder import Plans
 
 _CANDIDATES = 512  # lengths that are considered where buckets are chosen
 
@@ -33,6 +34,7 @@ def buckets(
     too_long: Literal["raise", "cut", "drop"] = "raise",
     drop_last: bool = False,
     executor: Executor | None = None,
+    plans: Plans = None,
 ) -> BucketedPipeline:
     """Batches of samples of similar length: each batch comes from one bucket, and is padded to its length alone.
 
@@ -60,6 +62,7 @@ def buckets(
         drop_last: Leave out the samples that do not fill a batch at the end of an epoch, in each bucket. By default
             that batch is padded with rows whose mask is False.
         executor: Where lengths are measured, if they have to be.
+        plans: Where they are kept: a folder, or `ms.views.plans(folder)`; by default in memory.
     """
     require_source("buckets", source)
     require_executor("buckets", executor)
@@ -67,7 +70,7 @@ def buckets(
     require_bool("buckets", "drop_last", drop_last)
     if isinstance(source, View) and source.selection.is_keyed:
         raise TypeError(f"buckets: {source!r} differs from epoch to epoch. Put its source into buckets.")
-    found = lengths_of("buckets", "by", source, by, executor)
+    found = lengths_of("buckets", "by", source, by, executor, plans)
     bounds = _bounds(lengths, found)
     sizes = _sizes(bounds, batch_size, tokens_per_batch, multiple_of)
     which = np.searchsorted(bounds, found, side="left")

@@ -5,17 +5,19 @@ the group it belongs to. So a sample that comes twice is in one part, and stays 
 can be divided again, also with the same seed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from millstream.plan.selection import listed
+from millstream.plan.selection import index_dtype, listed
 from millstream.reading.contracts import IndexedSource
 from millstream.reading.executor import Executor
 from millstream.reading.view import View, view_of
 from millstream.text.errors import describe_value, require_int, require_mapping, whole_number
-from millstream.views._measure import Property, require_executor, require_source, values_of
+from millstream.views._measure import Property, kept_tables, require_executor, require_source, values_of
 from millstream.views.joins import identities
+from millstream.views.plan_folder import PlanFolder, Plans, folder_of
 
 
 def split(
@@ -26,6 +28,7 @@ def split(
     stratify: Property | None = None,
     seed: int = 0,
     executor: Executor | None = None,
+    plans: Plans = None,
 ) -> tuple[View, ...]:
     """Views that divide the samples of a source, one for each name, in the order of the names.
 
@@ -46,28 +49,36 @@ def split(
         stratify: Give every part its fraction of each class: labels, in one of these three forms.
         seed: A different number is a different division.
         executor: Where samples are looked at, if they have to be.
+        plans: Where the division is kept: a folder, or `ms.views.plans(folder)`; by default in memory.
     """
     require_source("split", source)
     require_mapping("split", "parts", parts, "a dict such as {'train': 0.9, 'test': 0.1}")
     shares = _shares(parts, len(source))
-    hashes, classes = _hashes("split", source, by, stratify, seed, executor)
-    if classes is not None:
-        member = _by_class(hashes, classes, _sizes(shares, len(source)))
-    elif shares.dtype.kind == "f":
-        bounds = (np.cumsum(shares)[:-1] * 2.0**64).clip(0, np.nextafter(2.0**64, 0)).astype(np.uint64)
-        member = np.searchsorted(bounds, hashes, side="right")
-    else:
-        _require_unique("split by counts", hashes, by)
-        member = np.empty(len(hashes), np.int64)
-        member[np.argsort(hashes, kind="stable")] = np.repeat(np.arange(len(shares)), shares)
-    chosen = [np.flatnonzero(member == number) for number in range(len(parts))]
-    for name, positions in zip(parts, chosen, strict=True):
-        if not len(positions):
-            found = f"{len(source):,} samples" if by is None else f"{len(np.unique(hashes)):,} groups"
-            raise ValueError(
-                f"split leaves nothing for {name!r}: there are {found}. Choose a different seed, fractions, or counts."
-            )
-    return tuple(view_of(source, *listed(positions, len(source), seeds=(seed,))) for positions in chosen)
+    _check("split", by, stratify, seed, executor)
+    folder = folder_of("split", plans)
+
+    def divide() -> list[np.ndarray]:
+        hashes, classes = _hashes("split", source, by, stratify, seed, executor, folder)
+        if classes is not None:
+            member = _by_class(hashes, classes, _sizes(shares, len(source)))
+        elif shares.dtype.kind == "f":
+            bounds = (np.cumsum(shares)[:-1] * 2.0**64).clip(0, np.nextafter(2.0**64, 0)).astype(np.uint64)
+            member = np.searchsorted(bounds, hashes, side="right")
+        else:
+            _require_unique("split by counts", hashes, by)
+            member = np.empty(len(hashes), np.int64)
+            member[np.argsort(hashes, kind="stable")] = np.repeat(np.arange(len(shares)), shares)
+        chosen = [np.flatnonzero(member == number) for number in range(len(parts))]
+        for name, positions in zip(parts, chosen, strict=True):
+            if not len(positions):
+                found = f"{len(source):,} samples" if by is None else f"{len(np.unique(hashes)):,} groups"
+                raise ValueError(
+                    f"split leaves nothing for {name!r}: there are {found}. Choose a different seed, fractions, or "
+                    "counts."
+                )
+        return chosen
+
+    return tuple(_views("split", source, folder, seed, (by, stratify, shares), list(parts), divide))
 
 
 def folds(
@@ -78,6 +89,7 @@ def folds(
     stratify: Property | None = None,
     seed: int = 0,
     executor: Executor | None = None,
+    plans: Plans = None,
 ) -> list[tuple[View, View]]:
     """Cross-validation: `count` pairs of a view to train on and one to test on; every sample is in one test view.
 
@@ -93,24 +105,56 @@ def folds(
         stratify: As in `split`.
         seed: A different number is a different division.
         executor: Where samples are looked at, if they have to be.
+        plans: Where the folds are kept: a folder, or `ms.views.plans(folder)`; by default in memory.
     """
     require_source("folds", source)
     require_int("folds", "count", count, least=2)
-    hashes, classes = _hashes("folds", source, by, stratify, seed, executor)
-    if classes is not None:
-        member = _by_class(hashes, classes, _sizes(np.full(count, 1.0 / count), len(source)))
-    else:
-        member = _by_size(hashes, count)
-    tests = [np.flatnonzero(member == number) for number in range(count)]
-    if not all(map(len, tests)):
-        what = "groups" if by is not None else "samples"
-        raise ValueError(f"folds cannot make {count} folds: there are only {len(np.unique(hashes)):,} {what}.")
-    rest = [np.flatnonzero(member != number) for number in range(count)]
-    both = [
-        [view_of(source, *listed(positions, len(source), seeds=(seed,))) for positions in kind]
-        for kind in (rest, tests)
-    ]
-    return list(zip(*both, strict=True))
+    _check("folds", by, stratify, seed, executor)
+    folder = folder_of("folds", plans)
+
+    def divide() -> list[np.ndarray]:
+        hashes, classes = _hashes("folds", source, by, stratify, seed, executor, folder)
+        if classes is not None:
+            member = _by_class(hashes, classes, _sizes(np.full(count, 1.0 / count), len(source)))
+        else:
+            member = _by_size(hashes, count)
+        tests = [np.flatnonzero(member == number) for number in range(count)]
+        if not all(map(len, tests)):
+            what = "groups" if by is not None else "samples"
+            raise ValueError(f"folds cannot make {count} folds: there are only {len(np.unique(hashes)):,} {what}.")
+        return [*(np.flatnonzero(member != number) for number in range(count)), *tests]
+
+    names = [f"{kind}-{number}" for kind in ("train", "test") for number in range(count)]
+    both = _views("folds", source, folder, seed, (by, stratify, count), names, divide)
+    return list(zip(both[:count], both[count:], strict=True))
+
+
+def _views(
+    caller: str,
+    source: IndexedSource,
+    folder: PlanFolder | None,
+    seed: int,
+    arguments: Sequence[Any],
+    names: Sequence[str],
+    divide: Callable[[], Sequence[np.ndarray]],
+) -> list[View]:
+    """The views of the positions that a division gives, from their tables in plan files if there is a folder."""
+    length = len(source)
+    if folder is None:
+        return [view_of(source, *listed(positions, length, seeds=(seed,))) for positions in divide()]
+    arguments = (seed, *arguments)
+    made = kept_tables(
+        caller, source, folder, arguments, names, lambda: [chosen.astype(index_dtype(length)) for chosen in divide()]
+    )
+    return [view_of(source, *listed(table, length, digest, (seed,))) for table, digest in made]
+
+
+def _check(caller: str, by: Property | None, stratify: Property | None, seed: int, executor: Executor | None) -> None:
+    """Refuse arguments that `split` and `folds` have in common."""
+    require_executor(caller, executor)
+    whole_number(caller, "seed", seed, least=0, most=(1 << 63) - 1)
+    if by is not None and stratify is not None:
+        raise ValueError(f"{caller} takes by= or stratify=, not both: whole groups cannot be divided by class exactly.")
 
 
 def _shares(parts: Mapping[str, float], length: int) -> np.ndarray:
@@ -142,13 +186,10 @@ def _hashes(
     stratify: Property | None,
     seed: int,
     executor: Executor | None,
+    folder: PlanFolder | None,
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """A hash per sample, equal for samples that belong together, and the classes of a stratified division."""
-    require_executor(caller, executor)
-    whole_number(caller, "seed", seed, least=0, most=(1 << 63) - 1)
-    if by is not None and stratify is not None:
-        raise ValueError(f"{caller} takes by= or stratify=, not both: whole groups cannot be divided by class exactly.")
-    together = identities(caller, source) if by is None else values_of(caller, "by", source, by, executor)
+    together = identities(caller, source) if by is None else values_of(caller, "by", source, by, executor, folder)
     hashes = mixed(together, seed)
     divided = source.selection.seeds if isinstance(source, View) else ()
     for _ in range(divided.count(seed)):  # a part has only those hashes that made it a part
@@ -156,7 +197,8 @@ def _hashes(
     if stratify is None:
         return hashes, None
     _require_unique(f"{caller} with stratify=", hashes, None)
-    return hashes, np.unique(values_of(caller, "stratify", source, stratify, executor), return_inverse=True)[1]
+    classes = values_of(caller, "stratify", source, stratify, executor, folder)
+    return hashes, np.unique(classes, return_inverse=True)[1]
 
 
 def _require_unique(caller: str, hashes: np.ndarray, by: Property | None) -> None:

@@ -1,6 +1,5 @@
 """Several samples as one, or one sample as several."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -16,19 +15,20 @@ from millstream.reading.contracts import IndexedSource, PyTree
 from millstream.reading.derived_sources import FlatMappedSource
 from millstream.reading.executor import Executor
 from millstream.reading.host_source import HostSource
+from millstream.reading.measured_source import Count
 from millstream.reading.view import View, source_length, source_name, view_of
 from millstream.reading.windowed_source import WindowedSource, windowed_spec
 from millstream.text.errors import (
     describe_leaf,
     describe_value,
     function_name,
-    noted,
     require_callable,
     require_choice,
     require_text,
     whole_number,
 )
 from millstream.views._measure import Property, as_array, measure, require_executor, require_source, values_of
+from millstream.views.plan_folder import PlanFolder, Plans, folder_of
 
 # What tells samples apart: `identities(caller, source, positions)` is a number per sample; None asks for all.
 Identities = Callable[[str, IndexedSource, np.ndarray | None], np.ndarray]
@@ -45,6 +45,7 @@ def windows(
     end: Literal["drop", "pad"] = "drop",
     mask_key: str = "mask",
     executor: Executor | None = None,
+    plans: Plans = None,
 ) -> View:
     """Windows of consecutive rows: sample i is `length` samples of the source, stacked.
 
@@ -71,6 +72,7 @@ def windows(
             `stride`-th row of a group, and where it reaches over the end, its rows are zeros.
         mask_key: The name of the field that "pad" adds to samples: a bool per row, False where a row is padding.
         executor: Where samples are looked at, if groups have to be found.
+        plans: Where what was found is kept: a folder, or `ms.views.plans(folder)`; by default in memory.
     """
     _require_fixed("windows", source, "take windows of its source, and weight those")
     require_executor("windows", executor)
@@ -81,7 +83,7 @@ def windows(
     require_text("windows", "mask_key", mask_key)
     window = Window(length, step, mask_key if end == "pad" else None)
     _require_rows(source, window)
-    sizes = _group_sizes(source, groups, counts, executor)
+    sizes = _group_sizes(source, groups, counts, executor, folder_of("windows", plans))
     if not count_windows(window, stride, sizes).any():
         of = f"the longest group has {sizes.max():,}" if len(sizes) > 1 else f"there are {sizes.max():,}"
         over = "" if step == 1 else f", {step} apart,"
@@ -101,6 +103,7 @@ def flat_map(
     fn: Callable[[PyTree, int], PyTree] | None = None,
     *,
     executor: Executor | None = None,
+    plans: Plans = None,
 ) -> View:
     """Several samples for each sample of a source: crops of an image, sentences of a document, steps of an episode.
 
@@ -119,12 +122,13 @@ def flat_map(
         fn: `fn(sample, number)` makes sample `number`, from 0 on, of a sample; a Python or NumPy function that runs
             where samples are read. Without it, samples come as often as `counts` says.
         executor: Where samples are looked at, if counts have to be found.
+        plans: Where what was found is kept: a folder, or `ms.views.plans(folder)`; by default in memory.
     """
     _require_fixed("flat_map", source, "use flat_map on its source, and weight the result")
     require_executor("flat_map", executor)
     if fn is not None:
         require_callable("flat_map", "fn", fn, "sample, number")
-    found = _counts_of(source, counts, executor)
+    found = _counts_of(source, counts, executor, folder_of("flat_map", plans))
     if not found.any():
         raise ValueError(f"flat_map makes nothing of the {len(source):,} samples: all counts are zero.")
     function, table = expanded(found)
@@ -252,7 +256,9 @@ def _require_rows(source: IndexedSource, window: Window) -> None:
         )
 
 
-def _group_sizes(source: IndexedSource, groups: Any, counts: Any, executor: Executor | None) -> np.ndarray:
+def _group_sizes(
+    source: IndexedSource, groups: Any, counts: Any, executor: Executor | None, folder: PlanFolder | None
+) -> np.ndarray:
     """How many rows each group has, in order; none has no rows."""
     if groups is not None and counts is not None:
         raise ValueError("windows takes groups= or counts=, not both: each says which rows belong together.")
@@ -266,7 +272,7 @@ def _group_sizes(source: IndexedSource, groups: Any, counts: Any, executor: Exec
         return sizes[sizes > 0]
     if groups is None:
         return np.array([len(source)])
-    values = values_of("windows", "groups", source, groups, executor)
+    values = values_of("windows", "groups", source, groups, executor, folder)
     starts = np.concatenate([[0], np.flatnonzero(values[1:] != values[:-1]) + 1])
     _, first, group = np.unique(values[starts], return_index=True, return_inverse=True)
     again = np.flatnonzero(first[group] != np.arange(len(starts)))
@@ -279,11 +285,12 @@ def _group_sizes(source: IndexedSource, groups: Any, counts: Any, executor: Exec
     return np.diff(np.append(starts, len(source)))
 
 
-def _counts_of(source: IndexedSource, counts: Any, executor: Executor | None) -> np.ndarray:
+def _counts_of(source: IndexedSource, counts: Any, executor: Executor | None, folder: PlanFolder | None) -> np.ndarray:
     """How many samples each sample becomes."""
     if isinstance(counts, str) or callable(counts):
         shown = repr(counts) if isinstance(counts, str) else function_name(counts)
-        return measure(f"flat_map(counts={shown})", source, _Count(counts), executor).astype(np.int64)
+        asked = f"flat_map(counts={shown})"
+        return measure(asked, source, Count(counts, asked), executor, folder)
     found = as_array("flat_map", "counts", counts)
     if found.shape != (len(source),):
         raise ValueError(
@@ -301,20 +308,3 @@ def _whole_numbers(caller: str, what: str, found: np.ndarray) -> np.ndarray:
         first = int(np.argmax(found < 0))
         raise ValueError(f"{caller} needs counts of at least 0. Number {first:,} is {found[first]}.")
     return found.astype(np.int64)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Count:
-    """A field of a sample, or what a function gives for it, as a whole number."""
-
-    what: str | Callable[[PyTree], Any]
-
-    def __call__(self, sample: PyTree) -> np.int32:
-        if callable(self.what):
-            value = self.what(sample)
-        else:
-            try:
-                value = sample[self.what]
-            except (KeyError, IndexError, TypeError) as error:
-                raise noted(error, f"There is no field {self.what!r} in {describe_value(sample)}.")  # noqa: B904
-        return np.int32(whole_number("flat_map", "a count", value, least=0, most=MAX_IN_GRAPH))

@@ -1,8 +1,6 @@
 """Some of the samples of a source, or all of them several times."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -11,8 +9,9 @@ from millstream.plan.selection import Repeated, listed
 from millstream.reading.contracts import IndexedSource, PyTree
 from millstream.reading.executor import Executor
 from millstream.reading.view import View, as_positions, view_of
-from millstream.text.errors import describe_value, function_name, whole_number
-from millstream.views._measure import measure, require_executor, require_source
+from millstream.text.errors import function_name, whole_number
+from millstream.views._measure import kept_positions, require_executor, require_source
+from millstream.views.plan_folder import Plans
 
 
 def select(
@@ -20,10 +19,12 @@ def select(
     chosen: Callable[[PyTree], bool] | Sequence[int] | Sequence[bool] | np.ndarray,
     *,
     executor: Executor | None = None,
+    plans: Plans = None,
 ) -> View:
     """The samples that a predicate keeps, or those at the given indices, in that order.
 
-    A predicate is called once for every sample, when the view is made; afterwards the view is a table of indices.
+    A predicate is called once for every sample, when the view is made; afterwards the view is a table of indices. With
+    `plans`, the table is kept in a file, and later runs do not call the predicate.
 
     Example:
         >>> source = ms.ArraySampleSource({"x": np.arange(10)})
@@ -35,16 +36,14 @@ def select(
         chosen: A function from a sample, as functions on the host get it, to a bool; an array of bools, one per sample;
             or an array of indices, which may repeat.
         executor: Where a predicate runs, such as `ms.Processes(4)`; by default in threads.
+        plans: Where the table of a predicate is kept: a folder, or `ms.views.plans(folder)`; by default in memory.
     """
     require_source("select", source)
     require_executor("select", executor)
     if not callable(chosen):
         return view_of(source, *listed(as_positions("select", chosen, len(source)), len(source)))
-    name = f"select({function_name(chosen)})"
-    kept = np.flatnonzero(measure(name, source, _Predicate(chosen, name), executor))
-    if not len(kept):
-        raise ValueError(f"{name} kept none of the {len(source):,} samples. A view needs at least one.")
-    return view_of(source, *listed(kept, len(source)))
+    kept, digest = kept_positions(f"select({function_name(chosen)})", source, chosen, executor, plans)
+    return view_of(source, *listed(kept, len(source), digest))
 
 
 def repeat(source: IndexedSource, times: int) -> View:
@@ -61,20 +60,3 @@ def repeat(source: IndexedSource, times: int) -> View:
     require_source("repeat", source)
     whole_number("repeat", "times", times, least=1, most=MAX_IN_GRAPH // len(source))
     return view_of(source, Repeated(len(source), times))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Predicate:
-    """A user's predicate, whose answer must be a bool."""
-
-    fn: Callable[[PyTree], Any]
-    name: str
-
-    def __call__(self, sample: PyTree) -> np.bool_:
-        kept = self.fn(sample)
-        if isinstance(kept, bool | np.bool_):
-            return np.bool_(kept)
-        array = np.asarray(kept)
-        if array.shape != () or array.dtype != bool:
-            raise TypeError(f"{self.name} must return True or False. Got {describe_value(kept)}.")
-        return np.bool_(array)
