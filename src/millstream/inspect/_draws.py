@@ -16,6 +16,7 @@ from millstream.inspect._compare import raw_key
 from millstream.loader.batch_info import BatchInfo
 from millstream.loader.loader import DataLoader
 from millstream.pipeline.host_calls import call_and_wait
+from millstream.pipeline.iterable import IterablePipeline
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.state import key_words
 from millstream.plan.planned import PlannedSteps
@@ -121,7 +122,8 @@ def resume_at(loader: DataLoader, key: Any, steps: int, stops: tuple[int, ...]) 
         try:
             for step in range(steps):
                 if step in stops:
-                    saved = batches.get_state() if isinstance(loader.pipeline, Pipeline) else batches.state
+                    plain = isinstance(loader.pipeline, Pipeline | IterablePipeline)
+                    saved = batches.get_state() if plain else batches.state
                     batches.close()
                     batches = _resume(loader, saved, key, steps - step)
                 yield Drawn(step, *next(batches))
@@ -130,7 +132,7 @@ def resume_at(loader: DataLoader, key: Any, steps: int, stops: tuple[int, ...]) 
 
 
 def _resume(loader: DataLoader, saved: Any, key: Any, left: int) -> Any:
-    if isinstance(loader.pipeline, Pipeline):
+    if isinstance(loader.pipeline, Pipeline | IterablePipeline):
         batches = loader.iterate(loader.init_state(key), steps=0)
         batches.set_state(json.loads(json.dumps(saved)))
         return batches

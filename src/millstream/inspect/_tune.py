@@ -17,6 +17,7 @@ from millstream.inspect._explain import require_loader
 from millstream.inspect._stage_times import READING, SKIPPING, time_stages
 from millstream.inspect._tuning import Executor, TimedStage, TriedOptions, TunedOptions, Tuning, executor_code
 from millstream.loader.loader import DataLoader
+from millstream.pipeline.iterable import IterablePipeline
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.state import key_words
 from millstream.reading.contracts import PyTree
@@ -87,6 +88,11 @@ def _require_tunable(loader: DataLoader, seconds: Any, step: Any, progress: Any)
     if step is not None:
         require_callable("tune", "step", step)
     pipeline = loader.pipeline
+    if isinstance(pipeline, IterablePipeline):
+        raise TypeError(
+            "tune has nothing to choose for an IterableSource: one thread draws it, in order. print(loader.stats()) "
+            "says what takes the time."
+        )
     if not isinstance(pipeline, Pipeline):
         raise TypeError(
             f"tune has nothing to choose for {type(pipeline).__name__}: a stream is computed step by step in one "

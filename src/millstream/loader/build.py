@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from millstream.pipeline.iterable import IterablePipeline
 from millstream.pipeline.pipeline import Pipeline, as_stream
 from millstream.pipeline.streams import stages_of
 from millstream.pipeline.transform import Transform
@@ -38,11 +39,17 @@ def build(pipeline: Any) -> Stream:
 
 def stages(source: Any) -> tuple[Transform, ...]:
     """The transforms of a composed source that lie above its last custom stage."""
-    return source.stages if isinstance(source, Pipeline) else stages_of(source)
+    return source.stages if isinstance(source, Pipeline | IterablePipeline) else stages_of(source)
 
 
 def read_on_host(source: Any, executor: Any, prefetch: int, on_error: OnError, cache: BatchCache | None) -> Pipeline:
     """The source with its samples read on the host; refuses streams."""
+    if isinstance(source, IterablePipeline):
+        raise TypeError(
+            "DataLoader can give an executor, on_error and cache only to samples that have an index. An IterableSource "
+            "is drawn by a thread of its own, and HostMapTransform(fn, readers=4) says how many threads call fn. Leave "
+            "them out."
+        )
     if not isinstance(source, Pipeline):
         raise TypeError(
             f"DataLoader can give an executor, on_error and cache only to samples that are read; "
@@ -61,19 +68,25 @@ def check_first_sample(source: Any) -> None:
     host.source.read_keyed(np.zeros(rows, np.int64), np.zeros((rows, 2), np.uint32) if host.source.keyed else None)
 
 
-def sharded(source: Any, sharding: jax.sharding.NamedSharding, placements: list[Any]) -> Pipeline:
+def sharded(source: Any, sharding: jax.sharding.NamedSharding, placements: list[Any]) -> Pipeline | IterablePipeline:
     """The source with its batches over a mesh; refuses what cannot lie there."""
     caller = "DataLoader with a sharding"
-    if not isinstance(source, Pipeline) or not source.plan.batchings:
+    if not isinstance(source, Pipeline | IterablePipeline) or not source.plan.batchings:
         raise TypeError(
             f"{caller} needs an indexed source and a BatchTransform after it: it is the batches that are sharded."
+        )
+    if isinstance(source, IterablePipeline) and not sharding.is_fully_addressable:
+        raise TypeError(
+            f"{caller} over several processes needs an indexed source: each process reads only its rows, and an "
+            "IterableSource has to be drawn whole. Without a sharding, give every process an iterable of its own part "
+            "of the data, by jax.process_index(), and join their batches with ms.sharding.distribute_global_batch."
         )
     if source.objects is not None:
         raise TypeError(f"{caller} makes arrays, and these samples are Python objects ({source.objects.found}).")
     if any(placement is not None for placement in placements):
         raise ValueError(f"{caller} says already where batches go. Leave out the device of the DevicePutTransform.")
     check_batch_size("DataLoader", source.plan.batchings[-1].size, sharding)
-    if source.host is not None and not sharding.is_fully_addressable:
+    if isinstance(source, Pipeline) and source.host is not None and not sharding.is_fully_addressable:
         if not source.host.ordered:
             raise ValueError(
                 f"{caller} over several processes needs an executor with ordered=True: all take the same batch."

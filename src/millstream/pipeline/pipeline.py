@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.typing import ArrayLike
 
+from millstream.pipeline.iterable import IterablePipeline
 from millstream.pipeline.placement import BatchPlacement
 from millstream.pipeline.read_in_graph import read_in_graph
 from millstream.pipeline.rows import blank, take
@@ -26,6 +27,7 @@ from millstream.plan.plan import Plan, Rows
 from millstream.plan.planned import Coordinates
 from millstream.reading.contracts import IndexedSource, PyTree, Stream
 from millstream.reading.host_source import HostSource, as_host_source
+from millstream.reading.iterable import IterableSource
 from millstream.reading.read_config import ReadConfig
 from millstream.reading.samples import ObjectSpec
 from millstream.reading.view import View
@@ -41,11 +43,11 @@ MAX_IN_GRAPH = (1 << 31) - 1
 @overload
 def compose(source: "IndexedSource | Pipeline", transform: "Transform") -> "Pipeline": ...
 @overload
-def compose(source: Stream, transform: "Transform") -> Stream: ...
-def compose(source: IndexedSource | Stream, transform: "Transform") -> Stream:
+def compose(source: Stream | IterableSource, transform: "Transform") -> Stream: ...
+def compose(source: IndexedSource | Stream | IterableSource, transform: "Transform") -> Stream:
     """A source seen through one more stage."""
     source = as_stream(source)
-    if isinstance(source, Pipeline):
+    if isinstance(source, Pipeline | IterablePipeline):
         return source.then(transform)
     return BatchedStream(source, transform) if transform.batches else MappedStream(source, transform)
 
@@ -62,6 +64,8 @@ def as_stream(source: object) -> Stream:
         )
     if isinstance(source, Stream):
         return source
+    if isinstance(source, IterableSource):
+        return IterablePipeline(source, _over(source.items, Plan(len(source.items), source.items.ordering)))
     if isinstance(source, IndexedSource):
         if len(source) > MAX_IN_GRAPH:
             raise ValueError(
@@ -92,6 +96,8 @@ def masking_stages(source: Any) -> tuple[str, ...]:
     """The names of the stages that set the mask: only a batch itself says then how many of its rows count."""
     if isinstance(source, Pipeline):
         return source.trace()[1]
+    if isinstance(source, IterablePipeline):
+        return source.body.trace()[1]
     state = jax.eval_shape(source.init_state, jax.random.key(0))
     traced = jax.make_jaxpr(lambda state: source.next(state)[1])(state)
     all_real = is_all_true(traced.jaxpr, traced.consts, traced.jaxpr.outvars[0])

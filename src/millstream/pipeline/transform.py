@@ -7,6 +7,7 @@ import jax
 from millstream.pipeline.pipeline import Pipeline, compose
 from millstream.plan.plan import Batching
 from millstream.reading.contracts import IndexedSource, PyTree, Stream
+from millstream.reading.iterable import IterableSource
 
 
 class Transform:
@@ -62,7 +63,7 @@ class Transform:
     @overload
     def __call__(self, source: IndexedSource | Pipeline) -> Pipeline: ...
     @overload
-    def __call__(self, source: Stream) -> Stream: ...
-    def __call__(self, source: IndexedSource | Stream) -> Stream:
+    def __call__(self, source: Stream | IterableSource) -> Stream: ...
+    def __call__(self, source: IndexedSource | Stream | IterableSource) -> Stream:
         """Put this stage after a source."""
         return compose(source, self)

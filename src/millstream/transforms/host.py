@@ -3,17 +3,19 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, overload
 
 import jax
 import numpy as np
 from jax.experimental import io_callback
 
 from millstream.pipeline.host_calls import remembering
+from millstream.pipeline.iterable import IterablePipeline
 from millstream.pipeline.pipeline import Pipeline, as_stream
 from millstream.pipeline.transform import Transform
 from millstream.reading.contracts import IndexedSource, PyTree
 from millstream.reading.derived_sources import MappedSource
+from millstream.reading.iterable import IterableSource
 from millstream.reading.samples import TRIED, SampleSpec, spec_of
 from millstream.text.errors import function_name, require_callable, require_int
 from millstream.text.summaries import call_text
@@ -123,11 +125,17 @@ class HostMapTransform:
         require_callable(type(self).__name__, "fn", self.fn, "sample, rng" if self.random else "sample")
         require_int(type(self).__name__, "readers", self.readers, least=1)
 
-    def __call__(self, source: IndexedSource | Pipeline) -> Pipeline:
+    @overload
+    def __call__(self, source: IndexedSource | Pipeline) -> Pipeline: ...
+    @overload
+    def __call__(self, source: IterableSource | IterablePipeline) -> IterablePipeline: ...
+    def __call__(
+        self, source: IndexedSource | Pipeline | IterableSource | IterablePipeline
+    ) -> Pipeline | IterablePipeline:
         """Put this stage after a source."""
         stream: object = as_stream(source)
         caller = type(self).__name__
-        if not isinstance(stream, Pipeline) or stream.stages or stream.source is None:
+        if not isinstance(stream, Pipeline | IterablePipeline) or stream.stages or stream.source is None:
             raise TypeError(
                 f"{caller} works on samples as they are read, so it comes after the source and before all "
                 "compiled stages. Move it up, or use MapTransform or HostCallbackTransform."

@@ -13,6 +13,7 @@ from millstream.plan.plan import Batching
 from millstream.reading.contracts import IndexedSource, PyTree
 from millstream.reading.derived_sources import MappedSource
 from millstream.reading.executor import Executor
+from millstream.reading.iterable import IterableSource
 from millstream.reading.reader import reader_of
 from millstream.reading.samples import TRIED
 from millstream.reading.stats import LoaderStats
@@ -29,7 +30,8 @@ _READERS = 4
 def require_source(caller: str, source: Any) -> None:
     """Refuse what is not an indexed source."""
     if isinstance(source, type) or not isinstance(source, IndexedSource):
-        what = "A stream has no samples to choose from. " if hasattr(source, "init_state") else ""
+        is_stream = hasattr(source, "init_state") or isinstance(source, IterableSource)
+        what = "A stream has no samples to choose from. " if is_stream else ""
         raise TypeError(
             f"{caller} needs a source, such as ms.ArraySampleSource(data), or a view of one. "
             f"Got {describe_value(source)}. {what}Wrap a dataset with [index] and a length: ms.DatasetSource(it)."
