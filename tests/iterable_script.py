@@ -20,7 +20,7 @@ SAMPLES, ROWS, STEPS = 23, 4, 20
 def samples(epoch):
     random = np.random.default_rng(epoch)
     for number in range(SAMPLES + epoch % 3):  # passes of different lengths
-        yield {"x": random.normal(size=3).astype(np.float32), "number": number}
+        yield {"x": random.normal(size=3).astype(np.float32), "number": np.float32(number)}
 
 
 def noise(value, mask, key):

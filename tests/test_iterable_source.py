@@ -1,5 +1,6 @@
 """Samples that can only be drawn in order: shuffled in a buffer, batched, saved and resumed exactly."""
 
+import contextlib
 import dataclasses
 import gc
 import itertools
@@ -224,9 +225,10 @@ def test_python_objects_ragged_samples_and_collate_functions_work(key):
         return np.pad(np.frombuffer(sample.encode(), np.uint8), (0, 4 - len(sample)))
 
     mapped = loader_of(IterableSource(words, shuffle_buffer=2), ms.HostMapTransform(padded), rows=2)
-    assert sorted(
-        bytes(row).rstrip(b"\0").decode() for batch, _ in mapped.iterate(mapped.init_state(key)) for row in batch
-    )[1:] == sorted(words)
+    rows = [
+        row for batch, mask in mapped.iterate(mapped.init_state(key)) for row in np.asarray(batch)[np.asarray(mask)]
+    ]
+    assert sorted(row.tobytes().rstrip(b"\0").decode() for row in rows) == sorted(words)
 
     def collate(samples):
         return {"text": np.stack([padded(sample) for sample in samples]), "length": np.array([*map(len, samples)])}
@@ -310,32 +312,39 @@ def test_no_more_is_drawn_than_prefetch_and_steps_say(key, assert_nothing_is_lef
     assert_nothing_is_left()
 
 
-def test_an_iterator_that_ended_is_continued_without_starting_again(key):
-    watched = Watched()
-    loader = loader_of(IterableSource(watched, shuffle_buffer=7))
+@pytest.mark.parametrize("kept", [True, False])
+def test_in_the_block_of_a_loader_iterators_continue_where_the_last_one_ended(key, kept, assert_nothing_is_left):
+    watched, threads = Watched(), set()
+    loader = loader_of(IterableSource(watched, shuffle_buffer=7), ms.HostMapTransform(lambda sample: sample))
+    watched.at = dict.fromkeys(range(1, 100), lambda: threads.add(threading.current_thread()))
     state, rows = loader.init_state(key), []
-    for _ in range(5):
-        batches = loader.iterate(state, steps=3)
-        rows += [real(*drawn) for drawn in batches]
-        state = batches.state
-    assert watched.starts == [0, 0] and watched.ended == 1  # the first one looked at one sample
-    assert rows == [real(*drawn) for drawn in run(loader, loader.init_state(key), 15)[0]]
-    loader.close()
+    with loader if kept else contextlib.nullcontext():
+        for _ in range(5):
+            batches = loader.iterate(state, steps=3)
+            rows += [real(*drawn) for drawn in batches]
+            state = batches.state
+        assert len(watched.starts) == (2 if kept else 6)  # the first one looked at one sample
+        assert len(threads) == (1 if kept else 5)  # a connection to a database, say, may be used in one thread only
+        assert watched.ended == (1 if kept else 6)
+        assert real(*next(loader.iterate(loader.init_state(key)))) == rows[0]
+    gc.collect()
+    assert_nothing_is_left()
     assert watched.ended == len(watched.starts)
+    assert rows == [real(*drawn) for drawn in run(loader, loader.init_state(key), 15)[0]]
 
 
 def test_resuming_starts_at_the_oldest_sample_in_the_buffer(key):
     watched = Watched(20_000)
     loader = loader_of(IterableSource(watched, shuffle_buffer=10))
-    with loader.iterate(loader.init_state(key), steps=4000) as batches:
-        for _ in range(3000):
+    with loader.iterate(loader.init_state(key), steps=1000) as batches:
+        for _ in range(500):
             next(batches)
     watched.starts.clear()
     resumed = loader.iterate(batches.state, steps=1)
     next(resumed)
     words = np.asarray(jax.random.key_data(key))
-    assert watched.starts == [min(held_items(words, 0, 10, 3000 * ROWS, 3000 * ROWS + 10))]
-    assert watched.starts[0] > 11_000
+    assert watched.starts == [min(held_items(words, 0, 10, 500 * ROWS, 500 * ROWS + 10))]
+    assert watched.starts[0] > 1_500
 
 
 @pytest.mark.parametrize("how", ["close", "break", "forget", "with", "exception"])
@@ -482,6 +491,22 @@ def test_a_length_that_is_wrong_is_refused(key):
             list(loader.iterate(loader.init_state(key)))
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_length_that_is_known_says_how_many_steps_are_left(key, drop_last):
+    loader = loader_of(IterableSource(numbers(10), shuffle_buffer=3, length=10), drop_last=drop_last)
+    length = 2 if drop_last else 3
+    assert loader.steps_per_epoch == length
+    state = loader.init_state(key)
+    for _ in range(3):
+        batches = loader.iterate(state)
+        assert len(batches) == length
+        next(batches)
+        assert len(loader.iterate(batches.state)) == length - 1
+        assert len(list(batches)) == length - 1
+        state = batches.state
+    loader.close()
+
+
 def test_states_of_other_pipelines_and_forged_ones_are_refused(key):
     loader = small(shuffle_buffer=3)
     state = loader.init_state(key)
@@ -491,73 +516,80 @@ def test_states_of_other_pipelines_and_forged_ones_are_refused(key):
         loader.iterate(jax.random.key(0))
     for progress in ([0, 4, 3, 0, 0], [0, 4, 9, 0, 0], [0, 0, 2, 0, 0], [0, 4, 7]):
         forged = dataclasses.replace(state, progress=np.array(progress, np.uint32))
-        with pytest.raises(ValueError, match=r"needs a state as loader.init_state or an iterator has given it"):
-            next(loader.iterate(forged))
+        with pytest.raises(ValueError, match=r"iterate needs a state as loader.init_state or an iterator has given it"):
+            loader.iterate(forged)
 
 
 # Loops
 
 
-def counting_step(state, batch):
+def test_step(state, batch):
     value, mask = batch
-    return ms.logs().add_metric("sum", jnp.sum(value["x"] * mask)), state + jnp.sum(mask)
+    return ms.logs().add_metric("sum", jnp.sum(jnp.where(mask, value["x"], 0.0)))
+
+
+test_step.__test__ = False
+
+
+def counting_step(state, batch):
+    return test_step(state, batch), state + jnp.sum(batch[1])
 
 
 COUNTING = {ms.on_train_step: counting_step}
+TESTING = {ms.on_test_step: test_step}
+ZERO = jnp.int32(0)
 
 
 def test_a_loop_runs_through_passes_of_unknown_length(key):
-    output = ms.train_loop(0, small(), COUNTING, stop=7, key=key)
+    output = ms.train_loop(ZERO, small(), COUNTING, stop=7, key=key)
     assert (int(output.state), output.elapsed.steps, output.elapsed.samples) == (24, 7, 24)
     assert output.elapsed.epochs is None
-    by_samples = ms.train_loop(0, small(), COUNTING, stop=ms.at(samples=20), key=key)
+    by_samples = ms.train_loop(ZERO, small(), COUNTING, stop=ms.at(samples=20), key=key)
     assert by_samples.elapsed.samples == 20
-    assert ms.train_loop(0, small(), COUNTING, stop=7, key=key, epoch_duration=3).elapsed.epochs == 2
+    assert ms.train_loop(ZERO, small(), COUNTING, stop=7, key=key, epoch_duration=3).elapsed.epochs == 2
     again = ms.train_loop(output.state, small(), COUNTING, stop=9, elapsed=output.elapsed, data_state=output.data_state)
     assert int(again.state) == 30
 
 
 def test_a_loop_that_stops_by_epochs_needs_to_know_them(key):
     with pytest.raises(ValueError, match=r"needs a run that knows how long an epoch is.* if that has length="):
-        ms.train_loop(0, small(), COUNTING, stop=ms.at(epochs=2), key=key)
+        ms.train_loop(ZERO, small(), COUNTING, stop=ms.at(epochs=2), key=key)
     with pytest.raises(ValueError, match=r"train_loop needs epoch_duration .*these data do not say how long an epoch"):
-        ms.train_loop(0, small(), COUNTING | {ms.on_epoch_end: print}, stop=4, key=key)
-    output = ms.train_loop(0, small(length=10), COUNTING, stop=ms.at(epochs=2), key=key)
+        ms.train_loop(ZERO, small(), COUNTING | {ms.on_epoch_end: print}, stop=4, key=key)
+    output = ms.train_loop(ZERO, small(length=10), COUNTING, stop=ms.at(epochs=2), key=key)
     assert (output.elapsed.epochs, output.elapsed.steps, int(output.state)) == (2, 6, 20)
 
 
 def test_testing_and_predicting_are_one_pass(key):
     loader = small(shuffle_buffer=3)
-    assert ms.test_loop(0, loader, {ms.on_test_step: counting_step}, key=key).elapsed.samples == 10
+    assert ms.test_loop(None, loader, TESTING, key=key).elapsed.samples == 10
     predicted = ms.predict_loop(
         None, loader, {ms.on_predict_step: lambda state, batch: ms.logs().add_output("x", batch[0]["x"])}, key=key
     )
     assert sorted(predicted.outputs["x"].tolist()) == list(range(10))
     assert [elapsed.samples for elapsed, _ in ms.loops.elapse(loader, key=key)] == [4, 8, 10]
     with pytest.raises(ValueError, match="test_loop over a DataLoader that shuffles or is random needs key="):
-        ms.test_loop(0, loader, {ms.on_test_step: counting_step})
-    tested = ms.train_loop(
-        0, small(length=10), COUNTING | {ms.on_test_step: counting_step}, test_dataset=small(), stop=3
-    )
+        ms.test_loop(None, loader, TESTING)
+    tested = ms.train_loop(ZERO, small(length=10), COUNTING | TESTING, test_dataset=small(), stop=3)
     assert tested.history["sum_test"] == [pytest.approx((4 * 6 + 4 * 22 + 2 * 17) / 10)]
 
 
 def test_a_run_is_saved_and_resumes(key, folder):
     tasks = {ms.on_train_step: counting_step, ms.every(1): ms.checkpoint(folder / "run")}
-    expected = ms.train_loop(0, small(23, shuffle_buffer=6), COUNTING, stop=17, key=key)
+    expected = ms.train_loop(ZERO, small(23, shuffle_buffer=6), COUNTING, stop=17, key=key)
     for stop in (4, 6, 11, 17):
-        output = ms.train_loop(0, small(23, shuffle_buffer=6), tasks, stop=stop, key=key, resume=True)
+        output = ms.train_loop(ZERO, small(23, shuffle_buffer=6), tasks, stop=stop, key=key, resume=True)
     assert int(output.state) == int(expected.state)
     assert list(output.history["sum"]) == list(expected.history["sum"])
-    saved = ms.restore(folder / "run", 0)
+    saved = ms.restore(folder / "run", ZERO)
     assert np.asarray(saved.data_state.progress).tolist()[:2] == [2, 20]
     with pytest.raises(ValueError, match="shuffle buffer of 6 saved, shuffle buffer of 7 now"):
-        ms.train_loop(0, small(23, shuffle_buffer=7), tasks, stop=19, key=key, resume=True)
+        ms.train_loop(ZERO, small(23, shuffle_buffer=7), tasks, stop=19, key=key, resume=True)
     with pytest.raises(ValueError, match="iterable: shuffle buffer of 6 saved, none now"):
         indexed = loader_of(ms.DatasetSource(list(numbers(23)())))
-        ms.train_loop(0, indexed, tasks, stop=19, key=key, resume=True)
+        ms.train_loop(ZERO, indexed, tasks, stop=19, key=key, resume=True)
     with pytest.raises(ValueError, match="resumes only where its iterable gives the same items again"):
-        ms.train_loop(0, small(5, shuffle_buffer=6), tasks, stop=19, key=key, resume=True)
+        ms.train_loop(ZERO, small(5, shuffle_buffer=6), tasks, stop=19, key=key, resume=True)
 
 
 def test_a_run_that_is_killed_resumes_in_a_new_process(tmp_path):
@@ -641,7 +673,7 @@ def test_verify_finds_an_iterable_that_gives_other_items(key):
 
 def test_without_a_shuffle_or_random_stages_no_key_is_needed():
     assert not small().is_random and small(shuffle_buffer=2).is_random
-    assert ms.train_loop(0, small(), COUNTING, stop=2).elapsed.samples == 8
+    assert ms.train_loop(ZERO, small(), COUNTING, stop=2).elapsed.samples == 8
 
 
 # What cannot work
@@ -665,7 +697,7 @@ REFUSED = {
     ),
     "fuse": (
         lambda loader, key: ms.train_loop(
-            jnp.float32(0), loader, {ms.on_train_step: jax.jit(counting_step)}, stop=4, fuse=2, key=key
+            ZERO, loader, {ms.on_train_step: jax.jit(counting_step)}, stop=4, fuse=2, key=key
         ),
         "fuse= cannot draw from an IterableSource",
     ),

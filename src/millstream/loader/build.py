@@ -14,6 +14,7 @@ from millstream.pipeline.transform import Transform
 from millstream.reading.cached_backend import CacheOf
 from millstream.reading.caches import BatchCache
 from millstream.reading.contracts import IndexedSource, Stream
+from millstream.reading.iterable import IterableSource
 from millstream.reading.reading import OnError
 from millstream.sharding import check_batch_size
 from millstream.text.errors import describe_value, function_name, noted
@@ -99,7 +100,7 @@ def sharded(source: Any, sharding: jax.sharding.NamedSharding, placements: list[
 def _attach(source: Stream, stage: Any, number: int) -> Stream:
     if isinstance(stage, type):
         raise TypeError(f"DataLoader stage {number} is the class {stage.__name__}. Write {stage.__name__}(...).")
-    if isinstance(stage, Stream | IndexedSource):
+    if isinstance(stage, Stream | IndexedSource | IterableSource):
         raise TypeError(f"DataLoader stage {number} is a source ({type(stage).__name__}). Only the first stage is one.")
     if not callable(stage):
         raise TypeError(

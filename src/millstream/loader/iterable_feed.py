@@ -9,7 +9,7 @@ from millstream.loader._finish import Finish, count_in_transit
 from millstream.loader._program import Program
 from millstream.pipeline.iterable import IterablePipeline
 from millstream.pipeline.placement import readable
-from millstream.pipeline.state import LoaderState, check_origin, check_position
+from millstream.pipeline.state import LoaderState
 from millstream.plan.plan import STEP_LIMIT, Rows
 from millstream.plan.planned import Request
 from millstream.reading.contracts import PyTree
@@ -47,7 +47,9 @@ class IterableFeed:
         self._coordinates = pipeline.body.coordinates
         self._prefetch = prefetch
         self._stepping: IterableCursor | None = None  # of `next`
-        self._parked: Drawing | None = None  # a run that has ended between two batches, and can continue there
+        self._kept = False
+        self._parked: Drawer | None = None  # of an iterator that has come to its end, for one that continues there
+        self._forget: weakref.finalize | None = None
 
     def next(self, state: LoaderState) -> tuple[PyTree, LoaderState, Any]:
         """The batch of a state, the state after it, and the mask. It is fast for the state that came last."""
@@ -74,14 +76,15 @@ class IterableFeed:
     def open(self, state: LoaderState, steps: int | None) -> Drawer:
         """Draws from a state on, in a thread."""
         host, source, words = self._host, self.pipeline.iterable, np.asarray(state.key)
-        rows, progress = self._layout.rows, _progress_of(source.name, source.slots, state)
-        parked, drawing = self._parked, Drawing(source, words, rows, progress)
-        if parked is not None and parked.progress == progress and parked.words.tobytes() == words.tobytes():
-            drawing, self._parked = parked, None
-        backend = ThreadBackend(host.source, self._layout, host.source.readers, self._prefetch)
+        rows, progress = self._layout.rows, Progress.of(state.progress)
+        parked = self._parked
+        if parked is not None and parked.drawing.is_at(words, progress):
+            self._take_parked()
+            parked.extend(steps)
+            return parked
         return Drawer(
-            drawing,
-            backend,
+            Drawing(source, words, rows, progress),
+            ThreadBackend(host.source, self._layout, host.source.readers, self._prefetch),
             rows=rows,
             keyed=host.source.keyed,
             drops=self.pipeline.drops,
@@ -90,11 +93,20 @@ class IterableFeed:
             steps=steps,
         )
 
-    def park(self, drawing: Drawing) -> None:
-        """Keep a run that has drawn no more than was handed out: whoever continues there need not draw it again."""
-        if self._parked is not None:
-            self._parked.close()
-        self._parked = drawing
+    def leave(self, drawer: Drawer) -> None:
+        """An iterator needs its thread no more; the next one that continues there may."""
+        if not (self._kept and drawer.is_complete):
+            return drawer.close()
+        parked = self._take_parked()
+        if parked is not None:
+            parked.close()
+        self._parked, self._forget = drawer, weakref.finalize(self, drawer.stop)
+
+    def _take_parked(self) -> Drawer | None:
+        parked, self._parked = self._parked, None
+        if self._forget is not None:
+            self._forget.detach()
+        return parked
 
     def make(self, words: np.ndarray, filled: ReadBatch) -> tuple[PyTree, Any]:
         """The batch that was read, and its mask."""
@@ -113,7 +125,8 @@ class IterableFeed:
         return self._coordinates.arrange(1, rows)[0]
 
     def keep(self) -> None:
-        """Threads end with their iterator: what comes next is known only when it is drawn."""
+        """Leave the thread of an iterator that has come to its end running until `close`."""
+        self._kept = True
 
     def begin_programs(self, steps: int) -> None:
         """Compiled programs do not get here."""
@@ -123,9 +136,10 @@ class IterableFeed:
         """Compiled programs have drawn nothing."""
 
     def close(self) -> None:
-        """End what `next` has begun, and a run that is kept."""
+        """End what `next` has begun, and a thread that is kept."""
+        self._kept = False
         self._end_stepping()
-        parked, self._parked = self._parked, None
+        parked = self._take_parked()
         if parked is not None:
             parked.close()
 
@@ -154,7 +168,7 @@ class IterableCursor:
         self._left = steps
         self._is_over = False
         self._drawer: Drawer | None = None
-        self._stop = None
+        self._stop: weakref.finalize | None = None
 
     def draw(self, state: LoaderState) -> "Drawn | None":
         """The next batch, and the state after it; None at the end of the pass."""
@@ -190,8 +204,7 @@ class IterableCursor:
 
     def move(self, state: LoaderState, steps: int | None) -> "IterableCursor":
         """A cursor at a different state."""
-        check_origin("set_state", state, self._feed.pipeline.origin)
-        check_position("set_state", state, STEP_LIMIT)
+        self._feed.pipeline.check_state("set_state", state)
         return IterableCursor(self._feed, state, steps)
 
     def pause(self) -> None:
@@ -201,9 +214,7 @@ class IterableCursor:
             return
         if self._stop is not None:
             self._stop.detach()
-        drawer.close()
-        if drawer.is_complete:
-            self._feed.park(drawer.drawing)
+        self._feed.leave(drawer)
 
 
 def _is_same(one: LoaderState, other: LoaderState) -> bool:
@@ -211,16 +222,4 @@ def _is_same(one: LoaderState, other: LoaderState) -> bool:
     return int(one.step) == int(other.step) and all(
         np.array_equal(np.asarray(mine), np.asarray(theirs))
         for mine, theirs in ((one.key, other.key), (one.progress, other.progress))
-    )
-
-
-def _progress_of(name: str, slots: int, state: LoaderState) -> Progress:
-    """How far a state is; refuses one that no run can have."""
-    words = np.asarray(state.progress)
-    if words.shape == (5,) and words.dtype == np.uint32:
-        progress = Progress.of(words)
-        if progress.given <= progress.drawn <= slots + progress.given and (progress.drawn > 0) == (progress.given > 0):
-            return progress
-    raise ValueError(
-        f"{name} needs a state as loader.init_state or an iterator has given it. Its progress is {words.tolist()}."
     )

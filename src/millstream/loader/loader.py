@@ -348,13 +348,7 @@ class DataLoader(Generic[B, S]):
                 took no time?
         """
         self._check_state("iterate", state)
-        first, drawn_in_order = 0, isinstance(self._source, IterablePipeline)
-        if isinstance(self._source, Pipeline):
-            first = check_position("iterate", state, self._source.plan.step_limit)
-        elif drawn_in_order:
-            check_position("iterate", state, STEP_LIMIT)
-        if steps is None and not drawn_in_order:
-            steps = self.steps_per_epoch - first % self.steps_per_epoch
+        steps = self._steps_left(state) if steps is None else steps
         if steps is not None:
             require_int("iterate", "steps", steps, least=0)
         require_bool("iterate", "with_info", with_info)
@@ -369,6 +363,15 @@ class DataLoader(Generic[B, S]):
         made = steps if replay is None or steps is None else min(steps, replay)
         cursor = feed.cursor(state, made, with_info)
         return BatchIterator(cursor, state, steps, feed.stats, self._interrupts, ahead=feed.made_ahead, replay=replay)
+
+    def _steps_left(self, state: Any) -> int | None:
+        """Batches left in the epoch of a state; None if that is not known."""
+        if isinstance(self._source, IterablePipeline):
+            return self._source.steps_left(state)
+        first = 0
+        if isinstance(self._source, Pipeline):
+            first = check_position("iterate", state, self._source.plan.step_limit)
+        return self.steps_per_epoch - first % self.steps_per_epoch
 
     def stats(self) -> LoaderStats:
         """Counts and times of all batches of this loader so far; printed, a table that names the bottleneck."""
@@ -604,7 +607,9 @@ class DataLoader(Generic[B, S]):
             self._source.placement.require_auto(caller)
 
     def _check_state(self, caller: str, state: PyTree) -> None:
-        if isinstance(self._source, Pipeline | IterablePipeline):
+        if isinstance(self._source, IterablePipeline):
+            return self._source.check_state(caller, state)
+        if isinstance(self._source, Pipeline):
             return check_origin(caller, state, self._source.origin)
         expected, found = self._state_structure, jax.tree.structure(state)
         if expected != found:

@@ -206,9 +206,10 @@ class LoaderBatches:
         self._iterator = self._open(state)
 
     def _open(self, state: PyTree) -> Any:
-        steps, length = self._left, self._loader.steps_per_epoch
-        if steps is None:
-            steps = sys.maxsize if length is None else max(length, _MANY)
+        steps = self._left
+        if steps is None:  # what is drawn in order would be drawn again, if it was opened again in the middle of a pass
+            in_order = getattr(state, "progress", None) is not None
+            steps = sys.maxsize if in_order else max(self._loader.steps_per_epoch, _MANY)
         self._in_vain += steps
         return self._loader.iterate(state, steps=steps)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
@@ -9,10 +10,10 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from millstream.pipeline.placement import BatchPlacement
-from millstream.pipeline.state import LoaderState, Origin, key_words
-from millstream.plan.plan import Plan
+from millstream.pipeline.state import LoaderState, Origin, check_origin, check_position, is_traced, key_words
+from millstream.plan.plan import STEP_LIMIT, Plan
 from millstream.reading.contracts import IndexedSource, PyTree
-from millstream.reading.drawing import BEGINNING
+from millstream.reading.drawing import BEGINNING, Progress
 from millstream.reading.host_source import HostSource
 from millstream.reading.iterable import IterableSource
 from millstream.reading.samples import ObjectSpec
@@ -60,6 +61,13 @@ class IterablePipeline:
     def steps_per_epoch(self) -> Any:  # `Stream` has an int
         """Batches in a pass; None if only the iterable knows."""
         return None if self.iterable.length is None else self.body.steps_per_epoch
+
+    def steps_left(self, state: LoaderState) -> int | None:
+        """Batches from a state to the end of its pass, or of the next one if only a rest is left that is dropped."""
+        if self.iterable.length is None:
+            return None
+        given = Progress.of(state.progress).given
+        return self.steps_per_epoch - given // math.prod(self.plan.axes) or self.steps_per_epoch
 
     @property
     def drops(self) -> bool:
@@ -109,6 +117,22 @@ class IterablePipeline:
         step: Any = np.zeros((), np.uint32)
         progress: Any = BEGINNING.words()
         return LoaderState(words, step, self.origin, progress)
+
+    def check_state(self, caller: str, state: Any) -> None:
+        """Refuse a state that a different pipeline made, and one that no run can have."""
+        check_origin(caller, state, self.origin)
+        if is_traced(state):
+            return
+        check_position(caller, state, STEP_LIMIT)
+        words, slots = np.asarray(state.progress), self.iterable.slots
+        if words.shape == (5,) and words.dtype == np.uint32:
+            _, given, drawn, _ = Progress.of(words)
+            if given <= drawn <= slots + given and (drawn > 0) == (given > 0):
+                return
+        raise ValueError(
+            f"{caller} needs a state as loader.init_state or an iterator has given it. Its progress is "
+            f"{words.tolist()}."
+        )
 
     def element_spec(self) -> PyTree:
         """The shape and dtype of one batch, derived by tracing; None for Python objects."""

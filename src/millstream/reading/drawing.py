@@ -216,6 +216,10 @@ class Drawing:
         self._rows = rows
         self._pass = _Pass(source, words, progress)
 
+    def is_at(self, words: np.ndarray, progress: Progress) -> bool:
+        """Whether the next batch is that of a place in a run."""
+        return self.progress == progress and self.words.tobytes() == words.tobytes()
+
     @property
     def drawn(self) -> tuple[int, int]:
         """The pass, and how many of its items have been drawn, now."""
@@ -229,14 +233,15 @@ class Drawing:
             items.append(item)
         if not items and before.given == 0:
             raise ValueError(
-                f"{self.source.name} needs at least one sample in a pass. Pass {before.epoch} gave none. Does it begin "
-                "anew every time?"
+                f"{self.source.name} needs at least one sample in a pass. Pass {before.epoch} gave none. Does it start "
+                "from the beginning every time?"
             )
-        self.progress = one.progress()
         if one.is_over:
-            self.close()
+            one.close()
             self.progress = Progress(before.epoch + 1, 0, 0, 0)
             self._pass = _Pass(self.source, self.words, self.progress)
+        else:
+            self.progress = one.progress()
         return DrawnBatch(items, before, self.progress, one.seconds - seconds)
 
     def stop(self) -> None:
@@ -271,7 +276,7 @@ class Drawer:
     Args:
         drawing: The run.
         backend: Who reads.
-        rows: Rows of a batch.
+        rows: How many rows a batch has.
         keyed: Whether samples need keys.
         drops: Whether samples that do not fill a batch at the end of a pass are left out.
         ahead: How many batches to draw before they are asked for.
@@ -302,6 +307,7 @@ class Drawer:
         self._changed = threading.Condition()  # reentrant: a finalizer may stop the thread anywhere
         self._ready: collections.deque[Ready | BaseException] = collections.deque()
         self._asked = self._made = self._taken = 0
+        self._made_before = 0  # for the iterator before this one
         self._thread: threading.Thread | None = None
         self._stopped = self._over = False
 
@@ -326,12 +332,17 @@ class Drawer:
 
     def count_ready(self) -> int:
         """Batches that can be handed out without waiting."""
-        return sum(isinstance(one, Ready) and self.backend.is_done(one.job) for one in list(self._ready))
+        jobs = [one.job for one in list(self._ready) if isinstance(one, Ready) and one.job is not None]
+        return sum(map(self.backend.is_done, jobs))
 
     @property
     def is_complete(self) -> bool:
-        """Whether all batches have been handed out, so that the run is where they end."""
-        return self._over and not self._stopped and self._taken == self._steps
+        """Whether all batches have been handed out, so that the run is where they end, and can be extended."""
+        return self._taken == self._steps and not (self._over or self._stopped)
+
+    def extend(self, steps: int | None) -> None:
+        """Draw that many batches more; None for those up to the end of the pass."""
+        self._steps, self._made_before = None if steps is None else self._taken + steps, self._made
 
     def stop(self) -> None:
         """Have the thread end the iterator and itself."""
@@ -342,13 +353,9 @@ class Drawer:
 
     def close(self) -> None:
         """End the thread, unless the iterator keeps it waiting, and everything that was begun."""
-        if self._taken != self._steps:
-            self.stop()
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(_CLOSING_SECONDS)
-        if self._stopped and (thread is None or not thread.is_alive()):
-            self.drawing.close()
+        self.stop()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_CLOSING_SECONDS)
         for ready in self._ready:
             if isinstance(ready, Ready) and ready.job is not None:
                 self.backend.drop(ready.job)
@@ -378,7 +385,7 @@ class Drawer:
             )
 
     def _run(self) -> None:
-        """What the thread does."""
+        """What the thread does; what an iterator opens in it, such as a database, is closed in it, too."""
         try:
             while self._may_draw() and self._draw():
                 pass
@@ -386,10 +393,8 @@ class Drawer:
             pass
         except BaseException as error:
             self._ready.append(error)
-            self._stopped = True
         try:
-            if self._stopped:
-                self.drawing.close()
+            self.drawing.close()
         finally:
             with self._changed:
                 self._over = True
@@ -398,9 +403,9 @@ class Drawer:
     def _may_draw(self) -> bool:
         """Wait until a batch is wanted; False if none is any more."""
         with self._changed:
-            while not self._stopped and self._made != self._steps and self._made >= self._asked + self._ahead:
+            while not self._stopped and (self._made == self._steps or self._made >= self._asked + self._ahead):
                 self._changed.wait()
-            return not self._stopped and self._made != self._steps
+            return not self._stopped
 
     def _draw(self) -> bool:
         """Draw a batch and have it read; whether there are more."""
@@ -413,7 +418,7 @@ class Drawer:
                     f"{batch.before.epoch} of {self.drawing.source.name} has only {len(batch.items)} samples. Use a "
                     f"batch_size of at most {len(batch.items)}, or drop_last=False."
                 )
-            if ends_here and self._made:
+            if ends_here and self._made > self._made_before:
                 self._ready.append(Ready(None, None, batch.after, batch.seconds))
                 return False
             return True
