@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 
 from millstream.loader.feed import Cursor, Drawn, Real
 from millstream.pipeline.policy import has_policy, set_policy_state
-from millstream.pipeline.state import LoaderState, S, checked_step
+from millstream.pipeline.state import LoaderState, S, checked_step, plain_state, state_from_plain
 from millstream.plan.plan import STEP_LIMIT
 from millstream.reading.contracts import B, PyTree
 from millstream.reading.interrupts import Interrupts, OneThread
@@ -192,7 +192,7 @@ class BatchIterator(Iterator[Item], Generic[B, S, Item]):
             state, left = self.state, None if self._steps is None else self._left
         if not isinstance(state, LoaderState):
             raise TypeError("get_state has plain values only for indexed sources; a stream has its `.state`, a pytree.")
-        return {**state.as_plain(), "left": left}
+        return {**plain_state(state), "left": left}
 
     def set_state(self, saved: Mapping[str, PyTree]) -> None:
         """Continue from what `get_state` gave, of this loader or one like it, with the batches that were left then."""
@@ -292,7 +292,7 @@ def _position(saved: Any) -> tuple[LoaderState, int | None]:
             if not all(0 <= int(word) < 1 << 32 for word in saved[name]):
                 raise ValueError(f"set_state needs a {name} of numbers from 0 to 4,294,967,295. Got {saved[name]}.")
         checked_step("set_state", saved["step"], STEP_LIMIT)
-        state = LoaderState.from_plain(saved)
+        state = state_from_plain(saved)
     except (KeyError, TypeError):
         raise TypeError(
             "set_state needs what get_state has given: a dict with key, step, left and origin. "

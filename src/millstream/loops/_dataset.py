@@ -12,7 +12,7 @@ import numpy as np
 
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.schedules import Period
-from millstream.pipeline.state import LoaderState
+from millstream.pipeline.state import LoaderState, plain_state, state_from_plain
 from millstream.reading.contracts import IndexedSource, PyTree, Stream, T
 from millstream.text.errors import describe_value, differences, function_name, raised_in
 
@@ -41,7 +41,7 @@ def save_position(state: PyTree, iterator: Any, loader: Any) -> tuple[Position, 
     """
     if isinstance(state, LoaderState):
         contents = [list(pair) for pair in contents_of(loader)]
-        return {"kind": "loader", **state.as_plain(), "contents": contents}, None
+        return {"kind": "loader", **plain_state(state), "contents": contents}, None
     if state is not None:
         return {"kind": "stream"}, state
     if hasattr(iterator, "get_state") and hasattr(iterator, "set_state"):
@@ -72,7 +72,7 @@ def contents_of(loader: Any) -> tuple[tuple[str, str], ...]:
 
 def saved_loader_state(position: Position) -> LoaderState:
     """The state of a loader as it was saved, whatever loader there is now."""
-    return jax.tree.map(jnp.asarray, LoaderState.from_plain(position))
+    return jax.tree.map(jnp.asarray, state_from_plain(position))
 
 
 def loader_state_at(caller: str, position: Position, loader: Any, key: Any) -> LoaderState:

@@ -58,20 +58,6 @@ class LoaderState:
             place = f", epoch={epoch}, given={given}"
         return f"LoaderState(key={key}, step={value_text(self.step)}{place})"
 
-    def as_plain(self) -> dict[str, Any]:
-        """The state as values that JSON has."""
-        progress = {} if self.progress is None else {"progress": np.asarray(self.progress).tolist()}
-        place = {"key": np.asarray(self.key).tolist(), "step": int(self.step), **progress}
-        return {**place, "origin": [list(pair) for pair in self.origin]}
-
-    @classmethod
-    def from_plain(cls, saved: Mapping[str, Any]) -> "LoaderState":
-        """The state that `as_plain` has given; anything else raises some error."""
-        origin = tuple((what, words) for what, words in saved["origin"])
-        progress = saved.get("progress")
-        place: list[Any] = [np.asarray(saved[name], np.uint32) for name in ("key", "step")]
-        return cls(*place, origin, None if progress is None else np.asarray(progress, np.uint32))  # pyright: ignore[reportArgumentType]
-
 
 # The type of a loader's states: streams have their own.
 if TYPE_CHECKING:
@@ -82,6 +68,22 @@ else:
     from typing import TypeVar
 
     S = TypeVar("S")
+
+
+def plain_state(state: LoaderState) -> dict[str, Any]:
+    """A state as values that JSON has."""
+    progress = {} if state.progress is None else {"progress": np.asarray(state.progress).tolist()}
+    place = {"key": np.asarray(state.key).tolist(), "step": int(state.step), **progress}
+    return {**place, "origin": [list(pair) for pair in state.origin]}
+
+
+def state_from_plain(saved: Mapping[str, Any]) -> LoaderState:
+    """The state that `plain_state` has written down; anything else raises some error."""
+    origin = tuple((what, words) for what, words in saved["origin"])
+    words: dict[str, Any] = {
+        name: np.asarray(saved[name], np.uint32) for name in ("key", "step", "progress") if name in saved
+    }
+    return LoaderState(origin=origin, **words)
 
 
 def is_traced(tree: Any) -> bool:

@@ -124,7 +124,7 @@ class IterableSource:
         object.__setattr__(self, "_arguments", () if isinstance(given, Iterable) else _arguments_of(given))
         object.__setattr__(self, "_probed", None)
         made = self._make(0, 0)
-        iterator = iter(made)
+        iterator = self._iterate(made)
         try:
             first = own(next(iterator))
         except StopIteration:
@@ -156,7 +156,13 @@ class IterableSource:
                 f"{self.name}: the function must return a new iterator at every call. It returned the same "
                 f"{type(made).__name__} again. Make it inside: IterableSource(lambda: make(path))."
             )
-        return iter(made), start if "start" in self._arguments else 0
+        return self._iterate(made), start if "start" in self._arguments else 0
+
+    def _iterate(self, made: Iterable[PyTree]) -> Iterator[PyTree]:
+        try:
+            return iter(made)
+        except Exception as error:  # an array without axes, for one
+            raise noted(error, f"This came from iter(...) in {self.name}.")  # noqa: B904
 
     def _make(self, epoch: int, start: int) -> Iterable[PyTree]:
         given, values = self.iterable, {"epoch": epoch, "start": start}
