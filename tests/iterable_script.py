@@ -57,7 +57,7 @@ def run(folder, killed_at=None):
 
 def outcome(output):
     """What came of it, in values to compare."""
-    return [np.asarray(output.state).tolist(), np.asarray(output.history["loss"]).tolist(), output.elapsed.samples]
+    return [np.asarray(output.state).tolist(), np.asarray(output.history.collect("loss")).tolist(), output.elapsed.samples]
 
 
 if __name__ == "__main__":

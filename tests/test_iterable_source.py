@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_trees_equal
+from conftest import CACHE, assert_trees_equal
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -571,7 +571,7 @@ def test_testing_and_predicting_are_one_pass(key):
     with pytest.raises(ValueError, match="test_loop over a DataLoader that shuffles or is random needs key="):
         ms.test_loop(None, loader, TESTING)
     tested = ms.train_loop(ZERO, small(length=10), COUNTING | TESTING, test_dataset=small(), stop=3)
-    assert tested.history["sum_test"] == [pytest.approx((4 * 6 + 4 * 22 + 2 * 17) / 10)]
+    assert tested.history.collect("sum_test") == [pytest.approx((4 * 6 + 4 * 22 + 2 * 17) / 10)]
 
 
 def test_a_run_is_saved_and_resumes(key, folder):
@@ -580,7 +580,7 @@ def test_a_run_is_saved_and_resumes(key, folder):
     for stop in (4, 6, 11, 17):
         output = ms.train_loop(ZERO, small(23, shuffle_buffer=6), tasks, stop=stop, key=key, resume=True)
     assert int(output.state) == int(expected.state)
-    assert list(output.history["sum"]) == list(expected.history["sum"])
+    assert list(output.history.collect("sum")) == list(expected.history.collect("sum"))
     saved = ms.restore(folder / "run", ZERO)
     assert np.asarray(saved.data_state.progress).tolist()[:2] == [2, 20]
     with pytest.raises(ValueError, match="shuffle buffer of 6 saved, shuffle buffer of 7 now"):
@@ -598,7 +598,7 @@ def test_a_run_that_is_killed_resumes_in_a_new_process(tmp_path):
     killed = subprocess.run([*command, "11"], capture_output=True, text=True, timeout=180)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert os.listdir(tmp_path / "killed")
-    resumed = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    resumed = subprocess.run(command, capture_output=True, text=True, timeout=180, env=os.environ | CACHE)
     assert (resumed.returncode, resumed.stderr) == (0, "")
     assert json.loads(resumed.stdout) == expected
 

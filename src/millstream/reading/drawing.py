@@ -142,28 +142,34 @@ class _Pass:
         assert self._iterator is not None
         if self.stopped:
             raise _Stopped
-        name, epoch, length = self._source.name, self._start.epoch, self._source.length
         begun = time.perf_counter()
         try:
             value = next(self._iterator, _END)
         except BaseException as error:
-            raise noted(error, f"This came from {name} after {self.drawn:,} items of pass {epoch}.")  # noqa: B904
+            where = f"after {self.drawn:,} items of pass {self._start.epoch}"
+            raise noted(error, f"This came from {self._source.name} {where}.")  # noqa: B904
         self.seconds += time.perf_counter() - begun
         if value is _END:
             self._ended = True
         else:
             self.drawn += 1
-        if length is not None and (self.drawn > length or (self._ended and self.drawn < length)):
-            found = f"ended after {self.drawn:,}" if self._ended else "has more"
-            raise ValueError(
-                f"{name} has length={length:,}, and pass {epoch} {found}. Give the number of samples in a pass, or "
-                "leave length out."
-            )
-        if self.drawn > _MOST_ITEMS:
-            raise ValueError(
-                f"{name}: a pass can have at most {_MOST_ITEMS:,} items. End it before that: itertools.islice."
-            )
+        self._check_length()
         return value
+
+    def _check_length(self) -> None:
+        """Refuse a pass that has more or fewer items than it may."""
+        source, epoch, drawn = self._source, self._start.epoch, self.drawn
+        length = source.length
+        if length is not None and (drawn > length or (self._ended and drawn < length)):
+            found = f"ended after {drawn:,}" if self._ended else "has more"
+            raise ValueError(
+                f"{source.name} has length={length:,}, and pass {epoch} {found}. Give the number of samples in a pass, "
+                "or leave length out."
+            )
+        if drawn > _MOST_ITEMS:
+            raise ValueError(
+                f"{source.name}: a pass can have at most {_MOST_ITEMS:,} items. End it before that: itertools.islice."
+            )
 
     def _differs(self, found: str) -> ValueError:
         start = self._start

@@ -81,7 +81,8 @@ class IterableSource:
         >>> loader = ms.DataLoader([ms.sources.IterableSource(squares, shuffle_buffer=3), ms.BatchTransform(4)])
         >>> for batch, mask in loader.iterate(loader.init_state(jax.random.key(0))):
         ...     print(batch["x"], mask)
-        [0. 0. 0. 0.]
+        [ 0.  9. 16. 25.] [ True  True  True  True]
+        [4. 1. 0. 0.] [ True  True False False]
 
     Args:
         iterable: A function that returns a new iterator at every call, or an object that can be iterated again and
