@@ -57,7 +57,8 @@ def run(folder, killed_at=None):
 
 def outcome(output):
     """What came of it, in values to compare."""
-    return [np.asarray(output.state).tolist(), np.asarray(output.history.collect("loss")).tolist(), output.elapsed.samples]
+    losses = np.asarray(output.history.collect("loss"))
+    return [np.asarray(output.state).tolist(), losses.tolist(), output.elapsed.samples]
 
 
 if __name__ == "__main__":

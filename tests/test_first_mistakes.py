@@ -600,6 +600,7 @@ def test_every_answer_to_a_foreign_keyword_names_arguments_that_exist():
 
     doors = [ms.DataLoader, ms.train_loop, ms.test_loop, ms.predict_loop, ms.loop, ms.ArraySampleSource]
     doors += [ms.DatasetSource, ms.DiskSampleSource, ms.BatchTransform, ms.callbacks.early_stopping, ms.checkpoint]
+    doors += [ms.sources.IterableSource]
     assert {door.__name__ for door in doors} == set(keywords._FOREIGN)
     for door in doors:
         known = set(inspect.signature(door).parameters)
