@@ -473,6 +473,7 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "Metrics.update": lambda f: {"value": 1.0},
     "MixedLoader": lambda f: {"loaders": {"a": loader(), "b": loader()}},
     "MixedLoader.iterate": lambda f: {"state": _state(mixed())},
+    "IterableSource": lambda f: {"iterable": [{"x": np.float32(1)}] * 4},
     "NpySource": lambda f: {"paths": f / "t.npy"},
     "Processes": lambda f: {"workers": 1},
     "RandomHostMapTransform": lambda f: {"fn": lambda value, rng: value},

@@ -172,7 +172,9 @@ def a_torch_dataset_as_first_stage():
     ms.DataLoader([MapStyleDataset(), ms.BatchTransform(4)])
 
 
-@mistake(TypeError, "(generator)", "has no index", "ms.DatasetSource(list(samples))", "ms.train_loop")
+@mistake(
+    TypeError, "(generator)", "has no index", "IterableSource(make)", "ms.DatasetSource(list(samples))", "ms.train_loop"
+)
 def a_generator_as_first_stage():
     ms.DataLoader([samples(), ms.BatchTransform(4)])
 
@@ -180,6 +182,16 @@ def a_generator_as_first_stage():
 @mistake(TypeError, "(generator)", "ms.DatasetSource(list(samples))", "ms.train_loop as the dataset")
 def a_generator_in_a_dataset_source():
     ms.DatasetSource(samples())
+
+
+@mistake(TypeError, "(generator)", "Give it the function that makes it, not its result: IterableSource(make)")
+def a_generator_in_an_iterable_source():
+    ms.sources.IterableSource(samples())
+
+
+@mistake(TypeError, "no argument 'buffer_size'", "Write shuffle_buffer=10_000")
+def the_buffer_of_tf_data():
+    ms.sources.IterableSource(samples, buffer_size=10)  # pyright: ignore[reportCallIssue]
 
 
 @mistake(TypeError, "(dict)", "ms.ArraySampleSource(data)")
@@ -588,6 +600,7 @@ def test_every_answer_to_a_foreign_keyword_names_arguments_that_exist():
 
     doors = [ms.DataLoader, ms.train_loop, ms.test_loop, ms.predict_loop, ms.loop, ms.ArraySampleSource]
     doors += [ms.DatasetSource, ms.DiskSampleSource, ms.BatchTransform, ms.callbacks.early_stopping, ms.checkpoint]
+    doors += [ms.sources.IterableSource]
     assert {door.__name__ for door in doors} == set(keywords._FOREIGN)
     for door in doors:
         known = set(inspect.signature(door).parameters)

@@ -15,7 +15,7 @@ from millstream.files import plain
 from millstream.inspect._compare import raw_key
 from millstream.loader.batch_info import BatchInfo
 from millstream.loader.loader import DataLoader
-from millstream.pipeline.compose import IndexedPipeline
+from millstream.pipeline.compose import IndexedPipeline, StagedPipeline
 from millstream.pipeline.host_calls import call_and_wait
 from millstream.pipeline.state import key_words
 from millstream.plan.planned import PlannedSteps
@@ -122,7 +122,7 @@ def resume_at(loader: DataLoader, key: Any, steps: int, stops: tuple[int, ...]) 
         try:
             for step in range(steps):
                 if step in stops:
-                    saved = batches.get_state() if isinstance(loader.pipeline, IndexedPipeline) else batches.state
+                    saved = batches.get_state() if isinstance(loader.pipeline, StagedPipeline) else batches.state
                     batches.close()
                     batches = _resume(loader, saved, key, steps - step)
                 yield Drawn(step, *next(batches))
@@ -131,7 +131,7 @@ def resume_at(loader: DataLoader, key: Any, steps: int, stops: tuple[int, ...]) 
 
 
 def _resume(loader: DataLoader, saved: Any, key: Any, left: int) -> Any:
-    if isinstance(loader.pipeline, IndexedPipeline):
+    if isinstance(loader.pipeline, StagedPipeline):
         batches = loader.iterate(loader.init_state(key), steps=0)
         batches.set_state(json.loads(json.dumps(saved)))
         return batches

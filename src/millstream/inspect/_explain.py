@@ -21,7 +21,8 @@ from millstream.inspect._plan_words import (
     state_bytes,
 )
 from millstream.loader.loader import DataLoader
-from millstream.pipeline.compose import IndexedPipeline
+from millstream.pipeline.compose import IndexedPipeline, StagedPipeline
+from millstream.pipeline.iterable import IterablePipeline
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.stages import apply_stage, stage_names
 from millstream.pipeline.state import is_traced
@@ -138,7 +139,7 @@ def explain(loader: DataLoader[PyTree, PyTree]) -> Explanation:
     """
     require_loader("explain", loader)
     pipeline = loader.pipeline
-    placement = pipeline.placement if isinstance(pipeline, IndexedPipeline) else None
+    placement = pipeline.placement if isinstance(pipeline, StagedPipeline) else None
     with contextlib.nullcontext() if placement is None else jax.set_mesh(placement.mesh):
         return Explanation(_rows(loader), plan_in_words(loader))
 
@@ -195,6 +196,8 @@ def _stream_rows(stream: Any, times: int) -> list[ExplainedStage]:
     """The rows of a stream and of what it is made from; `times` of its values make a batch."""
     if isinstance(stream, IndexedPipeline):
         return _pipeline_rows(stream, times)
+    if isinstance(stream, IterablePipeline):
+        return _iterable_rows(stream, times)
     inner = getattr(stream, "inner", None)
     size = stream.batching.size if isinstance(stream, BatchedStream) else 1
     rows = _stream_rows(inner, times * size) if isinstance(inner, Stream) else []
@@ -222,6 +225,19 @@ def _pipeline_rows(whole: IndexedPipeline, times: int) -> list[ExplainedStage]:
         last = max(number for number, row in enumerate(rows) if row.where == reader)
         rows[last] = _holding(rows[last], *_buffers(whole.host, whole.plan))
     return rows
+
+
+def _iterable_rows(pipeline: IterablePipeline, times: int) -> list[ExplainedStage]:
+    body, source = pipeline.body, pipeline.iterable
+    assert body.host is not None
+    per_batch, reader = times * math.prod(body.plan.axes), reader_words(body.host)
+    device = "device" if body.placement is None else f"device, over {mesh_words(body.placement)}"
+    first, *rest = _host_rows(body.host.source, reader, per_batch)
+    notes = [first.note, "drawn in order", f"shuffle buffer of {source.shuffle_buffer:,}" if source.slots > 1 else ""]
+    sample = source.items.spec()
+    held = None if sample is None else source.slots * nbytes(sample)
+    drawn = dataclasses.replace(first, where="1 thread", memory_bytes=held, note="; ".join(filter(None, notes)))
+    return [drawn, *rest, *_compiled_rows(body, reader, device, per_batch)]
 
 
 def _array_row(pipeline: Pipeline, device: str, per_batch: int) -> ExplainedStage:

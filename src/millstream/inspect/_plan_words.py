@@ -12,6 +12,7 @@ from millstream.loader.build import stages
 from millstream.loader.loader import DataLoader
 from millstream.pipeline.bucketed import BucketedPipeline
 from millstream.pipeline.compose import IndexedPipeline, masking_stages
+from millstream.pipeline.iterable import IterablePipeline
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.placement import BatchPlacement
 from millstream.pipeline.stages import stage_names
@@ -21,6 +22,7 @@ from millstream.plan.plan import Batching, Plan
 from millstream.plan.selection import Selection
 from millstream.reading.contracts import IndexedSource
 from millstream.reading.derived_sources import is_random, named_parts
+from millstream.reading.iterable import UNKNOWN_LENGTH
 from millstream.reading.memory import mapped_file, nbytes
 from millstream.reading.processes import Processes
 from millstream.reading.read_config import ReadConfig
@@ -58,6 +60,8 @@ def plan_in_words(loader: DataLoader) -> dict[str, str]:
     pipeline = loader.pipeline
     if isinstance(pipeline, IndexedPipeline):
         words = _indexed_words(pipeline, count_made_ahead(loader))
+    elif isinstance(pipeline, IterablePipeline):
+        words = _iterable_words(pipeline, loader.options["prefetch"])
     else:
         words = {
             "epoch": f"{pipeline.steps_per_epoch:,} steps of a stream, which depend on the steps before them",
@@ -66,9 +70,33 @@ def plan_in_words(loader: DataLoader) -> dict[str, str]:
         }
     if masking := masking_stages(pipeline):
         words["mask"] = f"set by {', '.join(masking)}: how many rows count is known when a batch is made"
-    if random := _random_stages(pipeline):
+    if random := _random_stages(_body(pipeline)):
         words["random stages"] = ", ".join(random)
     return words | {"handed out": _hand_over_words(loader)}
+
+
+def _body(pipeline: Any) -> Any:
+    """What the samples of a pipeline go through, wherever they come from."""
+    return pipeline.body if isinstance(pipeline, IterablePipeline) else pipeline
+
+
+def _iterable_words(pipeline: IterablePipeline, prefetch: int) -> dict[str, str]:
+    source, plan, host = pipeline.iterable, pipeline.plan, pipeline.body.host
+    assert host is not None
+    shuffled = f"shuffled within a buffer of {source.shuffle_buffer:,}, by the key and the pass"
+    kind = f"of {plan.axes[0]:,}" if plan.batchings else "of single samples"
+    known = pipeline.steps_per_epoch is not None
+    words = {
+        "samples": f"{source.length:,}" if known else "as many as the iterable gives",
+        "order": shuffled if source.shuffle_buffer > 1 else "as the iterable gives them",
+        "epoch": f"one pass, {f'{pipeline.steps_per_epoch:,} batches' if known else 'batches'} {kind}",
+    }
+    if plan.batchings:
+        words["last batch"] = ending_words(plan.batchings[-1])
+    words["read"] = f"drawn by a thread, host stages by {reader_words(host)}, {_ahead_words(prefetch)}"
+    if pipeline.placement is not None:
+        words["shards"] = _shard_words(pipeline.placement)
+    return words | {"state": "a key, a step, and how far the pass is; resuming draws the pass again up to there"}
 
 
 def _source(pipeline: IndexedPipeline) -> IndexedSource:
@@ -164,6 +192,8 @@ def _order_words(shuffle: Shuffle) -> str:
 
 def ending_words(batching: Batching) -> str:
     """What the last batch of an epoch is like."""
+    if batching.inner == UNKNOWN_LENGTH:
+        return "left out unless it is full" if batching.ending == "drop" else f"padded to {batching.size:,} rows"
     left = batching.inner % batching.size
     if left == 0:
         return "full"
@@ -200,7 +230,7 @@ def place_words(place: Any) -> str:
 
 
 def _hand_over_words(loader: DataLoader) -> str:
-    pipeline = loader.pipeline
+    pipeline = _body(loader.pipeline)
     if isinstance(pipeline, IndexedPipeline) and pipeline.objects is not None:
         return "as Python objects"
     if isinstance(pipeline, IndexedPipeline) and pipeline.placement is not None:

@@ -18,6 +18,7 @@ from millstream.inspect._stage_times import READING, SKIPPING, time_stages
 from millstream.inspect._tuning import Executor, TimedStage, TriedOptions, TunedOptions, Tuning, executor_code
 from millstream.loader.loader import DataLoader
 from millstream.pipeline.bucketed import BucketedPipeline
+from millstream.pipeline.iterable import IterablePipeline
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.state import key_words
 from millstream.reading.contracts import PyTree
@@ -92,6 +93,11 @@ def _require_tunable(loader: DataLoader, seconds: Any, step: Any, progress: Any)
         raise TypeError(
             "tune compares batches of one shape, and buckets make several. Tune the loader with PadTransform(..., "
             "length=...) and a BatchTransform in place of buckets, and give this one what it finds."
+        )
+    if isinstance(pipeline, IterablePipeline):
+        raise TypeError(
+            "tune has nothing to choose for an IterableSource: one thread draws it, in order. print(loader.stats()) "
+            "says what takes the time."
         )
     if not isinstance(pipeline, Pipeline):
         raise TypeError(

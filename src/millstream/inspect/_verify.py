@@ -16,6 +16,7 @@ from millstream.inspect._verification import Verification, VerificationRow
 from millstream.inspect._ways import Executor, Ways, usual_executors
 from millstream.loader.loader import DataLoader
 from millstream.pipeline.compose import IndexedPipeline
+from millstream.pipeline.iterable import IterablePipeline
 from millstream.reading import executor as reading
 from millstream.reading.contracts import PyTree
 from millstream.reading.executor import InGraph
@@ -24,6 +25,7 @@ from millstream.text.errors import describe_value, listed, require_bool, require
 
 _STAGES = 0.3  # of the time, for the stages alone
 _SCAN = 0.1  # of the time, for what a compiled loop reads at once
+_UNKNOWN_EPOCH = 64  # batches that are read where an epoch has no known length
 _STREAM_SCAN = 1024  # batches of a stream that a compiled loop makes at once
 
 
@@ -51,7 +53,7 @@ def verify(
     Args:
         loader: The loader.
         key: The key of the run to look at; None for `jax.random.key(0)`.
-        steps: How many batches to read, at most; None for an epoch and two more.
+        steps: How many batches to read, at most; None for an epoch and two more, or 64 if its length is not known.
         seconds: About how long to take, at most. Each check does a little even if there is no time.
         executors: What to compare with this loader; by default no executor, one thread, three threads and two
             worker processes.
@@ -65,7 +67,10 @@ def verify(
     _check_arguments(steps, seconds, executors, hosts)
     executors = usual_executors(loader.options["executor"]) if executors is None else executors
     key, begun = jax.random.key(0) if key is None else key, time.perf_counter()
-    ways = Ways(loader, key, loader.steps_per_epoch + 2 if steps is None else steps)
+    if steps is None:
+        length: int | None = loader.steps_per_epoch
+        steps = _UNKNOWN_EPOCH if length is None else length + 2
+    ways = Ways(loader, key, steps)
     with contextlib.closing(ProgressLine("verify", shown=progress)) as line:
         if isinstance(loader.pipeline, IndexedPipeline):
             rows = _check_indexed(loader, ways, executors, hosts, begun, seconds, line)
@@ -121,11 +126,13 @@ def _check_stream(ways: Ways, deadline: float, line: ProgressLine) -> list[Verif
     """All checks of a stream."""
     ways.add_second_drawing()
     ways.add_calls(_STREAM_SCAN)
-    ways.leave_out("Threads and Processes", "a stream is computed step by step.")
+    in_order = isinstance(ways.pipeline, IterablePipeline)
+    how = "drawn by a thread of its own, in order" if in_order else "computed step by step"
+    ways.leave_out("Threads and Processes", f"a stream is {how}.")
     ways.add_resuming()
     ways.compare(deadline, line, lambda drawn: None)
     if ways.raised is not None:
         raise ways.raised
     samples = VerificationRow("samples", "left out", "the samples of a stream have no index")
-    hosts = VerificationRow("hosts", "left out", "every host computes the whole stream")
+    hosts = VerificationRow("hosts", "left out", f"every host {'draws' if in_order else 'computes'} the whole stream")
     return [ways.row("stages"), samples, ways.row("executors"), ways.row("resume"), hosts]

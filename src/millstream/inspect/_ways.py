@@ -18,7 +18,8 @@ from millstream.inspect._verification import Difference, VerificationRow
 from millstream.loader.batch_info import BatchInfo
 from millstream.loader.loader import DataLoader
 from millstream.pipeline.bucketed import BucketedPipeline
-from millstream.pipeline.compose import IndexedPipeline
+from millstream.pipeline.compose import IndexedPipeline, StagedPipeline
+from millstream.pipeline.iterable import IterablePipeline
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.state import key_words
 from millstream.reading import executor as reading
@@ -58,6 +59,10 @@ _DIVIDED = (
     "must depend on the index alone, and those of a collate function on each sample alone."
 )
 _DRAWN_AGAIN = "The stream gives different values for the same key: keep all that changes in its state."
+_STARTED_AGAIN = (
+    "The iterable gives different items when it is started again: seed what is random in it, and let nothing depend on "
+    "the time or on an earlier pass."
+)
 
 
 @dataclasses.dataclass
@@ -90,7 +95,8 @@ class Ways:
         self._differences: dict[str, Difference] = {}
         options, pipeline = loader.options, loader.pipeline
         indexed = isinstance(pipeline, IndexedPipeline)
-        self._rounds = not indexed or calculating(pipeline.stages) > 0  # XLA may round in one program and not in others
+        staged = isinstance(pipeline, StagedPipeline)
+        self._rounds = not staged or calculating(pipeline.stages) > 0  # XLA may round in one program and not in others
         self._placement = pipeline.placement if indexed else None
         other: dict[str, Any] = {"cache": None}
         if options["on_error"] == "skip batch":
@@ -105,6 +111,7 @@ class Ways:
         if options["cache"] is not None:
             cached = loader.replace(cache=dataclasses.replace(options["cache"], mode="read-only"), on_error="raise")
             self._add("the cache", _draws.iterate_cached(cached, *self._run), _IN_CACHE)
+        self.pipeline = pipeline
         self._reference = loader.replace(**other)
 
     def _add(self, name: str, draws: Draws, *rest: Any) -> None:
@@ -117,7 +124,8 @@ class Ways:
 
     def add_second_drawing(self) -> None:
         """A stream once more, in the same way."""
-        self._add("drawn twice", _draws.iterate(self._reference.replace(), *self._run), _DRAWN_AGAIN, "stages")
+        cause = _STARTED_AGAIN if isinstance(self._reference.pipeline, IterablePipeline) else _DRAWN_AGAIN
+        self._add("drawn twice", _draws.iterate(self._reference.replace(), *self._run), cause, "stages")
 
     def add_calls(self, batches_in_time: float) -> None:
         """The calls that a loader has; a compiled loop has time for about this many batches."""
@@ -125,6 +133,9 @@ class Ways:
         self._add("next_batch", _draws.step_through(loader.replace(), *self._run))
         if isinstance(loader.pipeline, BucketedPipeline):
             self.leave_out("jax.jit and scan_epoch", "batches of buckets have several shapes.")
+            return
+        if isinstance(loader.pipeline, IterablePipeline):
+            self.leave_out("jax.jit and scan_epoch", "a compiled program cannot draw from an iterable.")
             return
         if isinstance(loader.pipeline, Pipeline) and loader.pipeline.objects is not None:
             self.leave_out("jax.jit and scan_epoch", "Python objects cannot enter a compiled program.")
@@ -166,14 +177,16 @@ class Ways:
         loader, random = self._reference, np.random.default_rng(self.words)
         length = loader.steps_per_epoch
         anywhere = [int(random.integers(1, max(2, min(self._steps, within)))) for within in _STOPS_WITHIN]
-        stops = tuple(sorted({one for one in (1, length - 1, length, length + 1, *anywhere) if 0 < one < self._steps}))
+        around = () if length is None else (length - 1, length, length + 1)
+        stops = tuple(sorted({one for one in (1, *around, *anywhere) if 0 < one < self._steps}))
         if not stops:
             self.leave_out("Resuming", "the stream is too short to be stopped and resumed.", "resume")
             return
-        through = "" if isinstance(loader.pipeline, IndexedPipeline) else " through a checkpoint"
+        in_order = isinstance(loader.pipeline, IterablePipeline)
+        through = "" if isinstance(loader.pipeline, StagedPipeline) else " through a checkpoint"
         draws = _draws.resume_at(loader.replace(), *self._run, stops)
-        self._add(f"saved{through} and resumed", draws, _RESUMED, "resume", stops)
-        if not through:
+        self._add(f"saved{through} and resumed", draws, _STARTED_AGAIN if in_order else _RESUMED, "resume", stops)
+        if isinstance(loader.pipeline, IndexedPipeline):
             self._add("seeking", _draws.seek_each(loader.replace(), *self._run), _RESUMED, "resume")
 
     def add_hosts(self, pipeline: IndexedPipeline, hosts: Sequence[int]) -> None:

@@ -44,9 +44,11 @@ def _iter(loader: Any) -> Any:
 
 
 def _len(loader: Any) -> int:
+    length = loader.steps_per_epoch
+    here = "unknown (None)" if length is None else f"{length:,}"
     raise TypeError(
         f"A {type(loader).__name__} has no len(): batches come epoch after epoch. loader.steps_per_epoch is the number "
-        f"of batches in one epoch, here {loader.steps_per_epoch:,}; len(source) is the number of samples."
+        f"of batches in one epoch, here {here}; len(source) is the number of samples."
     )
 
 

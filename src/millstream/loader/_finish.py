@@ -17,6 +17,8 @@ from millstream.reading.read_config import ReadConfig
 from millstream.reading.reading import ReadBatch
 from millstream.reading.samples import SampleSpec
 
+_IN_TRANSIT = 2  # batches on their way to a device, or whose mask is on its way to the host
+
 # XLA copies what only passes through a program. Above this size placing an array on its own is faster than that.
 _LARGE = 1 << 19
 
@@ -126,6 +128,15 @@ class Finish:
         """What this process has of an array with a row per sample, as a JAX array of all rows."""
         placement, rows = self._placement, self._host.rows
         return jnp.asarray(array) if placement is None or rows is None else placement.place(array, rows[0])
+
+
+def count_in_transit(program: Program, masked: bool, device: Any) -> int:
+    """How many finished batches an iterator draws before they are asked for.
+
+    A batch for a different device is on its way while the caller works on the ones before it. So is a mask that has to
+    be read: it was computed before the step that the device is busy with.
+    """
+    return _IN_TRANSIT if (masked or device is not None) and not program.effects else 0
 
 
 def _trace(pipeline: Pipeline) -> tuple[Any, dict[int, int]]:

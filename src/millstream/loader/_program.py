@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from millstream.loader.build import stages
-from millstream.pipeline.compose import IndexedPipeline
+from millstream.pipeline.compose import StagedPipeline
 from millstream.pipeline.host_calls import call_and_wait
 from millstream.pipeline.static_part import StaticPart, require_arrays, split, split_carry
 from millstream.reading.contracts import PyTree
@@ -43,7 +43,7 @@ class Program:
     def __init__(self, source: Any, taken_apart: tuple[StaticPart, list[Any]] | None = None) -> None:
         self.static, self.arrays = split(source) if taken_apart is None else taken_apart
         self.effects = any(stage.effects for stage in stages(source))
-        placement = source.placement if isinstance(source, IndexedPipeline) else None
+        placement = source.placement if isinstance(source, StagedPipeline) else None
         self.mesh = None if placement is None else placement.mesh
 
     def runner(self, program: Callable[..., Any]) -> Callable[..., Any]:

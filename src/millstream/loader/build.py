@@ -7,13 +7,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from millstream.pipeline.compose import IndexedPipeline
+from millstream.pipeline.compose import IndexedPipeline, StagedPipeline
+from millstream.pipeline.iterable import IterablePipeline
 from millstream.pipeline.pipeline import as_stream
 from millstream.pipeline.streams import stages_of
 from millstream.pipeline.transform import Transform
 from millstream.reading.cached_backend import CacheOf
 from millstream.reading.caches import BatchCache
 from millstream.reading.contracts import IndexedSource, Stream
+from millstream.reading.iterable import IterableSource
 from millstream.reading.reading import OnError
 from millstream.sharding import check_batch_size
 from millstream.text.errors import describe_value, function_name, noted
@@ -39,13 +41,19 @@ def build(pipeline: Any) -> Stream:
 
 def stages(source: Any) -> tuple[Transform, ...]:
     """The transforms of a composed source that lie above its last custom stage."""
-    return source.stages if isinstance(source, IndexedPipeline) else stages_of(source)
+    return source.stages if isinstance(source, StagedPipeline) else stages_of(source)
 
 
 def read_on_host(
     source: Any, executor: Any, prefetch: int, on_error: OnError, cache: BatchCache | None
 ) -> IndexedPipeline:
     """The source with its samples read on the host; refuses streams."""
+    if isinstance(source, IterablePipeline):
+        raise TypeError(
+            "DataLoader can give an executor, on_error and cache only to samples that have an index. An IterableSource "
+            "is drawn by a thread of its own, and HostMapTransform(fn, readers=4) says how many threads call fn. Leave "
+            "them out."
+        )
     if not isinstance(source, IndexedPipeline):
         raise TypeError(
             f"DataLoader can give an executor, on_error and cache only to samples that are read; "
@@ -64,12 +72,18 @@ def check_first_sample(source: Any) -> None:
     host.source.read_keyed(np.zeros(rows, np.int64), np.zeros((rows, 2), np.uint32) if host.source.keyed else None)
 
 
-def sharded(source: Any, sharding: jax.sharding.NamedSharding, placements: list[Any]) -> IndexedPipeline:
+def sharded(source: Any, sharding: jax.sharding.NamedSharding, placements: list[Any]) -> StagedPipeline:
     """The source with its batches over a mesh; refuses what cannot lie there."""
     caller = "DataLoader with a sharding"
-    if not isinstance(source, IndexedPipeline) or not source.plan.buckets[0].batchings:
+    if not isinstance(source, StagedPipeline) or not source.plan.buckets[0].batchings:
         raise TypeError(
             f"{caller} needs an indexed source and a BatchTransform after it: it is the batches that are sharded."
+        )
+    if isinstance(source, IterablePipeline) and not sharding.is_fully_addressable:
+        raise TypeError(
+            f"{caller} over several processes needs an indexed source: each process reads only its rows, and an "
+            "IterableSource has to be drawn whole. Without a sharding, give every process an iterable of its own part "
+            "of the data, by jax.process_index(), and join their batches with ms.sharding.distribute_global_batch."
         )
     if source.objects is not None:
         raise TypeError(f"{caller} makes arrays, and these samples are Python objects ({source.objects.found}).")
@@ -77,7 +91,7 @@ def sharded(source: Any, sharding: jax.sharding.NamedSharding, placements: list[
         raise ValueError(f"{caller} says already where batches go. Leave out the device of the DevicePutTransform.")
     for bucket in source.plan.buckets:
         check_batch_size("DataLoader", bucket.batchings[-1].size, sharding)
-    if source.host is not None and not sharding.is_fully_addressable:
+    if isinstance(source, IndexedPipeline) and source.host is not None and not sharding.is_fully_addressable:
         if not source.host.ordered:
             raise ValueError(
                 f"{caller} over several processes needs an executor with ordered=True: all take the same batch."
@@ -90,7 +104,7 @@ def sharded(source: Any, sharding: jax.sharding.NamedSharding, placements: list[
 def _attach(source: Stream, stage: Any, number: int) -> Stream:
     if isinstance(stage, type):
         raise TypeError(f"DataLoader stage {number} is the class {stage.__name__}. Write {stage.__name__}(...).")
-    if isinstance(stage, Stream | IndexedSource):
+    if isinstance(stage, Stream | IndexedSource | IterableSource):
         raise TypeError(f"DataLoader stage {number} is a source ({type(stage).__name__}). Only the first stage is one.")
     if not callable(stage):
         raise TypeError(

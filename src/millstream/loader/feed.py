@@ -8,11 +8,13 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from millstream.loader._finish import Finish, as_placed
+from millstream.loader._finish import Finish, as_placed, count_in_transit
 from millstream.loader._program import Program, gathering, next_batch
 from millstream.loader.agreement import require_agreement
 from millstream.loader.batch_info import describe_batch
+from millstream.loader.iterable_feed import IterableFeed
 from millstream.pipeline.compose import IndexedPipeline
+from millstream.pipeline.iterable import IterablePipeline
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.placement import readable
 from millstream.pipeline.state import LoaderState, check_origin, check_position
@@ -29,17 +31,15 @@ Real = int | np.ndarray | jax.Array
 # What is handed out, or None for a batch that is left out; the state after it; which of its rows count.
 Drawn = tuple[Any, PyTree, Real]
 
-_MADE_AHEAD = 2  # batches on their way to a device, or whose mask is on its way to the host
-
 
 class Cursor(Protocol):
     """Draws batches for one iterator."""
 
-    def draw(self, state: PyTree) -> Drawn:
-        """The batch of a state, which is the one after the last."""
+    def draw(self, state: PyTree) -> Drawn | None:
+        """The batch of a state, which is the one after the last; None if the data end before the steps do."""
         ...
 
-    def move(self, state: PyTree, steps: int) -> "Cursor":
+    def move(self, state: PyTree, steps: Any) -> "Cursor":
         """A cursor that draws `steps` batches from a different state."""
         ...
 
@@ -63,8 +63,8 @@ class Feed(Protocol):
         """The batch of a state, the state after it, and the mask."""
         ...
 
-    def cursor(self, state: PyTree, steps: int, with_info: bool) -> Cursor:
-        """Draws `steps` batches from a state on."""
+    def cursor(self, state: PyTree, steps: Any, with_info: bool) -> Cursor:
+        """Draws `steps` batches from a state on; None, where the length of a pass is unknown, for the rest of it."""
         ...
 
     def keep(self) -> None:
@@ -250,9 +250,7 @@ class HostFeed:
     def __init__(self, pipeline: IndexedPipeline, program: Program, masked: bool, device: Any) -> None:
         assert pipeline.host is not None
         self.stats = LoaderStats()
-        # A batch for a different device is on its way while the caller works on the ones before it. So is a mask that
-        # has to be read: it was computed before the step that the device is busy with.
-        self.made_ahead = _MADE_AHEAD if (masked or device is not None) and not program.effects else 0
+        self.made_ahead = count_in_transit(program, masked, device)
         self.pipeline = pipeline
         self.host = pipeline.host
         self.reader = reader_of(pipeline.host, pipeline.plan)
@@ -398,6 +396,8 @@ def check_run(caller: str, pipeline: IndexedPipeline, state: Any, steps: int) ->
 
 def feed_of(source: Any, program: Program, masked: bool, device: Any, prefetch: int) -> Feed:
     """The feed of a composed source."""
+    if isinstance(source, IterablePipeline):
+        return IterableFeed(source, program, masked, device, prefetch)
     if not isinstance(source, IndexedPipeline):
         return StreamFeed(program, masked, device)
     if isinstance(source, Pipeline) and source.host is None:

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 
 from millstream.loader.feed import Cursor, Drawn, Real
 from millstream.pipeline.policy import has_policy, set_policy_state
-from millstream.pipeline.state import LoaderState, S, checked_step
+from millstream.pipeline.state import LoaderState, S, checked_step, plain_state, state_from_plain
 from millstream.plan.plan import STEP_LIMIT
 from millstream.reading.contracts import B, PyTree
 from millstream.reading.interrupts import Interrupts, OneThread
@@ -59,7 +59,7 @@ class BatchIterator(Iterator[Item], Generic[B, S, Item]):
         self,
         cursor: Cursor,
         state: S,
-        steps: int,
+        steps: int | None,
         stats: LoaderStats,
         interrupts: Interrupts,
         *,
@@ -76,8 +76,9 @@ class BatchIterator(Iterator[Item], Generic[B, S, Item]):
         self.real: Real = 0
         self._start(state, steps)
 
-    def _start(self, state: Any, steps: int) -> None:
-        self._steps = self._undrawn = self._left = steps
+    def _start(self, state: Any, steps: int | None) -> None:
+        self._steps = steps
+        self._undrawn = self._left = sys.maxsize if steps is None else steps
         self._state = self._drawn_state = state
         self._drawn: collections.deque[Drawn | Exception] = collections.deque()
         self._replayed: list[tuple[Any, Real]] = []
@@ -144,12 +145,20 @@ class BatchIterator(Iterator[Item], Generic[B, S, Item]):
             except Exception as error:
                 self._drawn.append(error)
                 return
+            if drawn is None:
+                self._undrawn = 0
+                return
             self._undrawn -= 1
             self._drawn_state = drawn[1]
             self._drawn.append(drawn)
 
     def __len__(self) -> int:
         """Batches this iterator was made for, from first to last."""
+        if self._steps is None:
+            raise TypeError(
+                "An iterator over an IterableSource without a length ends when the pass ends, and has no len(). Give "
+                "iterate steps=n, or the source length=n."
+            )
         return self._steps
 
     @property
@@ -180,15 +189,10 @@ class BatchIterator(Iterator[Item], Generic[B, S, Item]):
             >>> other.set_state(saved)  # continues with the second batch
         """
         with self._one_thread:
-            state, left = self.state, self._left
+            state, left = self.state, None if self._steps is None else self._left
         if not isinstance(state, LoaderState):
             raise TypeError("get_state has plain values only for indexed sources; a stream has its `.state`, a pytree.")
-        return {
-            "key": np.asarray(state.key).tolist(),
-            "step": int(state.step),
-            "left": left,
-            "origin": [list(pair) for pair in state.origin],
-        }
+        return {**plain_state(state), "left": left}
 
     def set_state(self, saved: Mapping[str, PyTree]) -> None:
         """Continue from what `get_state` gave, of this loader or one like it, with the batches that were left then."""
@@ -244,7 +248,10 @@ class BatchIterator(Iterator[Item], Generic[B, S, Item]):
     @never_raising
     def __repr__(self) -> str:
         step = f"step {value_text(self._state.step)}, " if isinstance(self._state, LoaderState) else ""
-        left = "endless" if self._steps == sys.maxsize else f"{self._left:,} of {self._steps:,} batches left"
+        if self._steps is None:
+            left = "to the end of the pass"
+        else:
+            left = "endless" if self._steps == sys.maxsize else f"{self._left:,} of {self._steps:,} batches left"
         return f"{type(self).__name__}({step}{left})"
 
 
@@ -276,19 +283,21 @@ class _WaitClock:
         self._stats.batches += 1
 
 
-def _position(saved: Any) -> tuple[LoaderState, int]:
+def _position(saved: Any) -> tuple[LoaderState, int | None]:
     """The state and the number of batches left that `get_state` has written down."""
     try:
         require_mapping("set_state", "saved", saved)
-        key, left = [int(word) for word in saved["key"]], saved["left"]
-        origin = tuple((what, words) for what, words in saved["origin"])
-        step = np.asarray(checked_step("set_state", saved["step"], STEP_LIMIT), np.uint32)
-        if not all(0 <= word < 1 << 32 for word in key):
-            raise ValueError(f"set_state needs a key of numbers from 0 to 4,294,967,295. Got {key}.")
+        left = saved["left"]
+        for name in ("key", "progress") if "progress" in saved else ("key",):
+            if not all(0 <= int(word) < 1 << 32 for word in saved[name]):
+                raise ValueError(f"set_state needs a {name} of numbers from 0 to 4,294,967,295. Got {saved[name]}.")
+        checked_step("set_state", saved["step"], STEP_LIMIT)
+        state = state_from_plain(saved)
     except (KeyError, TypeError):
         raise TypeError(
             "set_state needs what get_state has given: a dict with key, step, left and origin. "
             f"Got {describe_value(saved)}."
         ) from None
-    require_int("set_state", "left", left, least=0)
-    return LoaderState(np.asarray(key, np.uint32), step, origin), left  # pyright: ignore[reportArgumentType]
+    if left is not None or state.progress is None:
+        require_int("set_state", "left", left, least=0)
+    return state, left

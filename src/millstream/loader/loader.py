@@ -30,6 +30,7 @@ from millstream.loader.summary import loader_text
 from millstream.pipeline.bucketed import BucketedPipeline
 from millstream.pipeline.compose import IndexedPipeline, masking_stages
 from millstream.pipeline.host_calls import call_and_wait
+from millstream.pipeline.iterable import IterablePipeline
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.policy import has_policy, set_policy_state
 from millstream.pipeline.state import S, check_origin, check_position, checked_step, is_traced
@@ -42,6 +43,7 @@ from millstream.reading.contracts import B, IndexedSource, PyTree, Stream
 from millstream.reading.executor import Executor, InGraph
 from millstream.reading.fingerprint import fingerprint
 from millstream.reading.interrupts import Interrupts
+from millstream.reading.iterable import IterableSource
 from millstream.reading.reading import OnError
 from millstream.reading.stats import LoaderStats
 from millstream.sharding import as_batch_sharding
@@ -68,8 +70,8 @@ Output = TypeVar("Output")
 Value = TypeVar("Value")
 
 # Stages that keep samples readable in any order, and those that may not: what comes after these has its own states.
-IndexedStage = IndexedSource | Callable[[Pipeline], Pipeline]
-Stage = IndexedSource | Stream | Callable[[Pipeline], Stream]
+IndexedStage = IndexedSource | IterableSource | Callable[[Pipeline], Pipeline]
+Stage = IndexedSource | IterableSource | Stream | Callable[[Pipeline], Stream]
 
 
 class LoaderOptions(TypedDict, total=False):
@@ -124,7 +126,9 @@ class DataLoader(Generic[B, S]):
 
     @overload
     def __init__(
-        self, pipeline: Sequence[IndexedStage] | IndexedSource | Pipeline, **options: Unpack[LoaderOptions]
+        self,
+        pipeline: Sequence[IndexedStage] | IndexedSource | IterableSource | Pipeline,
+        **options: Unpack[LoaderOptions],
     ) -> None: ...
     @overload
     def __init__(
@@ -136,7 +140,7 @@ class DataLoader(Generic[B, S]):
     ) -> None: ...
     def __init__(
         self,
-        pipeline: Sequence[Stage] | IndexedSource | Stream,
+        pipeline: Sequence[Stage] | IndexedSource | IterableSource | Stream,
         *,
         executor: Executor | InGraph | None = None,
         prefetch: int = 2,
@@ -230,7 +234,7 @@ class DataLoader(Generic[B, S]):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches in one epoch."""
+        """Batches in one epoch; None for an `IterableSource` without a length."""
         return self._source.steps_per_epoch
 
     def element_spec(self) -> PyTree:
@@ -259,6 +263,8 @@ class DataLoader(Generic[B, S]):
     @property
     def is_random(self) -> bool:
         """Whether batches depend on the key: samples are shuffled or drawn, a stage is random, or it is a stream."""
+        if isinstance(self._source, IterablePipeline):
+            return self._source.is_random
         if not isinstance(self._source, IndexedPipeline):
             return True
         plan, host = self._source.plan, self._source.host
@@ -297,8 +303,10 @@ class DataLoader(Generic[B, S]):
             return self._beside_data(self._source.init_state(key, step))
         step = checked_step("init_state", step, STEP_LIMIT)
         if is_traced(step) or step != 0:
+            found = "an IterableSource" if isinstance(self._source, IterablePipeline) else type(self._source).__name__
             raise ValueError(
-                f"init_state can start only indexed sources at step {step}; {type(self._source).__name__} is a stream."
+                f"init_state can start only indexed sources at step {step}; {found} is a stream, which has to be drawn "
+                "in order. Keep a state that an iterator had: batches.state."
             )
         return self._beside_data(self._source.init_state(key))
 
@@ -317,7 +325,7 @@ class DataLoader(Generic[B, S]):
         """The next batch, the state after it, and the mask of real rows. Pure: works under jit, vmap, grad and scan."""
         self._check_state("next_batch", state)
         if is_traced(state):
-            self._require_auto_mesh("next_batch inside jax.jit")
+            self._require_program("next_batch inside jax.jit")
             self._warn_of_constants()
             return next_batch(self._program.static, self._program.arrays, state)
         if isinstance(self._source, IndexedPipeline):
@@ -347,25 +355,37 @@ class DataLoader(Generic[B, S]):
 
         Args:
             state: Where to start; it is not changed, so iterating from it again gives the same batches.
-            steps: How many batches; they may run through several epochs. By default those left in the state's epoch.
+            steps: How many batches; they may run through several epochs. By default those left in the state's epoch, so
+                also to the end of a pass whose length is not known.
             with_info: Yield (batch, mask, info), where `info` is a `BatchInfo`: epoch, indices, seeds and the like.
             replay: Make only that many batches and hand them out again and again: how fast would the loop be if batches
                 took no time?
         """
         self._check_state("iterate", state)
-        indexed = isinstance(self._source, IndexedPipeline)
-        first = check_position("iterate", state, self._source.plan.step_limit) if indexed else 0
-        if steps is None:
-            steps = self.steps_per_epoch - first % self.steps_per_epoch
-        require_int("iterate", "steps", steps, least=0)
+        steps = self._steps_left(state) if steps is None else steps
+        if steps is not None:
+            require_int("iterate", "steps", steps, least=0)
         require_bool("iterate", "with_info", with_info)
         if replay is not None:
             require_int("iterate", "replay", replay, least=1)
-        if indexed:
+            if steps is None:
+                raise ValueError("iterate with replay= over an IterableSource needs steps=, how many batches to give.")
+        if isinstance(self._source, IndexedPipeline):
+            assert steps is not None
             check_run("iterate", self._source, state, steps)
         feed, self._interrupts = self._feed, self._interrupts.following()
-        cursor = feed.cursor(state, steps if replay is None else min(steps, replay), with_info)
+        made = steps if replay is None or steps is None else min(steps, replay)
+        cursor = feed.cursor(state, made, with_info)
         return BatchIterator(cursor, state, steps, feed.stats, self._interrupts, ahead=feed.made_ahead, replay=replay)
+
+    def _steps_left(self, state: Any) -> int | None:
+        """Batches left in the epoch of a state; None if that is not known."""
+        if isinstance(self._source, IterablePipeline):
+            return self._source.steps_left(state)
+        first = 0
+        if isinstance(self._source, IndexedPipeline):
+            first = check_position("iterate", state, self._source.plan.step_limit)
+        return self.steps_per_epoch - first % self.steps_per_epoch
 
     def stats(self) -> LoaderStats:
         """Counts and times of all batches of this loader so far; printed, a table that names the bottleneck."""
@@ -458,7 +478,7 @@ class DataLoader(Generic[B, S]):
         require_arguments("scan_epoch", "body_fn", body_fn, "carry, batch, mask")
         if not isinstance(unroll, bool):
             require_int("scan_epoch", "unroll", unroll, least=1)
-        self._require_auto_mesh("scan_epoch")
+        self._require_program("scan_epoch")
         if is_traced((state, carry)):
             self._warn_of_constants()
             return self._scan_carry(scan, state, carry, body_fn, unroll)
@@ -530,7 +550,7 @@ class DataLoader(Generic[B, S]):
         require_int(caller, "width", width, least=1)
         if not 0 <= count <= width:
             raise ValueError(f"{caller} needs a count from 0 to its width, {width}. Got {count}.")
-        self._require_auto_mesh(caller)
+        self._require_program(caller)
         static, carried = self._settled(state, carry, body_fn, before_fn)
         self._feed.begin_programs(count)
         given = state, static, carried, np.int32(count), body_fn, before_fn, width
@@ -551,6 +571,8 @@ class DataLoader(Generic[B, S]):
         None if that is known only when a batch is made, since a stage sets the mask or samples may be skipped.
         """
         self._check_state("sample_counter", state)
+        if isinstance(self._source, IterablePipeline):
+            self._source.refuse_program("fuse=")
         if self._masking or (self._reads and self._source.host.tolerant):
             return None
         if isinstance(self._source, IndexedPipeline):
@@ -591,11 +613,16 @@ class DataLoader(Generic[B, S]):
         self._check_state("set_policy_state", state)
         return set_policy_state("set_policy_state", state, policy_state, new_episode)
 
-    def _require_auto_mesh(self, caller: str) -> None:
+    def _require_program(self, caller: str) -> None:
+        """Refuse a pipeline that a compiled program cannot draw from."""
+        if isinstance(self._source, IterablePipeline):
+            self._source.refuse_program(caller)
         if isinstance(self._source, IndexedPipeline) and self._source.placement is not None:
             self._source.placement.require_auto(caller)
 
     def _check_state(self, caller: str, state: PyTree) -> None:
+        if isinstance(self._source, IterablePipeline):
+            return self._source.check_state(caller, state)
         if isinstance(self._source, IndexedPipeline):
             return check_origin(caller, state, self._source.origin)
         expected, found = self._state_structure, jax.tree.structure(state)

@@ -5,6 +5,7 @@ from typing import Any
 
 from millstream.loader.build import stages
 from millstream.pipeline.compose import IndexedPipeline
+from millstream.pipeline.iterable import IterablePipeline
 from millstream.pipeline.streams import stages_of
 from millstream.reading.derived_sources import CollatedSource, named_parts
 from millstream.reading.host_source import HostSource
@@ -21,7 +22,9 @@ def loader_text(loader: Any) -> str:
     path = " -> ".join(_stage_texts(loader.pipeline))
     specs = loader.element_specs()
     facts = ["Python objects" if specs[0] is None else f"batch {' or '.join(map(value_text, specs))}"]
-    facts.append(f"{loader.steps_per_epoch:,} step{'' if loader.steps_per_epoch == 1 else 's'} per epoch")
+    length = loader.steps_per_epoch
+    known = length is not None
+    facts.append(f"{length:,} step{'' if length == 1 else 's'} per epoch" if known else "epochs of unknown length")
     facts += [
         f"{name}={value_text(loader.options[name])}" for name in ("executor", "cache") if loader.options.get(name)
     ]
@@ -33,6 +36,9 @@ def loader_text(loader: Any) -> str:
 def _stage_texts(pipeline: Any) -> Iterator[str]:
     if isinstance(pipeline, IndexedPipeline):
         yield from _source_texts(pipeline)
+    elif isinstance(pipeline, IterablePipeline):
+        _, *mapped = _host_names(pipeline.source)
+        yield from (pipeline.iterable.name, *mapped)
     else:
         stream = pipeline
         for _ in stages_of(pipeline):
@@ -45,8 +51,13 @@ def _stage_texts(pipeline: Any) -> Iterator[str]:
 
 def _source_texts(pipeline: IndexedPipeline) -> Iterator[str]:
     source = pipeline.source
-    names = ["arrays" if source is None else source_name(source)]
-    if isinstance(source, HostSource):
-        names = [name for name, part in named_parts(source) if not isinstance(part, CollatedSource)]
+    names = _host_names(source) or ["arrays" if source is None else source_name(source)]
     yield f"{names[0].partition('(')[0]}({pipeline.plan.samples:,} samples)"
     yield from names[1:]
+
+
+def _host_names(source: Any) -> list[str]:
+    """A source that is read on the host and the functions over it, by name."""
+    if not isinstance(source, HostSource):
+        return []
+    return [name for name, part in named_parts(source) if not isinstance(part, CollatedSource)]

@@ -1,6 +1,7 @@
 """What a loop draws its batches from: any iterable, or a loader, whose state is then the loop's to keep."""
 
 import operator
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -11,7 +12,7 @@ import numpy as np
 
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.schedules import Period
-from millstream.pipeline.state import LoaderState
+from millstream.pipeline.state import LoaderState, plain_state, state_from_plain
 from millstream.reading.contracts import IndexedSource, PyTree, Stream, T
 from millstream.text.errors import describe_value, differences, function_name, raised_in
 
@@ -39,8 +40,8 @@ def save_position(state: PyTree, iterator: Any, loader: Any) -> tuple[Position, 
         loader: The loader, for what it can say of itself.
     """
     if isinstance(state, LoaderState):
-        position: Position = {"kind": "loader", "key": np.asarray(state.key).tolist(), "step": int(state.step)}
-        return {**position, "origin": _pairs(state.origin), "contents": _pairs(contents_of(loader))}, None
+        contents = [list(pair) for pair in contents_of(loader)]
+        return {"kind": "loader", **plain_state(state), "contents": contents}, None
     if state is not None:
         return {"kind": "stream"}, state
     if hasattr(iterator, "get_state") and hasattr(iterator, "set_state"):
@@ -55,9 +56,9 @@ def require_position(position: Any) -> None:
     if position["kind"] == "iterator":
         position["state"]
     if position["kind"] == "loader":
-        words = [*np.ravel(position["key"]).tolist(), position["step"]]
+        words = [*np.ravel(position["key"]).tolist(), position["step"], *position.get("progress", ())]
         if any(type(word) is not int or not 0 <= word < 1 << 32 for word in words):
-            raise ValueError(f"the key and the step of the loader are {words}")
+            raise ValueError(f"the key, the step and the progress of the loader are {words}")
         for what, said in (*position["origin"], *position["contents"]):
             if not isinstance(what, str) or not isinstance(said, str):
                 raise ValueError("what the loader says of itself is not text")
@@ -69,14 +70,9 @@ def contents_of(loader: Any) -> tuple[tuple[str, str], ...]:
     return () if contents is None else contents()
 
 
-def _pairs(words: Iterable[tuple[str, str]]) -> list[list[str]]:
-    return [list(pair) for pair in words]
-
-
 def saved_loader_state(position: Position) -> LoaderState:
     """The state of a loader as it was saved, whatever loader there is now."""
-    origin = tuple((what, words) for what, words in position["origin"])
-    return LoaderState(jnp.asarray(position["key"], jnp.uint32), jnp.asarray(position["step"], jnp.uint32), origin)
+    return jax.tree.map(jnp.asarray, state_from_plain(position))
 
 
 def loader_state_at(caller: str, position: Position, loader: Any, key: Any) -> LoaderState:
@@ -97,7 +93,7 @@ def loader_state_at(caller: str, position: Position, loader: Any, key: Any) -> L
         raise ValueError(
             f"{caller} resumes only with the same data in the same order. They differ in\n{differing}\n{_ON_PURPOSE}"
         )
-    return loader.init_state(words, position["step"])
+    return loader.init_state(words, position["step"]) if state.progress is None else saved_loader_state(position)
 
 
 def seek(caller: str, position: Position, dataset: Iterable[Any], steps: int) -> Any:
@@ -144,8 +140,8 @@ class Loader(Protocol[T]):
     """Batches as a function of key and step, such as `ms.DataLoader`."""
 
     @property
-    def steps_per_epoch(self) -> int:
-        """Batches in one epoch."""
+    def steps_per_epoch(self) -> int | None:
+        """Batches in one epoch; None if only the data know."""
         ...
 
     def init_state(self, key: jax.Array, step: int = 0) -> PyTree:
@@ -210,7 +206,10 @@ class LoaderBatches:
         self._iterator = self._open(state)
 
     def _open(self, state: PyTree) -> Any:
-        steps = max(self._loader.steps_per_epoch, _MANY) if self._left is None else self._left
+        steps = self._left
+        if steps is None:  # what is drawn in order would be drawn again, if it was opened again in the middle of a pass
+            in_order = getattr(state, "progress", None) is not None
+            steps = sys.maxsize if in_order else max(self._loader.steps_per_epoch, _MANY)
         self._in_vain += steps
         return self._loader.iterate(state, steps=steps)
 
@@ -231,7 +230,7 @@ class LoaderBatches:
 
     def _open_again(self) -> None:
         """Continue after the last batch; those that were skipped, because they could not be read, are made up for."""
-        if self._in_vain >= max(self._loader.steps_per_epoch, _HOPELESS):
+        if self._in_vain >= max(self._loader.steps_per_epoch or 0, _HOPELESS):
             raise RuntimeError(
                 f"{self._caller} needs batches that can be read. The loader has skipped the last {self._in_vain:,}. "
                 'on_error="raise" shows their errors, on_error="skip item" keeps their good rows.'
@@ -341,6 +340,11 @@ def loader_state(caller: str, loader: Any, key: Any, data_state: PyTree, step: i
             )
         key = jax.random.key(0)  # any will do
     return loader.init_state(key, step) if step else loader.init_state(key)
+
+
+def one_pass(caller: str, loader: Any, key: Any, data_state: PyTree, step: int) -> Iterator[Any]:
+    """The batches of one pass over a loader that does not know how many they are; they end by themselves."""
+    return loader.iterate(loader_state(caller, loader, key, data_state, step))
 
 
 def _checked_size_fn(batch_size_fn: Callable[[Any], int]) -> Callable[[Any], int]:

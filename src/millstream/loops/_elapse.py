@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from millstream.loops._clock import Clock
-from millstream.loops._dataset import Loader, as_dataset, open_batches
+from millstream.loops._dataset import Loader, as_dataset, one_pass, open_batches
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.schedules import Period, as_epoch, as_stop
 from millstream.loops.signatures import Dataset, Point, Stop
@@ -51,8 +51,12 @@ def elapse(
         raise TypeError(f"elapse needs batch_size_fn to be a function. Got {describe_value(batch_size_fn)}.")
     dataset = as_dataset("elapse", dataset)
     if isinstance(dataset, Loader):
-        stop = Period(epochs=1 + (0 if initial is None else initial.epochs or 0)) if stop is None else stop
         epoch_duration = dataset.steps_per_epoch if epoch_duration is None else epoch_duration
+        if stop is None and dataset.steps_per_epoch is None:
+            dataset = one_pass("elapse", dataset, key, data_state, 0 if initial is None else initial.steps)
+            data_state = None
+        elif stop is None:
+            stop = Period(epochs=1 + (0 if initial is None else initial.epochs or 0))
     stops = None if stop is None else as_stop("elapse", stop)
     clock = Clock(initial, None if epoch_duration is None else as_epoch("elapse", epoch_duration))
     point = stops if isinstance(stops, Period) else None

@@ -106,7 +106,7 @@ class Steps:
     def draw_again(self, saved: SavedRun) -> None:
         """Have the batch of a saved step again, where the data can give it twice."""
         parts, state, before = self._parts, saved.data_state, saved.elapsed.step_before()
-        if isinstance(state, LoaderState):
+        if isinstance(state, LoaderState) and state.progress is None:
             parts.batches = parts.open(before, dataclasses.replace(state, step=state.step - 1))
         elif saved.position["kind"] == "iterable":
             parts.batches = parts.open(before)

@@ -9,10 +9,10 @@ import numpy as np
 
 from millstream.loops import named
 from millstream.loops._acting import Policy
-from millstream.loops._dataset import Loader, as_dataset
+from millstream.loops._dataset import Loader, as_dataset, one_pass
 from millstream.loops._history import History
 from millstream.loops._run import Run
-from millstream.loops._run_parts import LoopOptions
+from millstream.loops._run_parts import LoopOptions, caller_of
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.loop_state import LoopOutput, S
 from millstream.loops.named import NamedTasks
@@ -94,9 +94,16 @@ def _run_once(
     state: Any, dataset: Any, tasks: NamedTasks, each: list[Any], options: LoopOptions, **more: Any
 ) -> LoopOutput:
     """A loop over a whole dataset, unless its options say when to stop, with these callbacks at each step."""
-    stop = whole(dataset) if options.stop is None else options.stop
+    options = dataclasses.replace(options, **more)
+    if options.stop is None and isinstance(dataset, Loader):
+        length, start = dataset.steps_per_epoch, 0 if options.elapsed is None else options.elapsed.steps
+        if length is None:
+            dataset = one_pass(caller_of(options.name), dataset, options.key, options.data_state, start)
+            options = dataclasses.replace(options, data_state=None)
+        else:
+            options = dataclasses.replace(options, stop=Period(length))
     pairs = [*((always(), callbacks) for callbacks in each), *tasks.others]
-    return Run(state, dataset, pairs, dataclasses.replace(options, stop=stop, **more)).run()
+    return Run(state, dataset, pairs, options).run()
 
 
 @answer_keywords
@@ -161,8 +168,3 @@ def predict_loop(
     each = [due[named.on_predict_batch_begin], due[named.on_predict_step], due[named.on_predict_batch_end]]
     start, end = due[named.on_predict_begin], due[named.on_predict_end]
     return _run_once(state, dataset, due, each, options, name="predict", on_start=start, on_end=end)
-
-
-def whole(dataset: Any) -> Any:
-    """Where one pass over a dataset ends, if it does not end by itself."""
-    return Period(dataset.steps_per_epoch) if isinstance(dataset, Loader) else None

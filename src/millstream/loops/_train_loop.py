@@ -16,7 +16,7 @@ from millstream.loops._history import History
 from millstream.loops._inner_loop import InnerLoopOptions, inner_loop
 from millstream.loops._run import Run
 from millstream.loops._run_parts import LoopOptions
-from millstream.loops._test_loop import run_test, whole
+from millstream.loops._test_loop import run_test
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.loop_state import LoopOutput, S
 from millstream.loops.named import NamedTasks
@@ -178,9 +178,8 @@ def _test(
     state: Any, *, dataset: Any, tasks: NamedTasks, duration: Any, policy: Policy, options: LoopOptions
 ) -> LoopOutput:
     dataset = as_dataset("train_loop", dataset)
-    stop = whole(dataset) if duration is None else duration
     policy = policy if has_policy(dataset) else None
-    return run_test(state, dataset, tasks, dataclasses.replace(options, stop=stop, policy=policy))
+    return run_test(state, dataset, tasks, dataclasses.replace(options, stop=duration, policy=policy))
 
 
 def _require_sense(tasks: NamedTasks, test_dataset: Any, epoch_duration: Any) -> None:

@@ -201,7 +201,7 @@ def _now_and_before(elapsed: Elapsed, unit: str) -> tuple[Any, Any]:
     if elapsed.epochs is None:
         raise ValueError(
             "A schedule by epochs needs a run that knows how long an epoch is: give the loop epoch_duration, "
-            "or a DataLoader, which says it itself."
+            "or a DataLoader, which says it itself (over an IterableSource, if that has length=)."
         )
     return elapsed.epochs, elapsed.epochs_before
 

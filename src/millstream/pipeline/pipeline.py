@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.typing import ArrayLike
 
+from millstream.pipeline.iterable import IterablePipeline
 from millstream.pipeline.placement import BatchPlacement
 from millstream.pipeline.read_in_graph import read_in_graph
 from millstream.pipeline.rows import blank, sample_spec, take
@@ -25,6 +26,7 @@ from millstream.plan.plan import Plan, Rows
 from millstream.plan.planned import Coordinates
 from millstream.reading.contracts import IndexedSource, PyTree, Stream
 from millstream.reading.host_source import HostSource, as_host_source
+from millstream.reading.iterable import IterableSource
 from millstream.reading.read_config import ReadConfig
 from millstream.reading.samples import ObjectSpec
 from millstream.reading.view import View
@@ -49,6 +51,8 @@ def as_stream(source: object) -> Stream:
         )
     if isinstance(source, Stream):
         return source
+    if isinstance(source, IterableSource):
+        return IterablePipeline(source, _over(source.items, Plan(len(source.items), source.items.ordering)))
     if isinstance(source, IndexedSource):
         if len(source) > MAX_IN_GRAPH:
             raise ValueError(

@@ -1,6 +1,7 @@
-"""The state of an indexed pipeline: a key and a step, and static words on which pipeline they belong to."""
+"""The state of a pipeline: a key and a step, and static words on which pipeline they belong to."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -38,17 +39,24 @@ class LoaderState:
         key: The raw data of the run's key, uint32.
         step: Batches drawn so far, uint32.
         origin: What the pipeline is, in words; static, so a state of a different pipeline is refused at no cost.
+        progress: Of an `IterableSource`, how far the pass is: passes that are over, samples given and items drawn in
+            this one, and two words of a hash of the last item, uint32. None for indexed sources.
     """
 
     key: jax.Array
     step: jax.Array
     origin: Origin = dataclasses.field(metadata={"static": True})
+    progress: jax.Array | None = None
 
     @never_raising
     def __repr__(self) -> str:
         is_one = not is_traced(self.key) and np.ndim(self.key) == 1
         key = np.asarray(self.key).tolist() if is_one else value_text(self.key)
-        return f"LoaderState(key={key}, step={value_text(self.step)})"
+        place = ""
+        if self.progress is not None and not is_traced(self.progress):
+            epoch, given, *_ = np.asarray(self.progress).tolist()
+            place = f", epoch={epoch}, given={given}"
+        return f"LoaderState(key={key}, step={value_text(self.step)}{place})"
 
 
 # The type of a loader's states: streams have their own.
@@ -60,6 +68,22 @@ else:
     from typing import TypeVar
 
     S = TypeVar("S")
+
+
+def plain_state(state: LoaderState) -> dict[str, Any]:
+    """A state as values that JSON has."""
+    progress = {} if state.progress is None else {"progress": np.asarray(state.progress).tolist()}
+    place = {"key": np.asarray(state.key).tolist(), "step": int(state.step), **progress}
+    return {**place, "origin": [list(pair) for pair in state.origin]}
+
+
+def state_from_plain(saved: Mapping[str, Any]) -> LoaderState:
+    """The state that `plain_state` has written down; anything else raises some error."""
+    origin = tuple((what, words) for what, words in saved["origin"])
+    words: dict[str, Any] = {
+        name: np.asarray(saved[name], np.uint32) for name in ("key", "step", "progress") if name in saved
+    }
+    return LoaderState(origin=origin, **words)
 
 
 def is_traced(tree: Any) -> bool:

@@ -8,6 +8,7 @@ from millstream.pipeline.compose import compose
 from millstream.pipeline.pipeline import Pipeline
 from millstream.plan.plan import Batching
 from millstream.reading.contracts import IndexedSource, PyTree, Stream
+from millstream.reading.iterable import IterableSource
 
 
 class Transform:
@@ -63,7 +64,7 @@ class Transform:
     @overload
     def __call__(self, source: IndexedSource | Pipeline) -> Pipeline: ...
     @overload
-    def __call__(self, source: Stream) -> Stream: ...
-    def __call__(self, source: IndexedSource | Stream) -> Stream:
+    def __call__(self, source: Stream | IterableSource) -> Stream: ...
+    def __call__(self, source: IndexedSource | Stream | IterableSource) -> Stream:
         """Put this stage after a source."""
         return compose(source, self)

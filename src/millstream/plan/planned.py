@@ -76,17 +76,21 @@ class Coordinates:
 
     def pack(self, words: np.ndarray, steps: np.ndarray) -> np.ndarray:
         """The numbers of some steps, a row each."""
-        rows = self.plan.rows_at(np, words, steps)
-        found = {(name, level): getattr(at, name) for level, at in enumerate(rows) for name in _FIELDS}
-        last, first = len(rows) - 1, self.plan.first_batch
-        if first:
-            found["element", 0] = rows[0].element + rows[0].element.dtype.type(first)
-        if self.indices or last in self.keyed:
-            positions = found["element", last] = self.plan.positions(np, words, rows)
+        rows, indices = self.plan.rows_at(np, words, steps), None
+        if self.indices or len(rows) - 1 in self.keyed:
+            positions = self.plan.positions(np, words, rows)
+            rows[-1] = dataclasses.replace(rows[-1], element=positions)
             if self.indices:
-                found["indices", last] = self.plan.indices(np, words, rows[-1].epoch, positions)
-        columns = [found[name, level].reshape(len(steps), -1).astype(np.uint32) for name, level, _ in self._parts]
-        return np.concatenate(columns, axis=1)
+                indices = self.plan.indices(np, words, rows[-1].epoch, positions)
+        if self.plan.first_batch:
+            first = rows[0].element.dtype.type(self.plan.first_batch)
+            rows[0] = dataclasses.replace(rows[0], element=rows[0].element + first)
+        return self.arrange(len(steps), rows, indices)
+
+    def arrange(self, steps: int, rows: list[Rows], indices: Array = None) -> np.ndarray:
+        """The numbers of that many steps, a row each, from the rows of every level."""
+        found = [indices if name == "indices" else getattr(rows[level], name) for name, level, _ in self._parts]
+        return np.concatenate([part.reshape(steps, -1).astype(np.uint32) for part in found], axis=1)
 
     def unpack(self, xp: ModuleType, numbers: Array) -> tuple[list[Rows], Array | None]:
         """The rows of every level, with what is wanted of them, and the indices. It can be traced."""
@@ -106,9 +110,6 @@ class Coordinates:
             for level in range(len(axes) + 1)
         ]
         return rows, found.get(("indices", len(axes)))
-
-
-_FIELDS = ("epoch", "element", "mask")
 
 
 class PlannedSteps:

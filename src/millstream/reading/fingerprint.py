@@ -35,9 +35,9 @@ def fingerprint(source: Any) -> str | None:
         samples, again = source.read(indices), source.read(indices[[0, -1]])
     except Exception:  # which may be over when they are read again, so that nothing is known of them
         return None
-    if _hash(again) != _hash(_ends(samples)):
+    if samples_hash(again) != samples_hash(_ends(samples)):
         return _CHANGING
-    return _hash(samples) or _OBJECTS
+    return samples_hash(samples) or _OBJECTS
 
 
 def identity(source: IndexedSource, *, reads: bool = True) -> tuple[tuple[str, Any], ...]:
@@ -103,7 +103,8 @@ def _ends(samples: Any) -> Any:
     return jax.tree.map(lambda leaf: np.asarray(leaf)[[0, -1]], samples)
 
 
-def _hash(samples: Any) -> str | None:
+def samples_hash(samples: Any) -> str | None:
+    """A hash of a tree of arrays and plain values; None if it has anything else in it."""
     import jax
 
     digest = hashlib.sha256()

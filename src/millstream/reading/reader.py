@@ -110,16 +110,21 @@ class ReadAhead:
 
     def _count(self, request: Any, filled: ReadBatch) -> ReadBatch:
         filled.request = request
-        stats, report = self.stats, filled.report
-        for leaf in filled.rows:
-            stats.nbytes += leaf.nbytes
-        stats.samples += filled.samples - len(report.failed)
-        stats.failed += len(report.failed)
-        stats.restarts += filled.restarts
-        stats.cached += filled.cached
-        for name, seconds in report.times.items():
-            stats.reading[name] = stats.reading.get(name, 0.0) + seconds
+        count_batch(self.stats, filled)
         return filled
+
+
+def count_batch(stats: LoaderStats, filled: ReadBatch) -> None:
+    """Add what came of reading a batch to the statistics of its loader."""
+    report = filled.report
+    for leaf in filled.rows:
+        stats.nbytes += leaf.nbytes
+    stats.samples += filled.samples - len(report.failed)
+    stats.failed += len(report.failed)
+    stats.restarts += filled.restarts
+    stats.cached += filled.cached
+    for name, seconds in report.times.items():
+        stats.reading[name] = stats.reading.get(name, 0.0) + seconds
 
 
 def _forget(backend: Backend, pending: dict[int, Any], on_close: Callable[[], None]) -> None:

@@ -4,6 +4,7 @@ from millstream.plan.ordering import Shuffle as Shuffle
 from millstream.reading.contracts import IndexedSource as IndexedSource
 from millstream.reading.contracts import Stream as Stream
 from millstream.reading.host_source import HostSource as HostSource
+from millstream.reading.iterable import IterableSource as IterableSource
 from millstream.reading.samples import spec_of as spec_of
 from millstream.sources.array import ArraySampleSource as ArraySampleSource
 from millstream.sources.csv import CsvSource as CsvSource

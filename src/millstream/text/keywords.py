@@ -92,6 +92,14 @@ _FOREIGN: dict[str, dict[str, str]] = {
     "ArraySampleSource": _SOURCE,
     "DatasetSource": {**_SOURCE, "collate_fn": "write ms.BatchTransform(32, collate=fn)"},
     "DiskSampleSource": _SOURCE,
+    "IterableSource": {
+        **dict.fromkeys(("buffer_size", "shuffle_buffer_size", "shuffle", "buffer"), "write shuffle_buffer=10_000"),
+        **dict.fromkeys(("size", "num_samples", "steps_per_epoch"), "write length=n, the number of samples in a pass"),
+        **dict.fromkeys(("seed", "rng", "key", "generator"), _KEY),
+        **dict.fromkeys(("batch_size", "batch"), _BATCH_SIZE),
+        **dict.fromkeys(("transform", "transforms", "map_fn"), _STAGE),
+        **dict.fromkeys(("num_workers", "workers"), "threads call host stages: ms.HostMapTransform(fn, readers=4)"),
+    },
     "BatchTransform": {
         **dict.fromkeys(("shuffle", "seed"), _ORDER),
         **dict.fromkeys(("collate_fn", "batch_fn"), "write collate=fn"),

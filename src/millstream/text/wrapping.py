@@ -42,7 +42,8 @@ def source_advice(value: Any) -> str | None:
 
 
 ITERABLE = (
-    "What can only be iterated has no index. Make a list of its samples: ms.DatasetSource(list(samples)). If it yields "
+    "What can only be iterated has no index. Draw it in order, from a function that makes it for every epoch: "
+    "ms.sources.IterableSource(make). Or make a list of its samples: ms.DatasetSource(list(samples)). If it yields "
     "whole batches, give it to ms.train_loop as the dataset, without a DataLoader."
 )
 

@@ -5,11 +5,13 @@ from collections.abc import Callable
 from typing import ClassVar, overload
 
 from millstream.pipeline.bucketed import BucketedPipeline
+from millstream.pipeline.iterable import IterablePipeline
 from millstream.pipeline.pipeline import Pipeline, as_stream
 from millstream.pipeline.transform import Transform
 from millstream.plan.plan import Batching, Ending
 from millstream.reading.contracts import IndexedSource, PyTree, Stream
 from millstream.reading.derived_sources import CollatedSource
+from millstream.reading.iterable import IterableSource
 from millstream.reading.samples import TRIED
 from millstream.text.errors import function_name, require_bool, require_callable, require_int
 from millstream.text.keywords import answer_keywords
@@ -61,13 +63,13 @@ class BatchTransform(Transform):
     @overload
     def __call__(self, source: IndexedSource | Pipeline) -> Pipeline: ...
     @overload
-    def __call__(self, source: Stream) -> Stream: ...
-    def __call__(self, source: IndexedSource | Stream) -> Stream:
+    def __call__(self, source: Stream | IterableSource) -> Stream: ...
+    def __call__(self, source: IndexedSource | Stream | IterableSource) -> Stream:
         """Put this stage after a source."""
         inner = as_stream(source)
         if self.collate is None or isinstance(inner, BucketedPipeline):
             return super().__call__(source)
-        if not isinstance(inner, Pipeline) or inner.stages or inner.source is None:
+        if not isinstance(inner, Pipeline | IterablePipeline) or inner.stages or inner.source is None:
             raise TypeError(
                 "BatchTransform with a collate function works on samples as they are read, so it comes after the "
                 "source or a HostMapTransform and before all compiled stages. Move those after it."

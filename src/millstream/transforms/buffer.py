@@ -6,6 +6,7 @@ from typing import Literal
 from millstream.pipeline.pipeline import MAX_IN_GRAPH, as_stream
 from millstream.pipeline.transform import Transform
 from millstream.reading.contracts import IndexedSource, Stream
+from millstream.reading.iterable import IterableSource
 from millstream.text.errors import describe_value, require_bool, require_choice, require_int
 from millstream.text.summaries import call_text
 from millstream.transforms.buffer_stream import BufferedStream
@@ -78,7 +79,7 @@ class BufferTransform(Transform):
                 raise ValueError(f"BufferTransform needs {name} from 0 to 1. Got {describe_value(exponent)}.")
 
     # What comes after a buffer is a stream, whatever came before it.
-    def __call__(self, source: IndexedSource | Stream) -> Stream:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __call__(self, source: IndexedSource | Stream | IterableSource) -> Stream:  # pyright: ignore[reportIncompatibleMethodOverride]
         return BufferedStream(as_stream(source), self)
 
     def __repr__(self) -> str:

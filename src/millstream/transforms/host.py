@@ -10,15 +10,20 @@ import numpy as np
 from jax.experimental import io_callback
 
 from millstream.pipeline.bucketed import BucketedPipeline
-from millstream.pipeline.compose import IndexedPipeline
+from millstream.pipeline.compose import StagedPipeline
 from millstream.pipeline.host_calls import remembering
+from millstream.pipeline.iterable import IterablePipeline
 from millstream.pipeline.pipeline import Pipeline, as_stream
 from millstream.pipeline.transform import Transform
 from millstream.reading.contracts import IndexedSource, PyTree
 from millstream.reading.derived_sources import MappedSource, map_name
+from millstream.reading.iterable import IterableSource
 from millstream.reading.samples import TRIED, SampleSpec, spec_of
 from millstream.text.errors import function_name, require_callable, require_names, require_readers
 from millstream.text.summaries import call_text
+
+# What stages on the host come after.
+HostStaged = IndexedSource | IterableSource | StagedPipeline
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +134,9 @@ class HostMapTransform:
     def __call__(self, source: IndexedSource | Pipeline) -> Pipeline: ...
     @overload
     def __call__(self, source: BucketedPipeline) -> BucketedPipeline: ...
-    def __call__(self, source: IndexedSource | Pipeline | BucketedPipeline) -> Pipeline | BucketedPipeline:
+    @overload
+    def __call__(self, source: IterableSource | IterablePipeline) -> IterablePipeline: ...
+    def __call__(self, source: HostStaged) -> StagedPipeline:
         """Put this stage after a source."""
         stream, inner = samples_of(type(self).__name__, source, ", or use MapTransform or HostCallbackTransform")
         name, first = map_name(self.fn, self.random), stream.plan.first_indices(TRIED)
@@ -207,12 +214,10 @@ def _same(sample: PyTree) -> PyTree:
     return sample
 
 
-def samples_of(
-    caller: str, source: IndexedSource | Pipeline | BucketedPipeline, otherwise: str = ""
-) -> tuple[IndexedPipeline, IndexedSource]:
+def samples_of(caller: str, source: HostStaged, otherwise: str = "") -> tuple[StagedPipeline, IndexedSource]:
     """A pipeline that has no compiled stages yet, and its source."""
     stream: object = as_stream(source)
-    if not isinstance(stream, IndexedPipeline) or not stream.is_untouched or stream.source is None:
+    if not isinstance(stream, StagedPipeline) or not stream.is_untouched or stream.source is None:
         raise TypeError(
             f"{caller} works on samples as they are read, so it comes after the source and before all compiled stages. "
             f"Move it up{otherwise}."

@@ -12,6 +12,7 @@ from millstream.plan.planned import Request, sample_keys
 from millstream.plan.selection import index_dtype
 from millstream.reading.contracts import IndexedSource, PyTree
 from millstream.reading.executor import Backend, Executor
+from millstream.reading.iterable import IterableSource
 from millstream.reading.measured_source import Hashed, Kept, Length, Measure, MeasuredSource, number_of, whole_length
 from millstream.reading.slots import Layout
 from millstream.reading.threads import ThreadBackend
@@ -36,7 +37,8 @@ _CHUNK = 1 << 20  # rows of a table that are made at a time
 def require_source(caller: str, source: Any) -> None:
     """Refuse what is not an indexed source."""
     if isinstance(source, type) or not isinstance(source, IndexedSource):
-        what = "A stream has no samples to choose from. " if hasattr(source, "init_state") else ""
+        is_stream = hasattr(source, "init_state") or isinstance(source, IterableSource)
+        what = "A stream has no samples to choose from. " if is_stream else ""
         raise TypeError(
             f"{caller} needs a source, such as ms.ArraySampleSource(data), or a view of one. "
             f"Got {describe_value(source)}. {what}Wrap a dataset with [index] and a length: ms.DatasetSource(it)."
