@@ -100,8 +100,8 @@ def read_by_hosts(pipeline, words, count):
     readers = []
     for host in range(count):
         rows = tuple(range(host * share, (host + 1) * share))
-        readers.append(Reader(pipeline.read_by(rows=rows, executor=None).host, pipeline.plan))
-        whole, own = (PlannedSteps(pipeline.plan, words, chosen) for chosen in (None, rows))
+        readers.append(Reader(pipeline.read_by(rows=(rows,), executor=None).host, pipeline.plan))
+        whole, own = (PlannedSteps(pipeline.plan, words, chosen) for chosen in (None, (rows,)))
         for step in range(STEPS):
             one, other = (steps.request(step, keyed=True) for steps in (whole, own))
             np.testing.assert_array_equal(other.keys, one.keys[list(rows)])

@@ -53,7 +53,8 @@ class WindowedSource(HostSource):
         # Memory that lies apart cannot be seen as rows.
         if (real is None or real.all()) and all(leaf.flags.c_contiguous for leaf in leaves):
             flat = [leaf.reshape(-1, *leaf.shape[2:]) for leaf in leaves]
-            return self._inner.read_rows(rows.ravel(), flat, row_keys)
+            self._inner.read_rows(rows.ravel(), flat, row_keys)
+            return
         chosen = np.ones(rows.shape, bool) if real is None else real
         found = self._inner.sample_spec.empty(int(chosen.sum()))
         self._inner.read_rows(rows[chosen], found, None if row_keys is None else row_keys[chosen.ravel()])

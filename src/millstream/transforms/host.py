@@ -199,7 +199,13 @@ class InfoTransform:
         object.__setattr__(self, "fields", names)
         require_readers("InfoTransform", "readers", self.readers)
 
-    def __call__(self, source: IndexedSource | Pipeline) -> Pipeline:
+    @overload
+    def __call__(self, source: IndexedSource | Pipeline) -> Pipeline: ...
+    @overload
+    def __call__(self, source: BucketedPipeline) -> BucketedPipeline: ...
+    @overload
+    def __call__(self, source: IterableSource | IterablePipeline) -> IterablePipeline: ...
+    def __call__(self, source: HostStaged) -> StagedPipeline:
         """Put this stage after a source."""
         stream, inner = samples_of("InfoTransform", source)
         name, first = f"InfoTransform({', '.join(map(repr, self.fields))})", stream.plan.first_indices(TRIED)

@@ -7,13 +7,16 @@ from typing import Any, overload
 import numpy as np
 
 from millstream.pipeline.bucketed import BucketedPipeline
+from millstream.pipeline.compose import StagedPipeline
+from millstream.pipeline.iterable import IterablePipeline
 from millstream.pipeline.pipeline import Pipeline
 from millstream.reading.contracts import IndexedSource
+from millstream.reading.iterable import IterableSource
 from millstream.reading.padding import PaddedLeaf, PaddedSource, Side, TooLong
 from millstream.reading.samples import TRIED
 from millstream.text.errors import describe_value, require_choice, require_mapping, whole_number
 from millstream.text.summaries import call_text
-from millstream.transforms.host import samples_of
+from millstream.transforms.host import HostStaged, samples_of
 
 _MOST = (1 << 31) - 1
 
@@ -109,7 +112,9 @@ class PadTransform:
     def __call__(self, source: IndexedSource | Pipeline) -> Pipeline: ...
     @overload
     def __call__(self, source: BucketedPipeline) -> BucketedPipeline: ...
-    def __call__(self, source: IndexedSource | Pipeline | BucketedPipeline) -> Pipeline | BucketedPipeline:
+    @overload
+    def __call__(self, source: IterableSource | IterablePipeline) -> IterablePipeline: ...
+    def __call__(self, source: HostStaged) -> StagedPipeline:
         """Put this stage after a source."""
         stream, inner = samples_of("PadTransform", source)
         lengths = stream.lengths if isinstance(stream, BucketedPipeline) else ()
