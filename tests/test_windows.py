@@ -187,6 +187,8 @@ VIEWS = {
     "windows of windows": lambda source: ms.views.windows(ms.views.windows(source, 3, stride=2), 2, stride=1),
     "repeated by counts": lambda source: ms.views.flat_map(source, np.arange(N) % 3),
 }
+# Workers take a while to start, and read all of them by one piece of code.
+IN_WORKERS = ["padded", "padded, over a view", "windows of windows"]
 
 
 @pytest.mark.parametrize("name", VIEWS)
@@ -199,8 +201,9 @@ def test_windows_give_the_same_batches_wherever_they_are_read(name, key):
     ways = [
         ms.DataLoader([make(arrays("shuffle")), *stages], executor=ms.Threads(2)),
         ms.DataLoader([make(dataset("shuffle")), *stages]),
-        ms.DataLoader([make(dataset("shuffle")), *stages], executor=ms.Processes(1)),
     ]
+    if name in IN_WORKERS:
+        ways.append(ms.DataLoader([make(dataset("shuffle")), *stages], executor=ms.Processes(1)))
     for way in ways:
         found = [jax.device_get(pair) for pair in way.iterate(way.init_state(key), steps=steps)]
         assert_trees_equal(found, expected)
@@ -521,12 +524,11 @@ def test_windows_say_what_they_are():
     assert re.fullmatch(text, repr(flat))
 
 
-@pytest.mark.parametrize("name", ["padded, over a view", "weighted windows"])
-def test_verify_proves_windows(name):
-    for source in (arrays("shuffle"), dataset("shuffle")):
-        loader = ms.DataLoader([VIEWS[name](source), ms.RandomMapTransform(_noisy), ms.BatchTransform(4)])
-        verification = loader.verify(executors=[ms.InGraph(), ms.Threads(2)], hosts=[1, 2, 4], progress=False)
-        assert verification.ok
+@pytest.mark.parametrize(("name", "make"), [("padded, over a view", arrays), ("weighted windows", dataset)])
+def test_verify_proves_windows(name, make):
+    loader = ms.DataLoader([VIEWS[name](make("shuffle")), ms.RandomMapTransform(_noisy), ms.BatchTransform(4)])
+    executors = [ms.Threads(2)] if make is dataset else [ms.InGraph(), ms.Threads(2)]
+    assert loader.verify(executors=executors, hosts=[1, 2, 4], progress=False).ok
 
 
 def test_verify_proves_flat_mapped_samples():
