@@ -177,8 +177,7 @@ def _expanded_in_graph(table, positions):
 SIZES_OF_N = [9, 2, 14, 12]
 VIEWS = {
     "overlapping": lambda source: ms.views.windows(source, 4, stride=1),
-    "every third row": lambda source: ms.views.windows(source, 4, stride=2, step=3),
-    "in groups": lambda source: ms.views.windows(source, 3, stride=2, counts=SIZES_OF_N),
+    "every second row, in groups": lambda source: ms.views.windows(source, 3, stride=1, step=2, counts=SIZES_OF_N),
     "padded": lambda source: ms.views.windows(source, 5, stride=3, counts=SIZES_OF_N, end="pad"),
     "over a view": lambda source: ms.views.windows(source[[*range(30, 3, -2), *range(9)]], 3, stride=1),
     "padded, over a view": lambda source: ms.views.windows(source[::-1], 5, stride=2, end="pad"),
@@ -539,11 +538,10 @@ def test_windows_say_what_they_are():
     assert re.fullmatch(text, repr(flat))
 
 
-@pytest.mark.parametrize(("name", "make"), [("padded, over a view", arrays), ("weighted windows", dataset)])
-def test_verify_proves_windows(name, make):
-    loader = ms.DataLoader([VIEWS[name](make("shuffle")), ms.RandomMapTransform(_noisy), ms.BatchTransform(4)])
-    executors = [ms.Threads(2)] if make is dataset else [ms.InGraph(), ms.Threads(2)]
-    assert loader.verify(executors=executors, hosts=[1, 2, 4], progress=False).ok
+def test_verify_proves_windows():
+    view = VIEWS["padded, over a view"](arrays("shuffle"))
+    loader = ms.DataLoader([view, ms.RandomMapTransform(_noisy), ms.BatchTransform(4)])
+    assert loader.verify(executors=[ms.InGraph(), ms.Threads(2)], hosts=[1, 2, 4], progress=False).ok
 
 
 def test_verify_proves_flat_mapped_samples():
