@@ -140,7 +140,7 @@ def test_the_rows_of_windows_are_the_same_in_a_compiled_program(seed, end):
     expected, real = window.rows(np, function.locate(np, table, NONE, NONE, positions.astype(np.uint64)), ends_of)
     found, traced_real = _rows_in_graph(padded, positions, None if ends_of is None else ends_of.astype(np.uint32))
     assert np.asarray(found).tolist() == expected.tolist()
-    assert (real is None and traced_real is None) or np.asarray(traced_real).tolist() == real.tolist()
+    assert_trees_equal(jax.device_get(traced_real), real)
 
 
 NONE: Any = None
@@ -177,8 +177,7 @@ def _expanded_in_graph(table, positions):
 SIZES_OF_N = [9, 2, 14, 12]
 VIEWS = {
     "overlapping": lambda source: ms.views.windows(source, 4, stride=1),
-    "every third row": lambda source: ms.views.windows(source, 4, stride=2, step=3),
-    "in groups": lambda source: ms.views.windows(source, 3, stride=2, counts=SIZES_OF_N),
+    "every second row, in groups": lambda source: ms.views.windows(source, 3, stride=1, step=2, counts=SIZES_OF_N),
     "padded": lambda source: ms.views.windows(source, 5, stride=3, counts=SIZES_OF_N, end="pad"),
     "over a view": lambda source: ms.views.windows(source[[*range(30, 3, -2), *range(9)]], 3, stride=1),
     "padded, over a view": lambda source: ms.views.windows(source[::-1], 5, stride=2, end="pad"),
@@ -187,6 +186,8 @@ VIEWS = {
     "windows of windows": lambda source: ms.views.windows(ms.views.windows(source, 3, stride=2), 2, stride=1),
     "repeated by counts": lambda source: ms.views.flat_map(source, np.arange(N) % 3),
 }
+# Workers take a while to start, and read all of them by one piece of code.
+IN_WORKERS = ["padded", "padded, over a view", "windows of windows"]
 
 
 @pytest.mark.parametrize("name", VIEWS)
@@ -199,8 +200,9 @@ def test_windows_give_the_same_batches_wherever_they_are_read(name, key):
     ways = [
         ms.DataLoader([make(arrays("shuffle")), *stages], executor=ms.Threads(2)),
         ms.DataLoader([make(dataset("shuffle")), *stages]),
-        ms.DataLoader([make(dataset("shuffle")), *stages], executor=ms.Processes(1)),
     ]
+    if name in IN_WORKERS:
+        ways.append(ms.DataLoader([make(dataset("shuffle")), *stages], executor=ms.Processes(1)))
     for way in ways:
         found = [jax.device_get(pair) for pair in way.iterate(way.init_state(key), steps=steps)]
         assert_trees_equal(found, expected)
@@ -314,7 +316,7 @@ def test_a_thousand_million_windows_need_no_table(key):
     view = ms.views.windows(source, 6, stride=1)
     assert len(view) == 1_999_999_995
     assert view[len(view) - 1]["x"].tolist() == list(range(1_999_999_994, 2_000_000_000))
-    assert sum(table.nbytes for table in view.selection.tables) < 100
+    assert sum(np.asarray(table).nbytes for table in view.selection.tables) < 100
     loader = ms.DataLoader([view, ms.BatchTransform(4)])
     step = loader.steps_per_epoch - 1
     batch, mask, info = next(loader.iterate(loader.init_state(key, step=step), steps=1, with_info=True))
@@ -389,6 +391,21 @@ def test_functions_on_the_host_get_whole_windows(key):
         loader = ms.DataLoader([ms.views.windows(source, 4), ms.HostMapTransform(total), ms.BatchTransform(9)])
         batch, _ = next(loader.iterate(loader.init_state(key)))
         assert batch["total"].tolist() == [sum(rows) for rows in cut(list(range(N)), 4, 4)]
+
+
+def test_workers_read_windows_of_arrays_without_jax(key):
+    def doubled(sample, number):  # a function of a module would have workers load all that this one does
+        return {"x": sample["x"] * 2}
+
+    def looking(sample):
+        return {**sample, "loaded": np.bool_("jax" in sys.modules)}
+
+    for view in (ms.views.windows(arrays()[::2], 3), ms.views.flat_map(arrays()[::2], np.ones(19, int), doubled)):
+        jax.block_until_ready(view.source.arrays)
+        stages = [ms.HostMapTransform(looking), ms.BatchTransform(6)]
+        with ms.DataLoader([view, *stages], executor=ms.Processes(1)) as loader:
+            batch, _ = next(loader.iterate(loader.init_state(key), steps=1))
+        assert not batch["loaded"].any()
 
 
 # Parts
@@ -521,12 +538,10 @@ def test_windows_say_what_they_are():
     assert re.fullmatch(text, repr(flat))
 
 
-@pytest.mark.parametrize("name", ["padded, over a view", "weighted windows"])
-def test_verify_proves_windows(name):
-    for source in (arrays("shuffle"), dataset("shuffle")):
-        loader = ms.DataLoader([VIEWS[name](source), ms.RandomMapTransform(_noisy), ms.BatchTransform(4)])
-        verification = loader.verify(executors=[ms.InGraph(), ms.Threads(2)], hosts=[1, 2, 4], progress=False)
-        assert verification.ok
+def test_verify_proves_windows():
+    view = VIEWS["padded, over a view"](arrays("shuffle"))
+    loader = ms.DataLoader([view, ms.RandomMapTransform(_noisy), ms.BatchTransform(4)])
+    assert loader.verify(executors=[ms.InGraph(), ms.Threads(2)], hosts=[1, 2, 4], progress=False).ok
 
 
 def test_verify_proves_flat_mapped_samples():
@@ -542,6 +557,7 @@ _STREAM: Any = ms.BatchTransform(2)(arrays())
 _ANY: Any = None
 _LIST: Any = [1, 2]
 _FLOAT: Any = 2.5
+_OF_ONE: Any = lambda sample: sample  # noqa: E731
 
 
 def _weighted() -> Any:
@@ -681,7 +697,7 @@ WRONG = {
         "flat_map needs a count to be an int from 0 to .* Got -2",
     ),
     "a function of one argument": (
-        lambda: ms.views.flat_map(arrays(), np.ones(N, int), lambda sample: sample),
+        lambda: ms.views.flat_map(arrays(), np.ones(N, int), _OF_ONE),
         TypeError,
         r"flat_map calls fn\(sample, number\). <lambda> takes \(sample\)",
     ),

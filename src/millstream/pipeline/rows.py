@@ -10,6 +10,9 @@ and nothing else (`apart`) wants something else on the CPU, measured with JAX 0.
 - padding touched only in the batches that have some.
 
 On other platforms a branch would wait for the host, and the plain form is used everywhere.
+
+Windows of short rows, such as tokens, are slices: 41 instead of 268 us for 256 of 1,024 numbers. Longer rows are
+fetched one by one: 162 instead of 255 us for 128 windows of 8 rows of 3 kB.
 """
 
 import dataclasses
@@ -26,6 +29,7 @@ from millstream.reading.contracts import PyTree
 from millstream.reading.windowed_source import windowed_spec
 
 _SMALL_BATCH = 256 * 1024  # bytes
+_SHORT_ROW = 64  # bytes
 
 
 @jax.tree_util.register_dataclass
@@ -55,8 +59,17 @@ class WindowedArrays:
         """The windows that start at these rows."""
         rows, real = self.window.rows(jnp, starts, self.ends)
         unkeyed: Any = None
-        value = take(self.arrays, self.selection.locate(jnp, self.tables, unkeyed, unkeyed, rows), apart=apart)
-        return value if real is None else {**_select(value, real), self.window.mask_key: real}
+        rows = self.selection.locate(jnp, self.tables, unkeyed, unkeyed, rows)
+        together = self.window.step == 1 and real is None and not self.selection.functions
+        if not together or isinstance(self.arrays, WindowedArrays):
+            value = take(self.arrays, rows, apart=apart)
+            return value if real is None else {**_select(value, real), self.window.mask_key: real}
+
+        def fetch(leaf: jax.Array) -> jax.Array:
+            is_short = leaf.size // leaf.shape[0] * leaf.dtype.itemsize <= _SHORT_ROW
+            return _slices(leaf, starts, self.window.length) if is_short else take(leaf, rows, apart=apart)
+
+        return jax.tree.map(fetch, self.arrays)
 
 
 def sample_spec(arrays: PyTree) -> PyTree:
@@ -85,6 +98,13 @@ def blank(value: PyTree, keep: jax.Array, *, apart: bool) -> PyTree:
 
 def _gather(arrays: PyTree, rows: jax.Array) -> PyTree:
     return jax.tree.map(lambda leaf: leaf.at[rows].get(mode="promise_in_bounds"), arrays)
+
+
+def _slices(leaf: jax.Array, starts: jax.Array, length: int) -> jax.Array:
+    """Rows from `start` to before `start + length`, for every start."""
+    flat = starts.reshape(-1).astype(np.int32)
+    cut = jax.vmap(lambda start: lax.dynamic_slice_in_dim(leaf, start, length))(flat)
+    return cut.reshape(*starts.shape, length, *leaf.shape[1:])
 
 
 def _take_flat(arrays: PyTree, rows: jax.Array) -> PyTree:

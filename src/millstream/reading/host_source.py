@@ -264,8 +264,8 @@ class _Selected(HostSource):
     """The samples of a view, read through its source."""
 
     def __init__(self, view: View) -> None:
-        self._view = view
         self._inner = inner = as_host_source(view.source)
+        self._view = View(inner, view.selection, view.ordering)  # worker processes have no use for JAX's arrays
         self._name = source_name(view.source)
         ordering: Any = view.ordering  # which the plan checks
         self.ordering = ordering
