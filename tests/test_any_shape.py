@@ -166,7 +166,7 @@ def test_collate_functions_predicates_and_subscripts_get_them_as_well(kind, fold
     view = ms.views.select(source, has_gap)
     assert [regular(view[place])["n"] for place in range(len(view))] == [0, 3, 6, 9]
     assert_trees_equal(
-        drawn(ms.DataLoader([view.map(regular), ms.BatchTransform(4)]), key)["n"], np.int32([0, 3, 6, 9])
+        drawn(ms.DataLoader([view.map(regular), ms.BatchTransform(4)]), key)["n"], np.array([0, 3, 6, 9], np.int32)
     )
 
 
@@ -191,7 +191,8 @@ def test_rows_of_tables_reach_row_functions_as_they_are(kind, folder):
 
 @pytest.mark.parametrize("kind", ["dataset", "parquet", "arrow", "polars", "pandas", "hugging face"])
 def test_what_nothing_makes_equal_is_refused_with_sample_and_both_shapes(kind, folder, key):
-    data, options = {"ids": columns()["ids"]}, {"ordering": "sequential"}
+    data = {"ids": columns()["ids"]}
+    options: Any = {"ordering": "sequential"}
     pq.write_table(pa.table(data), folder / "i.parquet", row_group_size=4)
     source = {
         "dataset": lambda: ms.DatasetSource([{"ids": np.array(ids)} for ids in data["ids"]], **options),
