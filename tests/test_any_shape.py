@@ -499,6 +499,25 @@ def test_what_travels_beside_the_batch_is_kept_with_it(folder, key):
         assert found == expected and {len(word) + BIG for word in found[0]["text"]} == set(found[0]["id"])
 
 
+def test_what_travels_beside_the_batch_reaches_no_step_and_works_on_a_mesh(key):
+    source = ms.DatasetSource([ids(n) for n in range(8)], "sequential")
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    for sharding in (None, mesh):
+        loader = ms.DataLoader([source, *TAKEN], sharding=sharding)
+        found = [info.additional["id"] for _, _, info in loader.iterate(loader.init_state(key), with_info=True)]
+        assert found == [[BIG + n for n in range(4)], [BIG + n for n in range(4, 8)]]
+
+        @jax.jit
+        def step(total, batch):
+            assert set(batch[0]) == {"x"}
+            return ms.logs(), total + batch[0]["x"].sum()
+
+        total = ms.train_loop(np.float32(0), loader, {ms.on_train_step: step}, stop=2, key=key).state
+        assert total == 28
+        _, total, _ = loader.scan_epoch(loader.init_state(key), np.float32(0), lambda t, b, _: (t + b["x"].sum(), None))
+        assert total == 28
+
+
 def test_joined_collated_and_repeated_samples_keep_what_is_beside_them(key):
     source = ms.DatasetSource([ids(n) for n in range(6)], "sequential")
     piped = ms.DataLoader([source[[5, 5, 0]], ms.HostMapTransform(lambda s: {**s, "y": s["x"]}), *TAKEN])
