@@ -166,7 +166,7 @@ def test_collate_functions_predicates_and_subscripts_get_them_as_well(kind, fold
     view = ms.views.select(source, has_gap)
     assert [regular(view[place])["n"] for place in range(len(view))] == [0, 3, 6, 9]
     assert_trees_equal(
-        drawn(ms.DataLoader([view.map(regular), ms.BatchTransform(4)]), key)["n"], np.int32([0, 3, 6, 9])
+        drawn(ms.DataLoader([view.map(regular), ms.BatchTransform(4)]), key)["n"], np.array([0, 3, 6, 9], np.int32)
     )
 
 
@@ -191,7 +191,8 @@ def test_rows_of_tables_reach_row_functions_as_they_are(kind, folder):
 
 @pytest.mark.parametrize("kind", ["dataset", "parquet", "arrow", "polars", "pandas", "hugging face"])
 def test_what_nothing_makes_equal_is_refused_with_sample_and_both_shapes(kind, folder, key):
-    data, options = {"ids": columns()["ids"]}, {"ordering": "sequential"}
+    data = {"ids": columns()["ids"]}
+    options: Any = {"ordering": "sequential"}
     pq.write_table(pa.table(data), folder / "i.parquet", row_group_size=4)
     source = {
         "dataset": lambda: ms.DatasetSource([{"ids": np.array(ids)} for ids in data["ids"]], **options),
@@ -496,6 +497,25 @@ def test_what_travels_beside_the_batch_is_kept_with_it(folder, key):
         found = [info.additional for _, _, info in loader.iterate(loader.init_state(key), with_info=True)]
         expected = found if expected is None else expected
         assert found == expected and {len(word) + BIG for word in found[0]["text"]} == set(found[0]["id"])
+
+
+def test_what_travels_beside_the_batch_reaches_no_step_and_works_on_a_mesh(key):
+    source = ms.DatasetSource([ids(n) for n in range(8)], "sequential")
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    for sharding in (None, mesh):
+        loader = ms.DataLoader([source, *TAKEN], sharding=sharding)
+        found = [info.additional["id"] for _, _, info in loader.iterate(loader.init_state(key), with_info=True)]
+        assert found == [[BIG + n for n in range(4)], [BIG + n for n in range(4, 8)]]
+
+        @jax.jit
+        def step(total, batch):
+            assert set(batch[0]) == {"x"}
+            return ms.logs(), total + batch[0]["x"].sum()
+
+        total = ms.train_loop(np.float32(0), loader, {ms.on_train_step: step}, stop=2, key=key).state
+        assert total == 28
+        _, total, _ = loader.scan_epoch(loader.init_state(key), np.float32(0), lambda t, b, _: (t + b["x"].sum(), None))
+        assert total == 28
 
 
 def test_joined_collated_and_repeated_samples_keep_what_is_beside_them(key):

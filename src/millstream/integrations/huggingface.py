@@ -101,7 +101,8 @@ class _DatasetTable:
     def _open(self) -> None:
         """Make what reading needs, here or in another process."""
         dataset, names = self._dataset, list(self._columns or ())
-        self._formatted, self._table, self._mapping = dataset, None, None
+        self._formatted: Any = dataset
+        self._table = self._mapping = None
         if self._custom:
             return
         kind, kwargs = dataset.format["type"], dataset.format["format_kwargs"]
