@@ -29,11 +29,10 @@ class Measure(Protocol):
         dtype: Of what it finds.
     """
 
-    @property
-    def what(self) -> str | Callable[[PyTree], Any]: ...
+    dtype: ClassVar[np.dtype]
 
     @property
-    def dtype(self) -> np.dtype: ...
+    def what(self) -> str | Callable[[PyTree], Any]: ...
 
     @property
     def name(self) -> str:
