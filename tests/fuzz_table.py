@@ -543,7 +543,6 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "views.concat": lambda f: {"*sources": (pipelines.source(), pipelines.source()[:3])},
     "views.folds": lambda f: {"source": pipelines.source(), "count": 3},
     "views.permutation": lambda f: {"n": 10, "positions": np.arange(3)},
-    "views.plans": lambda f: {"directory": f / "plans"},
     "views.repeat": lambda f: {"source": pipelines.source(), "times": 2},
     "views.select": lambda f: {"source": pipelines.source(), "chosen": [1, 2]},
     "views.split": lambda f: {"source": pipelines.source(), "parts": {"a": 0.5, "b": 0.5}},
