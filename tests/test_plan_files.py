@@ -16,6 +16,7 @@ import hypothesis.strategies as st
 import jax
 import numpy as np
 import pytest
+from format_pipelines import FORMATS
 from hypothesis import given, settings
 
 import millstream as ms
@@ -289,6 +290,27 @@ def _npy(folder):
 
 def _mapped(folder):
     return ms.HostArraySource({"x": np.load(folder / "x.npy", mmap_mode="r")})
+
+
+IN_FILES = {f"host, {name}" for name in ("Arrow file", "SQLite", "ArrayRecord", "zarr", "tar", "safetensors")}
+IN_FILES |= {"host, Parquet", "host, Parquet, little kept"}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_is_recognised_and_those_in_files_by_their_stamps(folder, name):
+    sources: Any = [FORMATS[name]()[0] for _ in range(2)]
+    keep = function("def keep(s): return bool(s['label'] > 0)")
+    for source in sources:
+        view = ms.views.select(source, keep, plans=folder)
+        assert 0 < len(view) < len(source)
+    assert len(names(folder)) == 1
+    source = sources[-1]
+    assert bool(source.stamps) == (name in IN_FILES)
+    if source.stamps:
+        assert all(isinstance(file, str) and size > 0 and time for file, size, time in source.stamps[:1])
+        source.stamps = [(file, size, 1) for file, size, _ in source.stamps]  # as if they had been written to
+        ms.views.select(source, keep, plans=folder)
+        assert len(names(folder)) == 2
 
 
 class Restless:
