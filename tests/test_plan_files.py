@@ -16,6 +16,7 @@ import hypothesis.strategies as st
 import jax
 import numpy as np
 import pytest
+from format_pipelines import FORMATS
 from hypothesis import given, settings
 
 import millstream as ms
@@ -68,7 +69,7 @@ def test_a_predicate_is_called_once_and_its_plan_is_mapped_from_then_on(folder):
     [name] = names(plans)
     assert re.fullmatch(r"kept-keep-[0-9a-f]{16}\.plan", name)
     for view in views:
-        [table] = view.selection.tables
+        table: Any = view.selection.tables[0]
         file = mapped_file(table)
         assert file is not None and pathlib.Path(str(file.filename)) == plans / name
         assert not table.flags.writeable and table.dtype == np.uint32
@@ -262,8 +263,10 @@ SOURCES = {
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_changed_source_is_a_different_plan(folder, name):
     for number, source in enumerate(SOURCES[name], start=1):
-        for _ in range(2):
-            view = ms.views.select(source, lambda sample: (sample["x"] + sample["y"]) % 3 > 0, plans=folder)
+        made, view = (
+            ms.views.select(source, lambda sample: (sample["x"] + sample["y"]) % 3 > 0, plans=folder) for _ in range(2)
+        )
+        assert positions(made) == positions(view)
         sums = [int(source[i]["x"] + source[i]["y"]) for i in range(len(source))]
         assert [int(view[i]["x"] + view[i]["y"]) for i in range(len(view))] == [one for one in sums if one % 3]
         assert len(names(folder)) == number
@@ -287,6 +290,27 @@ def _npy(folder):
 
 def _mapped(folder):
     return ms.HostArraySource({"x": np.load(folder / "x.npy", mmap_mode="r")})
+
+
+IN_FILES = {f"host, {name}" for name in ("Arrow file", "SQLite", "ArrayRecord", "zarr", "tar", "safetensors")}
+IN_FILES |= {"host, Parquet", "host, Parquet, little kept"}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_is_recognised_and_those_in_files_by_their_stamps(folder, name):
+    sources: Any = [FORMATS[name]()[0] for _ in range(2)]
+    keep = function("def keep(s): return bool(s['label'] > 0)")
+    for source in sources:
+        view = ms.views.select(source, keep, plans=folder)
+        assert 0 < len(view) < len(source)
+    assert len(names(folder)) == 1
+    source = sources[-1]
+    assert bool(source.stamps) == (name in IN_FILES)
+    if source.stamps:
+        assert all(isinstance(file, str) and size > 0 and time for file, size, time in source.stamps[:1])
+        source.stamps = [(file, size, 1) for file, size, _ in source.stamps]  # as if they had been written to
+        ms.views.select(source, keep, plans=folder)
+        assert len(names(folder)) == 2
 
 
 class Restless:
@@ -398,7 +422,7 @@ def test_what_was_left_long_ago_is_removed(folder):
     old, fresh = folder / ".kept-x-0123456789abcdef.plan.values.part", folder / ".kept-y-0123456789abcdef.plan.part"
     for path, days in ((old, 8), (fresh, 6)):
         path.touch()
-        os.utime(path, (time.time() - days * 86_400,) * 2)
+        os.utime(path, (0, time.time() - days * 86_400))
     ms.views.select(arrays(), function(SAME), plans=folder)
     assert not old.exists() and fresh.exists()
 

@@ -12,13 +12,14 @@ import numpy as np
 from millstream.files import plain
 from millstream.reading.contracts import IndexedSource, PyTree
 from millstream.reading.host_source import SampleReader, as_host_source
-from millstream.reading.samples import SampleSpec
+from millstream.reading.samples import ObjectSpec, SampleSpec
 from millstream.reading.stats import timed
 from millstream.text.errors import describe_value, function_name, noted
 
 _BOOLS = {bool, np.bool_}
 _READERS = 4  # threads, if there is no executor
 _AT_ONCE = 1 << 20  # bytes of samples that are read by one call
+_OBJECTS = 32  # samples, if they may have any size
 
 
 class Measure(Protocol):
@@ -29,11 +30,10 @@ class Measure(Protocol):
         dtype: Of what it finds.
     """
 
-    @property
-    def what(self) -> str | Callable[[PyTree], Any]: ...
+    dtype: ClassVar[np.dtype]
 
     @property
-    def dtype(self) -> np.dtype: ...
+    def what(self) -> str | Callable[[PyTree], Any]: ...
 
     @property
     def name(self) -> str:
@@ -157,6 +157,14 @@ def number_of(value: Any) -> int:
     return int.from_bytes(hashlib.blake2b(plain.encode(value, "a split"), digest_size=8).digest(), "little")
 
 
+def _rows_at_once(spec: SampleSpec | ObjectSpec) -> int:
+    """How many samples are read by one call: as many as do not fill the memory."""
+    if isinstance(spec, ObjectSpec):
+        return _OBJECTS
+    size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True))
+    return max(1, _AT_ONCE // max(size, 64))
+
+
 class MeasuredSource(SampleReader):
     """What a measure finds in each sample of a source.
 
@@ -177,9 +185,7 @@ class MeasuredSource(SampleReader):
         self.keyed, self.ordering, self.readers = source.keyed, source.ordering, _READERS
         self.reads_samples, self.reads_together = source.reads_samples, source.reads_together
         self.sample_spec = SampleSpec(0, True, ("",), ((),), (measure.dtype,), (measure.dtype,))
-        sizes = zip(source.sample_spec.shapes, source.sample_spec.dtypes, strict=True)
-        size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in sizes)
-        self._rows = max(1, _AT_ONCE // max(size, 64))
+        self._rows = _rows_at_once(source.sample_spec)
 
     def __len__(self) -> int:
         return len(self._inner)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from millstream.errors import FileChanged
+from millstream.files.changed import FileStamp
 from millstream.files.data_files import File, LocalFile, recorded
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
@@ -42,7 +43,7 @@ class OpenedRows:
             data = open_files(*arguments)
         self.spec = _row_spec(caller, data) if spec is None else spec
         self._caller, self._opened_by = caller, (open_files, arguments)
-        self.stamps = [file.stamp for file in self._files]
+        self.stamps: Sequence[FileStamp] = [file.stamp for file in self._files]
         self._data = data
         self._leaves = list(data.values()) if isinstance(self.spec, ObjectSpec) else self.spec.flatten(caller, data)
         mapped = any(map(is_mapped, self._leaves))

@@ -119,7 +119,7 @@ class PlanWriter:
 
     def __init__(self, path: pathlib.Path, of: bytes, dtype: np.dtype, rows: int) -> None:
         self.path = path
-        self._file: IO[bytes] = open(open_plain(path, os.O_RDWR | os.O_CREAT), "rb+")
+        self._file = open(open_plain(path, os.O_RDWR | os.O_CREAT), "rb+")
         self._record = _Record(of, dtype.newbyteorder("<"), rows, 0, 0)
         found = self._found()
         self.done, self._crc = found.done, found.crc

@@ -35,7 +35,8 @@ def select(
         source: A source or a view.
         chosen: A function from a sample, as functions on the host get it, to a bool; an array of bools, one per sample;
             or an array of indices, which may repeat.
-        executor: Where a predicate runs, such as `ms.Processes(4)`; by default in threads.
+        executor: Where a predicate runs, such as `ms.Processes(4)`; by default in threads. What takes less than a
+            second is done in the calling thread.
         plans: Where the table of a predicate is kept: a folder, or `ms.views.plans(folder)`; by default in memory.
     """
     require_source("select", source)
