@@ -189,7 +189,7 @@ def test_what_a_random_stage_makes_of_a_sample_does_not_depend_on_the_buffer(key
     for size in (0, 6):
         loader = ms.DataLoader([IterableSource(samples, shuffle_buffer=size), *STAGES[:3]])
         batches, _ = run(loader, loader.init_state(key), 3)
-        values = [zip(*(real(*drawn, leaf) for leaf in ("number", "x", "y")), strict=True) for drawn in batches]
+        values = [zip(*(real(*drawn, leaf=leaf) for leaf in ("number", "x", "y")), strict=True) for drawn in batches]
         rows.append([*itertools.chain.from_iterable(values)])
     assert rows[0] != rows[1] and sorted(rows[0]) == sorted(rows[1])
 
@@ -523,20 +523,17 @@ def test_states_of_other_pipelines_and_forged_ones_are_refused(key):
 # Loops
 
 
-def test_step(state, batch):
+def sum_up(state, batch):
     value, mask = batch
     return ms.logs().add_metric("sum", jnp.sum(jnp.where(mask, value["x"], 0.0)))
 
 
-test_step.__test__ = False
-
-
 def counting_step(state, batch):
-    return test_step(state, batch), state + jnp.sum(batch[1])
+    return sum_up(state, batch), state + jnp.sum(batch[1])
 
 
 COUNTING = {ms.on_train_step: counting_step}
-TESTING = {ms.on_test_step: test_step}
+TESTING = {ms.on_test_step: sum_up}
 ZERO = jnp.int32(0)
 
 

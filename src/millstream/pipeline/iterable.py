@@ -87,15 +87,17 @@ class IterablePipeline:
     def then(self, transform: "Transform") -> "IterablePipeline":
         """This pipeline with one more stage."""
         body = self.body.then(transform)
-        batchings = body.plan.batchings
-        if transform.batches and len(batchings) > 1:
+        if not transform.batches:
+            return dataclasses.replace(self, body=body)
+        *earlier, batching = body.plan.batchings
+        if earlier:
             raise TypeError(
                 "An IterableSource can be batched once. For batches of batches reshape them after the BatchTransform, "
                 "or use an indexed source."
             )
-        if transform.batches and batchings[-1].ending == "wrap":
+        if batching.ending == "wrap":
             raise ValueError(
-                f"BatchTransform({batchings[-1].size}, pad_last_batch=False) completes the last batch from the next "
+                f"BatchTransform({batching.size}, pad_last_batch=False) completes the last batch from the next "
                 "epoch. A pass over an IterableSource ends when it ends: use pad_last_batch=True or drop_last=True."
             )
         return dataclasses.replace(self, body=body)
