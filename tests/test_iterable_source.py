@@ -461,7 +461,7 @@ def test_an_iterable_that_gives_nothing_is_warned_about_and_then_an_error(key, m
         pytest.warns(
             UserWarning, match=r"IterableSource\(Watched\) has given nothing for 0 s, after 6 items of pass 0"
         ),
-        pytest.raises(ms.errors.WorkerStalled, match="ms.reading.settings.stall_seconds"),
+        pytest.raises(ms.errors.WorkerStalled, match=r"ms.reading.settings.stall_seconds"),
     ):
         next(batches)
     goes_on.set()
