@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from millstream.pipeline.placement import BatchPlacement
-from millstream.pipeline.state import LoaderState, Origin, check_origin, check_position, is_traced, key_words
+from millstream.pipeline.state import IterableState, Origin, check_origin, check_position, is_traced, key_words
 from millstream.plan.plan import STEP_LIMIT, Plan
 from millstream.reading.contracts import IndexedSource, PyTree
 from millstream.reading.drawing import BEGINNING, Progress
@@ -62,7 +62,7 @@ class IterablePipeline:
         """Batches in a pass; None if only the iterable knows."""
         return None if self.iterable.length is None else self.body.steps_per_epoch
 
-    def steps_left(self, state: LoaderState) -> int | None:
+    def steps_left(self, state: IterableState) -> int | None:
         """Batches from a state to the end of its pass, or of the next one if only a rest is left that is dropped."""
         if self.iterable.length is None:
             return None
@@ -113,12 +113,12 @@ class IterablePipeline:
         drawn = f"{samples}shuffle buffer of {self.iterable.shuffle_buffer:,}"
         return ("iterable", drawn), *(pair for pair in self.body.origin if pair[0] not in ("samples", "ordering"))
 
-    def init_state(self, key: jax.Array | np.ndarray) -> LoaderState:
+    def init_state(self, key: jax.Array | np.ndarray) -> IterableState:
         """The state of the run with this key before its first batch."""
         words: Any = key_words("init_state", key)
         step: Any = np.zeros((), np.uint32)
         progress: Any = BEGINNING.words()
-        return LoaderState(words, step, self.origin, progress)
+        return IterableState(words, step, self.origin, progress)
 
     def check_state(self, caller: str, state: Any) -> None:
         """Refuse a state that a different pipeline made, and one that no run can have."""
@@ -126,7 +126,7 @@ class IterablePipeline:
         if is_traced(state):
             return
         check_position(caller, state, STEP_LIMIT)
-        words, slots = np.asarray(state.progress), self.iterable.slots
+        words, slots = np.asarray(getattr(state, "progress", ())), self.iterable.slots
         if words.shape == (5,) and words.dtype == np.uint32:
             _, given, drawn, _ = Progress.of(words)
             if given <= drawn <= slots + given and (drawn > 0) == (given > 0):
@@ -140,7 +140,7 @@ class IterablePipeline:
         """The shape and dtype of one batch, derived by tracing; None for Python objects."""
         return self.body.element_spec()
 
-    def next(self, state: LoaderState) -> NoReturn:
+    def next(self, state: IterableState) -> NoReturn:
         """Refuse to be traced."""
         self.refuse_program("A compiled program")
 
