@@ -23,8 +23,8 @@ def samples(epoch):
         yield {"x": random.normal(size=3).astype(np.float32), "number": np.float32(number)}
 
 
-def noise(value, mask, key):
-    return {**value, "x": value["x"] + jax.random.normal(key, value["x"].shape)}
+def noise(sample, rng):
+    return {**sample, "x": sample["x"] + rng.normal(size=3).astype(np.float32)}
 
 
 @jax.jit
@@ -44,7 +44,7 @@ def run(folder, killed_at=None):
             os.kill(os.getpid(), signal.SIGKILL)
 
     source = ms.sources.IterableSource(samples, shuffle_buffer=6)
-    loader = ms.DataLoader([source, ms.RandomMapTransform(noise), ms.BatchTransform(ROWS)])
+    loader = ms.DataLoader([source, ms.RandomHostMapTransform(noise), ms.BatchTransform(ROWS)])
     return ms.train_loop(
         jnp.zeros(3),
         loader,

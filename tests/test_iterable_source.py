@@ -189,12 +189,12 @@ def test_what_a_random_stage_makes_of_a_sample_does_not_depend_on_the_buffer(key
     for size in (0, 6):
         loader = ms.DataLoader([IterableSource(samples, shuffle_buffer=size), *STAGES[:3]])
         batches, _ = run(loader, loader.init_state(key), 3)
-        values = [zip(*(real(*drawn, leaf) for leaf in ("number", "x", "y")), strict=True) for drawn in batches]
+        values = [zip(*(real(*drawn, leaf=leaf) for leaf in ("number", "x", "y")), strict=True) for drawn in batches]
         rows.append([*itertools.chain.from_iterable(values)])
     assert rows[0] != rows[1] and sorted(rows[0]) == sorted(rows[1])
 
 
-def test_next_batch_gives_the_same_and_any_state_again(key):
+def test_next_batch_gives_the_same_and_any_state_again(key, assert_nothing_is_left):
     loader = small(shuffle_buffer=3)
     expected, states = run(loader, loader.init_state(key), 5)
     state = loader.init_state(key)
@@ -205,7 +205,9 @@ def test_next_batch_gives_the_same_and_any_state_again(key):
         found, after, _ = loader.next_batch(states[step])
         assert_trees_equal(jax.tree.map(np.asarray, found), expected[step][0])
         assert_trees_equal(jax.tree.map(np.asarray, after), jax.tree.map(np.asarray, states[step + 1]))
-    loader.close()
+    del loader
+    gc.collect()
+    assert_nothing_is_left()
 
 
 def test_without_a_batch_samples_come_one_by_one(key):
@@ -442,17 +444,27 @@ def test_ctrl_c_ends_it_after_the_batch(key, assert_nothing_is_left):
 
 
 def test_an_iterable_that_gives_nothing_is_warned_about_and_then_an_error(key, monkeypatch):
-    silent = threading.Event()
-    watched = Watched(at={3: silent.wait})
+    silent, goes_on = threading.Event(), threading.Event()
+
+    def wait():
+        silent.set()
+        goes_on.wait()
+
+    watched = Watched(at={6: wait})
+    loader = loader_of(IterableSource(watched))
+    batches = loader.iterate(loader.init_state(key), steps=3)
+    next(batches)
+    assert silent.wait(60)
     monkeypatch.setattr(ms.reading.settings, "warn_seconds", 0.05)
     monkeypatch.setattr(ms.reading.settings, "stall_seconds", 0.1)
-    loader = loader_of(IterableSource(lambda: watched.make(0)))
     with (
-        pytest.warns(UserWarning, match="has given nothing for 0 s, after 3 items of pass 0"),
-        pytest.raises(ms.errors.WorkerStalled, match="stall_seconds"),
+        pytest.warns(
+            UserWarning, match=r"IterableSource\(Watched\) has given nothing for 0 s, after 6 items of pass 0"
+        ),
+        pytest.raises(ms.errors.WorkerStalled, match=r"ms.reading.settings.stall_seconds"),
     ):
-        next(loader.iterate(loader.init_state(key)))
-    silent.set()
+        next(batches)
+    goes_on.set()
 
 
 # Data that are not the same again
@@ -491,6 +503,23 @@ def test_a_length_that_is_wrong_is_refused(key):
             list(loader.iterate(loader.init_state(key)))
 
 
+def test_a_pass_of_more_items_than_a_state_can_count_is_refused(key):
+    loader = loader_of(IterableSource(lambda start: ({"x": np.float32(1)} for _ in itertools.count(start))))
+    late = np.array([0, 2**32 - 8, 2**32 - 7, 0, 0], np.uint32)
+    batches = loader.iterate(dataclasses.replace(loader.init_state(key), progress=late), steps=2)
+    assert real(*next(batches)) == [1] * ROWS
+    assert np.asarray(batches.state.progress).tolist()[1:3] == [2**32 - 4, 2**32 - 3]
+    with pytest.raises(ValueError, match=r"a pass can have at most 4,294,967,295 items.*itertools.islice"):
+        next(batches)
+
+
+def test_a_mesh_over_several_processes_is_refused(monkeypatch):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
+    monkeypatch.setattr(jax.sharding.NamedSharding, "is_fully_addressable", property(lambda sharding: False))
+    with pytest.raises(TypeError, match=r"over several processes needs an indexed source.*distribute_global_batch"):
+        small().replace(sharding=mesh)
+
+
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_a_length_that_is_known_says_how_many_steps_are_left(key, drop_last):
     loader = loader_of(IterableSource(numbers(10), shuffle_buffer=3, length=10), drop_last=drop_last)
@@ -523,20 +552,17 @@ def test_states_of_other_pipelines_and_forged_ones_are_refused(key):
 # Loops
 
 
-def test_step(state, batch):
+def sum_up(state, batch):
     value, mask = batch
     return ms.logs().add_metric("sum", jnp.sum(jnp.where(mask, value["x"], 0.0)))
 
 
-test_step.__test__ = False
-
-
 def counting_step(state, batch):
-    return test_step(state, batch), state + jnp.sum(batch[1])
+    return sum_up(state, batch), state + jnp.sum(batch[1])
 
 
 COUNTING = {ms.on_train_step: counting_step}
-TESTING = {ms.on_test_step: test_step}
+TESTING = {ms.on_test_step: sum_up}
 ZERO = jnp.int32(0)
 
 
@@ -642,10 +668,7 @@ def test_it_is_shown_counted_explained_and_verified(key):
     batches = loader.iterate(loader.init_state(key))
     assert repr(batches) == "BatchIterator(step 0, to the end of the pass)"
     assert len(list(batches)) == 3
-    assert (
-        repr(batches.state)
-        == f"LoaderState(key={np.asarray(jax.random.key_data(key)).tolist()}, step=3, epoch=1, given=0)"
-    )
+    assert repr(batches.state) == f"IterableState(key={np.asarray(jax.random.key_data(key)).tolist()}, step=3)"
     stats = loader.stats()
     assert (stats.batches, stats.samples) == (3, 10)
     assert {"the iterable", "HostMapTransform(<lambda>)"} <= set(stats.reading)

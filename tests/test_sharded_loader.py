@@ -68,6 +68,14 @@ SCRIPT = """
             assert output.elapsed.samples == int(output.state) == 17
             assert sorted(output.outputs["y"].tolist()) == list(range(0, 50, 3))
 
+    def check_iterable(mesh):
+        samples = [{"x": x, "y": y} for x, y in zip(DATA["x"], DATA["y"])]
+        drawn = [ms.sources.IterableSource(samples, shuffle_buffer=9), *stages[1:]]
+        loaders = ms.DataLoader(drawn), ms.DataLoader(drawn, sharding=mesh)
+        one, many = (list(loader.iterate(loader.init_state(jax.random.key(0)), steps=6)) for loader in loaders)
+        assert all(mask.sharding == NamedSharding(mesh, PartitionSpec("data")) for _, mask in many)
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(many), jax.device_get(one))
+
     explicit = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
     auto = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     for mesh in (explicit, auto):
@@ -78,6 +86,7 @@ SCRIPT = """
     check(auto, executor=ms.Processes(1))
     for mesh in (explicit, auto):
         check_counts(mesh)
+        check_iterable(mesh)
     check_counts(explicit, executor=ms.Threads(2))
     print("fine")
 """

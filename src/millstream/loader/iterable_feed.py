@@ -9,7 +9,7 @@ from millstream.loader._finish import Finish, count_in_transit
 from millstream.loader._program import Program
 from millstream.pipeline.iterable import IterablePipeline
 from millstream.pipeline.placement import readable
-from millstream.pipeline.state import LoaderState
+from millstream.pipeline.state import IterableState
 from millstream.plan.plan import STEP_LIMIT, Rows
 from millstream.plan.planned import Request
 from millstream.reading.contracts import PyTree
@@ -51,7 +51,7 @@ class IterableFeed:
         self._parked: Drawer | None = None  # of an iterator that has come to its end, for one that continues there
         self._forget: weakref.finalize | None = None
 
-    def next(self, state: LoaderState) -> tuple[PyTree, LoaderState, Any]:
+    def next(self, state: IterableState) -> tuple[PyTree, IterableState, Any]:
         """The batch of a state, the state after it, and the mask. It is fast for the state that came last."""
         cursor = self._stepping
         if cursor is None or not _is_same(cursor.state, state):
@@ -67,13 +67,13 @@ class IterableFeed:
         self.stats.batches += 1
         return value, state, mask
 
-    def cursor(self, state: LoaderState, steps: int | None, with_info: bool) -> "IterableCursor":
+    def cursor(self, state: IterableState, steps: int | None, with_info: bool) -> "IterableCursor":
         """Draws `steps` batches from a state on; None for those up to the end of the pass."""
         if with_info:
             raise TypeError("iterate has no info on the batches of an IterableSource. Keep to with_info=False.")
         return IterableCursor(self, state, steps)
 
-    def open(self, state: LoaderState, steps: int | None) -> Drawer:
+    def open(self, state: IterableState, steps: int | None) -> Drawer:
         """Draws from a state on, in a thread."""
         host, source, words = self._host, self.pipeline.iterable, np.asarray(state.key)
         rows, progress = self._layout.rows, Progress.of(state.progress)
@@ -161,7 +161,7 @@ class IterableCursor:
         state: The state after the batch drawn last.
     """
 
-    def __init__(self, feed: IterableFeed, state: LoaderState, steps: int | None) -> None:
+    def __init__(self, feed: IterableFeed, state: IterableState, steps: int | None) -> None:
         self._feed = feed
         self._words = np.asarray(state.key)
         self.state = state
@@ -170,7 +170,7 @@ class IterableCursor:
         self._drawer: Drawer | None = None
         self._stop: weakref.finalize | None = None
 
-    def draw(self, state: LoaderState) -> "Drawn | None":
+    def draw(self, state: IterableState) -> "Drawn | None":
         """The next batch, and the state after it; None at the end of the pass."""
         if self._is_over:
             return None
@@ -200,9 +200,9 @@ class IterableCursor:
     def _advance(self, steps: int, after: Progress) -> None:
         before = self.state
         step, progress = np.asarray(int(before.step) + steps, np.uint32), after.words()
-        self.state = LoaderState(before.key, step, before.origin, progress)  # pyright: ignore[reportArgumentType]
+        self.state = IterableState(before.key, step, before.origin, progress)  # pyright: ignore[reportArgumentType]
 
-    def move(self, state: LoaderState, steps: int | None) -> "IterableCursor":
+    def move(self, state: IterableState, steps: int | None) -> "IterableCursor":
         """A cursor at a different state."""
         self._feed.pipeline.check_state("set_state", state)
         return IterableCursor(self._feed, state, steps)
@@ -217,7 +217,7 @@ class IterableCursor:
         self._feed.leave(drawer)
 
 
-def _is_same(one: LoaderState, other: LoaderState) -> bool:
+def _is_same(one: IterableState, other: IterableState) -> bool:
     """Whether two states are at the same place of the same run."""
     return int(one.step) == int(other.step) and all(
         np.array_equal(np.asarray(mine), np.asarray(theirs))

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 
 from millstream.loader.feed import Cursor, Drawn, Real
 from millstream.pipeline.policy import has_policy, set_policy_state
-from millstream.pipeline.state import LoaderState, S, checked_step, plain_state, state_from_plain
+from millstream.pipeline.state import IterableState, LoaderState, S, checked_step, plain_state, state_from_plain
 from millstream.plan.plan import STEP_LIMIT
 from millstream.reading.contracts import B, PyTree
 from millstream.reading.interrupts import Interrupts, OneThread
@@ -298,6 +298,6 @@ def _position(saved: Any) -> tuple[LoaderState, int | None]:
             "set_state needs what get_state has given: a dict with key, step, left and origin. "
             f"Got {describe_value(saved)}."
         ) from None
-    if left is not None or state.progress is None:
+    if left is not None or not isinstance(state, IterableState):
         require_int("set_state", "left", left, least=0)
     return state, left

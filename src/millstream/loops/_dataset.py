@@ -12,7 +12,7 @@ import numpy as np
 
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.schedules import Period
-from millstream.pipeline.state import LoaderState, plain_state, state_from_plain
+from millstream.pipeline.state import IterableState, LoaderState, plain_state, state_from_plain
 from millstream.reading.contracts import IndexedSource, PyTree, Stream, T
 from millstream.text.errors import describe_value, differences, function_name, raised_in
 
@@ -93,7 +93,8 @@ def loader_state_at(caller: str, position: Position, loader: Any, key: Any) -> L
         raise ValueError(
             f"{caller} resumes only with the same data in the same order. They differ in\n{differing}\n{_ON_PURPOSE}"
         )
-    return loader.init_state(words, position["step"]) if state.progress is None else saved_loader_state(position)
+    in_order = isinstance(state, IterableState)
+    return saved_loader_state(position) if in_order else loader.init_state(words, position["step"])
 
 
 def seek(caller: str, position: Position, dataset: Iterable[Any], steps: int) -> Any:
@@ -208,7 +209,7 @@ class LoaderBatches:
     def _open(self, state: PyTree) -> Any:
         steps = self._left
         if steps is None:  # what is drawn in order would be drawn again, if it was opened again in the middle of a pass
-            in_order = getattr(state, "progress", None) is not None
+            in_order = isinstance(state, IterableState)
             steps = sys.maxsize if in_order else max(self._loader.steps_per_epoch, _MANY)
         self._in_vain += steps
         return self._loader.iterate(state, steps=steps)

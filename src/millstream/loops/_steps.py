@@ -12,7 +12,7 @@ from millstream.loops._tasks import Task
 from millstream.loops.log_entries import Logs, as_logs
 from millstream.loops.saved_run import SavedRun
 from millstream.loops.schedules import as_schedule
-from millstream.pipeline.state import LoaderState
+from millstream.pipeline.state import IterableState, LoaderState
 
 
 class Steps:
@@ -106,7 +106,7 @@ class Steps:
     def draw_again(self, saved: SavedRun) -> None:
         """Have the batch of a saved step again, where the data can give it twice."""
         parts, state, before = self._parts, saved.data_state, saved.elapsed.step_before()
-        if isinstance(state, LoaderState) and state.progress is None:
+        if isinstance(state, LoaderState) and not isinstance(state, IterableState):
             parts.batches = parts.open(before, dataclasses.replace(state, step=state.step - 1))
         elif saved.position["kind"] == "iterable":
             parts.batches = parts.open(before)

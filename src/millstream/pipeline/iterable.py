@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from millstream.pipeline.placement import BatchPlacement
-from millstream.pipeline.state import LoaderState, Origin, check_origin, check_position, is_traced, key_words
+from millstream.pipeline.state import IterableState, Origin, check_origin, check_position, is_traced, key_words
 from millstream.plan.plan import STEP_LIMIT, Plan
 from millstream.reading.contracts import IndexedSource, PyTree
 from millstream.reading.drawing import BEGINNING, Progress
@@ -62,7 +62,7 @@ class IterablePipeline:
         """Batches in a pass; None if only the iterable knows."""
         return None if self.iterable.length is None else self.body.steps_per_epoch
 
-    def steps_left(self, state: LoaderState) -> int | None:
+    def steps_left(self, state: IterableState) -> int | None:
         """Batches from a state to the end of its pass, or of the next one if only a rest is left that is dropped."""
         if self.iterable.length is None:
             return None
@@ -92,15 +92,17 @@ class IterablePipeline:
     def then(self, transform: "Transform") -> "IterablePipeline":
         """This pipeline with one more stage."""
         body = self.body.then(transform)
-        batchings = body.plan.batchings
-        if transform.batches and len(batchings) > 1:
+        if not transform.batches:
+            return dataclasses.replace(self, body=body)
+        *earlier, batching = body.plan.batchings
+        if earlier:
             raise TypeError(
                 "An IterableSource can be batched once. For batches of batches reshape them after the BatchTransform, "
                 "or use an indexed source."
             )
-        if transform.batches and batchings[-1].ending == "wrap":
+        if batching.ending == "wrap":
             raise ValueError(
-                f"BatchTransform({batchings[-1].size}, pad_last_batch=False) completes the last batch from the next "
+                f"BatchTransform({batching.size}, pad_last_batch=False) completes the last batch from the next "
                 "epoch. A pass over an IterableSource ends when it ends: use pad_last_batch=True or drop_last=True."
             )
         return dataclasses.replace(self, body=body)
@@ -116,12 +118,12 @@ class IterablePipeline:
         drawn = f"{samples}shuffle buffer of {self.iterable.shuffle_buffer:,}"
         return ("iterable", drawn), *(pair for pair in self.body.origin if pair[0] not in ("samples", "ordering"))
 
-    def init_state(self, key: jax.Array | np.ndarray) -> LoaderState:
+    def init_state(self, key: jax.Array | np.ndarray) -> IterableState:
         """The state of the run with this key before its first batch."""
         words: Any = key_words("init_state", key)
         step: Any = np.zeros((), np.uint32)
         progress: Any = BEGINNING.words()
-        return LoaderState(words, step, self.origin, progress)
+        return IterableState(words, step, self.origin, progress)
 
     def check_state(self, caller: str, state: Any) -> None:
         """Refuse a state that a different pipeline made, and one that no run can have."""
@@ -129,7 +131,7 @@ class IterablePipeline:
         if is_traced(state):
             return
         check_position(caller, state, STEP_LIMIT)
-        words, slots = np.asarray(state.progress), self.iterable.slots
+        words, slots = np.asarray(getattr(state, "progress", ())), self.iterable.slots
         if words.shape == (5,) and words.dtype == np.uint32:
             _, given, drawn, _ = Progress.of(words)
             if given <= drawn <= slots + given and (drawn > 0) == (given > 0):
@@ -143,7 +145,7 @@ class IterablePipeline:
         """The shape and dtype of one batch, derived by tracing; None for Python objects."""
         return self.body.element_spec()
 
-    def next(self, state: LoaderState) -> NoReturn:
+    def next(self, state: IterableState) -> NoReturn:
         """Refuse to be traced."""
         self.refuse_program("A compiled program")
 

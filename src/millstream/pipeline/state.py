@@ -39,24 +39,30 @@ class LoaderState:
         key: The raw data of the run's key, uint32.
         step: Batches drawn so far, uint32.
         origin: What the pipeline is, in words; static, so a state of a different pipeline is refused at no cost.
-        progress: Of an `IterableSource`, how far the pass is: passes that are over, samples given and items drawn in
-            this one, and two words of a hash of the last item, uint32. None for indexed sources.
     """
 
     key: jax.Array
     step: jax.Array
     origin: Origin = dataclasses.field(metadata={"static": True})
-    progress: jax.Array | None = None
 
     @never_raising
     def __repr__(self) -> str:
         is_one = not is_traced(self.key) and np.ndim(self.key) == 1
         key = np.asarray(self.key).tolist() if is_one else value_text(self.key)
-        place = ""
-        if self.progress is not None and not is_traced(self.progress):
-            epoch, given, *_ = np.asarray(self.progress).tolist()
-            place = f", epoch={epoch}, given={given}"
-        return f"LoaderState(key={key}, step={value_text(self.step)}{place})"
+        return f"{type(self).__name__}(key={key}, step={value_text(self.step)})"
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False)
+class IterableState(LoaderState):
+    """Where a run over an `IterableSource` is.
+
+    Attributes:
+        progress: How far the pass is, uint32: passes that are over, samples given and items drawn in this one, and two
+            words of a hash of the item drawn last.
+    """
+
+    progress: jax.Array
 
 
 # The type of a loader's states: streams have their own.
@@ -72,7 +78,7 @@ else:
 
 def plain_state(state: LoaderState) -> dict[str, Any]:
     """A state as values that JSON has."""
-    progress = {} if state.progress is None else {"progress": np.asarray(state.progress).tolist()}
+    progress = {"progress": np.asarray(state.progress).tolist()} if isinstance(state, IterableState) else {}
     place = {"key": np.asarray(state.key).tolist(), "step": int(state.step), **progress}
     return {**place, "origin": [list(pair) for pair in state.origin]}
 
@@ -83,7 +89,7 @@ def state_from_plain(saved: Mapping[str, Any]) -> LoaderState:
     words: dict[str, Any] = {
         name: np.asarray(saved[name], np.uint32) for name in ("key", "step", "progress") if name in saved
     }
-    return LoaderState(origin=origin, **words)
+    return (IterableState if "progress" in words else LoaderState)(origin=origin, **words)
 
 
 def is_traced(tree: Any) -> bool:

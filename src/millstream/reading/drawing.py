@@ -46,7 +46,7 @@ class Progress(NamedTuple):
     check: int
 
     @classmethod
-    def of(cls, words: np.ndarray) -> "Progress":
+    def of(cls, words: Any) -> "Progress":
         """What a state has."""
         epoch, given, drawn, low, high = np.asarray(words).tolist()
         return cls(epoch, given, drawn, high << 32 | low)
@@ -370,7 +370,7 @@ class Drawer:
 
     def _wait(self) -> None:
         """Wait for a batch: a warning if the iterable gives nothing for long, and an error at the end."""
-        seen, begun, limit = None, 0.0, settings.stall_seconds
+        seen, begun, limit = self.drawing.drawn, time.monotonic(), settings.stall_seconds
         patience = min(settings.warn_seconds, limit)
         while not (self._ready or self._over):
             if seen != self.drawing.drawn:
