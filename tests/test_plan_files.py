@@ -643,6 +643,7 @@ _ANY: Any = 5
         (lambda: ms.views.plans(__file__), NotADirectoryError, "needs directory to be a folder. .* is a file"),
         (lambda: ms.views.plans("x", version=_ANY), TypeError, r"version to be a text such as '2'. Got 5 \(int\)"),
         (lambda: ms.views.plans("x", timeout=0), ValueError, "timeout to be a number of seconds above 0"),
+        (lambda: ms.views.select(arrays(), [1, 2], plans=_ANY), TypeError, "select needs plans to be a folder"),
         (
             lambda: ms.views.split(arrays(), {"a": 0.5, "b": 0.5}, plans=_ANY),
             TypeError,

@@ -95,10 +95,14 @@ def measure(
 
 
 def kept_positions(
-    caller: str, source: IndexedSource, fn: Callable[[PyTree], Any], executor: Executor | None, plans: Plans
+    caller: str,
+    source: IndexedSource,
+    fn: Callable[[PyTree], Any],
+    executor: Executor | None,
+    folder: PlanFolder | None,
 ) -> tuple[np.ndarray, str | None]:
     """The positions of the samples that a predicate keeps, and the hash of this table if it is in a plan file."""
-    asked, folder, length = Kept(fn, caller), folder_of(caller, plans), len(source)
+    asked, length = Kept(fn, caller), len(source)
     _require_one_epoch(caller, source)
 
     def require_some(count: int) -> None:

@@ -11,7 +11,7 @@ from millstream.reading.executor import Executor
 from millstream.reading.view import View, as_positions, view_of
 from millstream.text.errors import function_name, whole_number
 from millstream.views._measure import kept_positions, require_executor, require_source
-from millstream.views.plan_folder import Plans
+from millstream.views.plan_folder import Plans, folder_of
 
 
 def select(
@@ -41,9 +41,10 @@ def select(
     """
     require_source("select", source)
     require_executor("select", executor)
+    folder = folder_of("select", plans)
     if not callable(chosen):
         return view_of(source, *listed(as_positions("select", chosen, len(source)), len(source)))
-    kept, digest = kept_positions(f"select({function_name(chosen)})", source, chosen, executor, plans)
+    kept, digest = kept_positions(f"select({function_name(chosen)})", source, chosen, executor, folder)
     return view_of(source, *listed(kept, len(source), digest))
 
 
