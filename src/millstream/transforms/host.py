@@ -13,7 +13,7 @@ from millstream.pipeline.host_calls import remembering
 from millstream.pipeline.pipeline import Pipeline, as_stream
 from millstream.pipeline.transform import Transform
 from millstream.reading.contracts import IndexedSource, PyTree
-from millstream.reading.derived_sources import MappedSource, map_name
+from millstream.reading.derived_sources import MappedSource, map_name, unchanged
 from millstream.reading.samples import TRIED, SampleSpec, spec_of
 from millstream.text.errors import function_name, require_callable, require_int, require_names
 from millstream.text.summaries import call_text
@@ -190,15 +190,11 @@ class InfoTransform:
         """Put this stage after a source."""
         stream, inner = _samples_of("InfoTransform", source)
         name, first = f"InfoTransform({', '.join(map(repr, self.fields))})", stream.plan.first_indices(TRIED)
-        taken = MappedSource(inner, _same, self.readers, name, False, first, beside=tuple(self.fields))
+        taken = MappedSource(inner, unchanged, self.readers, name, False, first, beside=tuple(self.fields))
         return stream.read_through(taken)
 
     def __repr__(self) -> str:
         return call_text(self)
-
-
-def _same(sample: PyTree) -> PyTree:
-    return sample
 
 
 def _samples_of(caller: str, source: IndexedSource | Pipeline, otherwise: str = "") -> tuple[Pipeline, IndexedSource]:
