@@ -153,6 +153,11 @@ def mapped(source: IndexedSource, fn: Callable[..., PyTree], random: bool, reade
     return View(MappedSource(source.source, fn, readers, name, random, first), source.selection, source.ordering)
 
 
+def unchanged(sample: PyTree) -> PyTree:
+    """The sample itself. It is here since a worker process, which loads no JAX, gets it by name."""
+    return sample
+
+
 def map_name(fn: Callable[..., PyTree], random: bool) -> str:
     """The name of a function on samples in errors: that of the stage that applies it."""
     return f"{'RandomHostMapTransform' if random else 'HostMapTransform'}({function_name(fn)})"

@@ -16,7 +16,7 @@ from millstream.pipeline.iterable import IterablePipeline
 from millstream.pipeline.pipeline import Pipeline, as_stream
 from millstream.pipeline.transform import Transform
 from millstream.reading.contracts import IndexedSource, PyTree
-from millstream.reading.derived_sources import MappedSource, map_name
+from millstream.reading.derived_sources import MappedSource, map_name, unchanged
 from millstream.reading.iterable import IterableSource
 from millstream.reading.samples import TRIED, SampleSpec, spec_of
 from millstream.text.errors import function_name, require_callable, require_names, require_readers
@@ -209,15 +209,11 @@ class InfoTransform:
         """Put this stage after a source."""
         stream, inner = samples_of("InfoTransform", source)
         name, first = f"InfoTransform({', '.join(map(repr, self.fields))})", stream.plan.first_indices(TRIED)
-        taken = MappedSource(inner, _same, self.readers, name, False, first, beside=tuple(self.fields))
+        taken = MappedSource(inner, unchanged, self.readers, name, False, first, beside=tuple(self.fields))
         return stream.read_through(taken)
 
     def __repr__(self) -> str:
         return call_text(self)
-
-
-def _same(sample: PyTree) -> PyTree:
-    return sample
 
 
 def samples_of(caller: str, source: HostStaged, otherwise: str = "") -> tuple[StagedPipeline, IndexedSource]:
