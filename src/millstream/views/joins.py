@@ -9,7 +9,8 @@ import numpy as np
 from millstream.plan.ordering import Ordering
 from millstream.plan.selection import Selection, listed
 from millstream.reading.contracts import IndexedSource
-from millstream.reading.host_source import HostSource, as_host_source, read_like
+from millstream.reading.derived_sources import item_of
+from millstream.reading.host_source import HostSource, SampleReader, as_host_source, read_like
 from millstream.reading.samples import ObjectSpec, SampleSpec, spec_of
 from millstream.reading.view import View
 from millstream.sources.array import ArraySampleSource
@@ -84,7 +85,7 @@ def zip(
 
         data = [jax.tree.map(lambda leaf: leaf[: min(lengths)], part.data) for part in arrays]
         return ArraySampleSource(_together(names, data), its_ordering)
-    return _Zipped(parts, names, min(lengths), its_ordering)
+    return ZippedSource(parts, names, min(lengths), its_ordering)
 
 
 def located(source: IndexedSource) -> np.ndarray:
@@ -118,8 +119,8 @@ def _chained(bases: list[IndexedSource], ordering: Ordering) -> Any:
     if len(bases) == 1:
         return bases[0]
     if all(isinstance(base, ArraySampleSource) for base in bases):
-        return _JoinedArrays(bases, ordering)  # pyright: ignore[reportArgumentType]
-    return _Chained(bases, ordering)
+        return JoinedArrays(bases, ordering)  # pyright: ignore[reportArgumentType]
+    return JoinedSource(bases, ordering)
 
 
 def _part_starts(bases: Sequence[IndexedSource]) -> np.ndarray:
@@ -146,7 +147,7 @@ def _described(spec: SampleSpec | ObjectSpec) -> str:
     return ", ".join(f"{name} {dtype}{list(shape)}" for name, dtype, shape in leaves)
 
 
-class _JoinedArrays(ArraySampleSource):
+class JoinedArrays(ArraySampleSource):
     """Arrays of several sources as one."""
 
     def __init__(self, bases: Sequence[ArraySampleSource], ordering: Ordering) -> None:
@@ -162,8 +163,8 @@ class _JoinedArrays(ArraySampleSource):
         object.__setattr__(self, "part_starts", _part_starts(bases))
 
 
-class _Chained(HostSource):
-    """Sources that are read on the host, one after the other."""
+class JoinedSource(SampleReader):
+    """Sources that are read on the host, one after the other: sample by sample if all of them are."""
 
     ordering: Ordering
 
@@ -176,10 +177,26 @@ class _Chained(HostSource):
         self.ordering = ordering
         self.whole_samples = all(part.whole_samples for part in self._parts)
         self.sample_spec = self._parts[0].sample_spec
+        self.reads_samples = all(isinstance(part, SampleReader) and part.reads_samples for part in self._parts)
         read_like(self, self._parts)
 
     def __len__(self) -> int:
         return self._length
+
+    def item(self, index: int) -> Any:
+        """The item as its source was given it."""
+        part, local = self._at(index)
+        return item_of(part, local)
+
+    def _at(self, index: int) -> tuple[HostSource, int]:
+        number = int(np.searchsorted(self._starts, index, side="right")) - 1
+        return self._parts[number], index - int(self._starts[number])
+
+    def read_row(self, index: int, out: Sequence[np.ndarray], row: int, key: np.ndarray | None) -> Any:
+        part, local = self._at(index)
+        if isinstance(part, SampleReader) and part.reads_samples:
+            return part.read_row(local, out, row, key)
+        part.read_rows(np.array([local]), [leaf[row : row + 1] for leaf in out], None if key is None else key[None])
 
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
         which = np.searchsorted(self._starts, indices, side="right") - 1
@@ -199,7 +216,7 @@ def _comparable(spec: SampleSpec | ObjectSpec) -> SampleSpec | str:
     return "objects" if isinstance(spec, ObjectSpec) else spec
 
 
-class _Zipped(HostSource):
+class ZippedSource(HostSource):
     """Sources that are read on the host, side by side."""
 
     ordering: Ordering
