@@ -422,6 +422,23 @@ def test_concatenated_files_and_arrays_are_read_from_where_they_are(key):
     assert found == [*range(30, N), *range(5)]
 
 
+@pytest.mark.parametrize("executor", [None, ms.Processes(1)])
+def test_items_and_what_is_returned_beside_samples_come_through_a_join(key, executor):
+    def fill(item, arrays, rng):
+        arrays["x"][...] = item
+        return {"name": f"number {item}"}
+
+    spec = {"x": jax.ShapeDtypeStruct((), np.int32)}
+    one, two = (ms.sources.FillSource([first, first + 1, first + 2], fill, spec) for first in (10, 20))
+    loader = ms.DataLoader([ms.views.concat(one, two)[::-1], ms.BatchTransform(6)], executor=executor)
+    batch, _, info = next(loader.iterate(loader.init_state(key), with_info=True))
+    assert sorted(batch["x"].tolist()) == [10, 11, 12, 20, 21, 22]
+    assert info.items == batch["x"].tolist()
+    assert info.additional == {"name": [f"number {item}" for item in info.items]}
+    mixed = ms.DataLoader([ms.views.concat(one, ms.HostArraySource({"x": np.arange(3, dtype=np.int32)}))])
+    assert sorted(int(batch["x"]) for batch, _ in mixed.iterate(mixed.init_state(key))) == [0, 1, 2, 10, 11, 12]
+
+
 def test_one_source_alone_takes_a_different_order_when_it_is_joined(key):
     source = arrays("shuffle")
     assert ms.views.concat(source) is source
@@ -544,6 +561,12 @@ WRONG = {
         lambda: ms.views.split(arrays(), {"a": 0.5, "b": 0.5}, by="y", stratify="y"),
         ValueError,
         "takes by= or stratify=, not both",
+    ),
+    "never": (lambda: ms.views.repeat(arrays(), 0), ValueError, "repeat needs times to be an int of at least 1. Got 0"),
+    "too often": (
+        lambda: ms.views.repeat(arrays(), 10**9),
+        ValueError,
+        "repeat: 1,000,000,000 times 37 samples are more than a view can have, 2,147,483,647. Repeat a part",
     ),
     "counts of what repeats": (
         lambda: ms.views.split(ms.views.repeat(arrays(), 2), {"a": 37, "b": 37}),

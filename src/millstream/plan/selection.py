@@ -15,7 +15,7 @@ import numpy as np
 from millstream.plan.keys import Array, Key, fold, named_key
 
 _DRAWS = "millstream weighted draws 1"
-IsAbove = Callable[[Array, Array, Array], Array]  # whether the number of a row is above a draw and its offset
+IsAbove = Callable[..., Array]  # whether the number of a row is above what is sought
 _IN_CACHE = 1 << 15  # entries of a table
 
 
@@ -141,15 +141,19 @@ class Drawn:
         low = ((self.length - 1) >> shift) + 2  # where the low words start, which is where the guide ends
         high = low + self.samples
 
-        def is_above(row: Array, draw: Array, offset: Array) -> Array:
-            above = table[row + low] > offset
-            if shift == 0:
+        def is_above(row: Array, offset: Array, *draw: Array) -> Array:
+            above = xp.take(table, row + low, mode="clip") > offset  # all are in range; "clip" asks least
+            if not draw:
                 return above
-            whole = table[row + high]
-            return (whole > draw) | ((whole == draw) & above)
+            whole = xp.take(table, row + high, mode="clip")
+            return (whole > draw[0]) | ((whole == draw[0]) & above)
 
+        draws = positions.astype(np.int64 if xp is np else np.uint32)
+        stretch = draws >> draws.dtype.type(shift)
+        first, last = (xp.take(table, stretch + draws.dtype.type(more), mode="clip") for more in (0, 1))
         bisect = _bisect_in_numpy if xp is np else _bisect_in_graph
-        return bisect(is_above, table, shift, positions, offset).astype(positions.dtype)
+        sought = (offset,) if shift == 0 else (offset, draws)
+        return bisect(is_above, first, last, sought).astype(positions.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,41 +209,40 @@ def _offsets(xp: ModuleType, key: Key, epoch: Array) -> Array:
     """The offset of every epoch, 32 bits after the point."""
     if xp is not np:
         return fold(xp, key, epoch)[0]
-    # Many rows are of few epochs: the cipher takes longer than the search.
+    # The cipher takes longer than the search, and many rows are of few epochs: mostly one for a whole batch.
+    epoch = epoch[tuple(slice(1 if stride == 0 else None) for stride in epoch.strides)]
     first, last = int(epoch.min()), int(epoch.max())
-    return fold(np, key, np.arange(first, last + 1, dtype=epoch.dtype))[0][epoch - epoch.dtype.type(first)]
+    offsets = fold(np, key, np.arange(first, last + 1, dtype=epoch.dtype))[0]
+    return offsets if first == last else offsets[epoch - epoch.dtype.type(first)]
 
 
-def _bisect_in_numpy(is_above: IsAbove, table: Array, shift: int, positions: Array, offset: Array) -> Array:
-    """The first row above each draw; only draws whose row is not yet known are looked at again."""
-    draws, offsets = positions.ravel().astype(np.int64), offset.ravel()
-    stretch = draws >> shift
-    first, last = table[stretch].astype(np.int64), table[stretch + 1].astype(np.int64)
-    unknown = np.flatnonzero(first < last)  # the row is among first..last
+def _bisect_in_numpy(is_above: IsAbove, first: Array, last: Array, sought: tuple[Array, ...]) -> Array:
+    """The first row above what is sought, among first..last; only rows that are not yet known are looked at again."""
+    found = last.ravel().astype(np.int64)
+    unknown = np.flatnonzero(first < last)
+    low, high, parts = first.ravel()[unknown].astype(np.int64), found[unknown], [one.ravel()[unknown] for one in sought]
     while len(unknown):
-        low, high = first[unknown], last[unknown]
         middle = (low + high) >> 1
-        above = is_above(middle, draws[unknown], offsets[unknown])
-        first[unknown], last[unknown] = np.where(above, low, middle + 1), np.where(above, middle, high)
-        unknown = unknown[first[unknown] < last[unknown]]
-    return last.reshape(positions.shape)
+        above = is_above(middle, *parts)
+        low, high = np.where(above, low, middle + 1), np.where(above, middle, high)
+        found[unknown] = high
+        left = np.flatnonzero(low < high)
+        unknown, low, high, parts = unknown[left], low[left], high[left], [one[left] for one in parts]
+    return found.reshape(last.shape)
 
 
-def _bisect_in_graph(is_above: IsAbove, table: Array, shift: int, positions: Array, offset: Array) -> Array:
+def _bisect_in_graph(is_above: IsAbove, first: Array, last: Array, sought: tuple[Array, ...]) -> Array:
     """The same, traced."""
     import jax.numpy as jnp
     from jax import lax
 
     def halve(bounds: tuple[Array, Array]) -> tuple[Array, Array]:
-        first, last = bounds
-        middle = (first + last) >> np.uint32(1)
-        above, unknown = is_above(middle, draws, offset), first < last
-        return jnp.where(unknown & ~above, middle + np.uint32(1), first), jnp.where(unknown & above, middle, last)
+        low, high = bounds
+        middle = (low + high) >> np.uint32(1)
+        above, unknown = is_above(middle, *sought), low < high
+        return jnp.where(unknown & ~above, middle + np.uint32(1), low), jnp.where(unknown & above, middle, high)
 
-    draws = positions.astype(np.uint32)
-    stretch = draws >> np.uint32(shift)
-    bounds = table[stretch], table[stretch + np.uint32(1)]
-    return lax.while_loop(lambda bounds: (bounds[0] < bounds[1]).any(), halve, bounds)[1]
+    return lax.while_loop(lambda bounds: (bounds[0] < bounds[1]).any(), halve, (first, last))[1]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,11 +37,12 @@ _CHUNK = 1 << 20  # rows of a table that are made at a time
 def require_source(caller: str, source: Any) -> None:
     """Refuse what is not an indexed source."""
     if isinstance(source, type) or not isinstance(source, IndexedSource):
-        is_stream = hasattr(source, "init_state") or isinstance(source, IterableSource)
-        what = "A stream has no samples to choose from. " if is_stream else ""
+        fix = "Wrap a dataset with [index] and a length: ms.DatasetSource(it)."
+        if hasattr(source, "init_state") or isinstance(source, IterableSource):
+            fix = "A stream has no samples to choose from. Make the view of its source, and put the stages after it."
         raise TypeError(
             f"{caller} needs a source, such as ms.ArraySampleSource(data), or a view of one. "
-            f"Got {describe_value(source)}. {what}Wrap a dataset with [index] and a length: ms.DatasetSource(it)."
+            f"Got {describe_value(source)}. {fix}"
         )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from millstream.plan.ordering import Ordering
 from millstream.plan.selection import Selection, listed
 from millstream.reading.contracts import IndexedSource
-from millstream.reading.host_source import Beside, HostSource, as_host_source, read_like
+from millstream.reading.host_source import Beside, HostSource, SampleReader, as_host_source, item_of, read_like
 from millstream.reading.samples import ObjectSpec, SampleSpec, spec_of
 from millstream.reading.view import View
 from millstream.sources.array import ArraySampleSource
@@ -90,7 +90,7 @@ def zip(
 
         data = [jax.tree.map(lambda leaf: leaf[: min(lengths)], part.data) for part in arrays]
         return ArraySampleSource(_together(names, data), its_ordering)
-    return _Zipped(parts, names, min(lengths), its_ordering)
+    return ZippedSource(parts, names, min(lengths), its_ordering)
 
 
 def located(source: IndexedSource) -> np.ndarray:
@@ -134,8 +134,8 @@ def _chained(caller: str, bases: list[IndexedSource], ordering: Ordering) -> Any
     if len(bases) == 1:
         return bases[0]
     if all(isinstance(base, ArraySampleSource) for base in bases):
-        return _JoinedArrays(caller, bases, ordering)  # pyright: ignore[reportArgumentType]
-    return _Chained(caller, bases, ordering)
+        return JoinedArrays(caller, bases, ordering)  # pyright: ignore[reportArgumentType]
+    return JoinedSource(caller, bases, ordering)
 
 
 def _part_starts(bases: Sequence[IndexedSource]) -> np.ndarray:
@@ -162,7 +162,7 @@ def _described(spec: SampleSpec | ObjectSpec) -> str:
     return ", ".join(f"{name} {dtype}{list(shape)}" for name, dtype, shape in leaves)
 
 
-class _JoinedArrays(ArraySampleSource):
+class JoinedArrays(ArraySampleSource):
     """Arrays of several sources as one."""
 
     def __init__(self, caller: str, bases: Sequence[ArraySampleSource], ordering: Ordering) -> None:
@@ -178,8 +178,8 @@ class _JoinedArrays(ArraySampleSource):
         object.__setattr__(self, "part_starts", _part_starts(bases))
 
 
-class _Chained(HostSource):
-    """Sources that are read on the host, one after the other."""
+class JoinedSource(SampleReader):
+    """Sources that are read on the host, one after the other: sample by sample if all of them are."""
 
     ordering: Ordering
     whole_samples = True
@@ -196,10 +196,31 @@ class _Chained(HostSource):
         self.ordering = ordering
         self.sample_spec = spec = next((spec for spec in specs if isinstance(spec, ObjectSpec)), specs[0])
         self._alike = [own == spec for own in specs]
+        self.reads_samples = all(isinstance(part, SampleReader) and part.reads_samples for part in self._parts)
         read_like(self, self._parts)
 
     def __len__(self) -> int:
         return self._length
+
+    def item(self, index: int) -> Any:
+        """The item as its source was given it."""
+        part, local = self._at(index)[1:]
+        return item_of(part, local)
+
+    def _at(self, index: int) -> tuple[int, HostSource, int]:
+        number = int(np.searchsorted(self._starts, index, side="right")) - 1
+        return number, self._parts[number], index - int(self._starts[number])
+
+    def read_row(self, index: int, out: Sequence[np.ndarray], row: int, key: np.ndarray | None) -> Any:
+        number, part, local = self._at(index)
+        if out[0].dtype.hasobject or not self._alike[number]:
+            sample, extra = part.read_sample(local, key)
+            self.sample_spec.write("concat", out, row, index, sample)
+            return extra
+        if isinstance(part, SampleReader) and part.reads_samples:
+            return part.read_row(local, out, row, key)
+        keys = None if key is None else key[None]
+        return (part.read_rows(np.array([local]), [leaf[row : row + 1] for leaf in out], keys) or {}).get(0)
 
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> Beside:
         which, beside = np.searchsorted(self._starts, indices, side="right") - 1, {}
@@ -222,7 +243,7 @@ class _Chained(HostSource):
         return beside
 
 
-class _Zipped(HostSource):
+class ZippedSource(HostSource):
     """Sources that are read on the host, side by side."""
 
     ordering: Ordering

@@ -60,5 +60,10 @@ def repeat(source: IndexedSource, times: int) -> View:
         times: How many times.
     """
     require_source("repeat", source)
-    whole_number("repeat", "times", times, least=1, most=MAX_IN_GRAPH // len(source))
-    return view_of(source, Repeated(len(source), times))
+    count = whole_number("repeat", "times", times, least=1)
+    if len(source) * count > MAX_IN_GRAPH:
+        raise ValueError(
+            f"repeat: {count:,} times {len(source):,} samples are more than a view can have, {MAX_IN_GRAPH:,}. Repeat "
+            "a part of them, or run more epochs."
+        )
+    return view_of(source, Repeated(len(source), count))
