@@ -155,9 +155,11 @@ class BatchIterator(Iterator[Item], Generic[B, S, Item]):
     @property
     def samples(self) -> int:
         """How many rows of the batch yielded last count; where a stage sets the mask, this waits for that mask."""
+        if isinstance(self.real, int):
+            return self.real
         if isinstance(self.real, jax.Array):
             self.real = np.array(self.real)  # a copy: the mask itself may be donated
-        return self.real if isinstance(self.real, int) else int(np.count_nonzero(self.real))
+        return int(np.count_nonzero(self.real))
 
     @property
     def state(self) -> S:

@@ -466,9 +466,12 @@ class DataLoader(Generic[B, S]):
         return run[0], static.join(run[1]), run[2]
 
     def _settled(self, state: PyTree, carry: Any, body_fn: Any, before_fn: Any) -> tuple[StaticPart, list[Any]]:
-        arguments = (self._program.static, self._program.arrays, state, body_fn, before_fn)
-        with self._program.own_mesh():
-            return settled(carry, functools.partial(part_after.eval_shape, *arguments))
+        def after(static: StaticPart, carried: list[Any]) -> StaticPart:
+            arguments = self._program.static, self._program.arrays, state, body_fn, before_fn, static, carried
+            with self._program.own_mesh():
+                return part_after.eval_shape(*arguments)
+
+        return settled(carry, after)
 
     def _run(self, program: Callable[..., Any], *arguments: Any) -> Any:
         """Run a program that draws its own batches; what reading raises comes out as it was raised."""
