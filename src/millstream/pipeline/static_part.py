@@ -1,6 +1,7 @@
 """Pytrees taken apart into arrays, which a compiled program can change, and all the rest, which is part of it."""
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
@@ -128,7 +129,7 @@ def split_carry(tree: PyTree) -> tuple[StaticPart, list[Any]]:
     """What steps carry as its static part and its arrays; refused by name if a leaf is neither."""
     try:
         leaves, structure = jax.tree.flatten(tree)
-        if all(isinstance(leaf, jax.Array) for leaf in leaves):
+        if all(map(isinstance, leaves, itertools.repeat(jax.Array))):  # as most are, before every fused program
             return _of_arrays(structure), leaves
         static, arrays = _split_leaves(leaves, structure, jax.Array | np.ndarray | np.generic)
         if all(map(_is_carried, arrays)):
