@@ -8,6 +8,7 @@ import pathlib
 import pickle
 import platform
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -27,6 +28,10 @@ from millstream.files.lock import locked
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# The tests start hundreds of processes, each of which would compile the package from its sources again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 def _cache_folder() -> pathlib.Path:
@@ -55,8 +60,18 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    require_interrupts()
     if "PYTEST_XDIST_WORKER" not in os.environ:
         drop_bad_entries(_cache_folder(), time.time() - 30 * 86_400)
+
+
+def require_interrupts() -> None:
+    """Refuse to start where Ctrl-C is ignored: every process inherits that, so tests of interrupts could only fail."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        raise pytest.UsageError(
+            "The tests need SIGINT, and this process ignores it, as all do that a script or a non-interactive shell "
+            "starts with &. Run them in the foreground, or write: env --default-signal=INT make tests &"
+        )
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -1,12 +1,14 @@
-"""What the other tests rest on: compiled programs that processes share, and the counter of compilations."""
+"""What the other tests rest on: programs that processes share, the counter of compilations, and interrupts."""
 
 import os
 import pathlib
+import signal
 import zlib
 
 import jax
 import numpy as np
-from conftest import CACHE, drop_bad_entries
+import pytest
+from conftest import CACHE, drop_bad_entries, require_interrupts
 
 
 def new_program(name):
@@ -58,3 +60,13 @@ def test_half_entries_and_old_ones_are_dropped(tmp_path):
         os.utime(entry, (time, time))
     drop_bad_entries(tmp_path, oldest=100)
     assert [entry.name for entry in tmp_path.iterdir()] == ["whole-cache"]
+
+
+def test_the_suite_does_not_start_where_interrupts_are_ignored():
+    require_interrupts()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(pytest.UsageError, match=r"need SIGINT.* write: env --default-signal=INT make tests &"):
+            require_interrupts()
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -87,7 +87,7 @@ class LogFile:
         write_whole(self._file, data)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None

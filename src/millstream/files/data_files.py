@@ -44,7 +44,7 @@ class File(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of it; reading again opens it again."""
+        """Close it; reading again opens it again."""
         ...
 
 

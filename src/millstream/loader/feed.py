@@ -257,6 +257,8 @@ class HostFeed:
         self.reader.stats = self.stats
         self._finishes = [Finish(bucket, program, device) for bucket in pipeline.buckets]
         self._in_use = RunInUse(pipeline.plan, pipeline.bucket_coordinates)  # of `next`
+        rows, plans = self.host.rows, pipeline.plan.buckets
+        self.reads_all = rows is None or [len(own) for own in rows] == [plan.axes[0] for plan in plans]
         # Other processes may skip samples of which this one knows nothing; the mask, which all of them have, says it.
         shared = pipeline.placement is not None and not pipeline.placement.is_local
         self.reads_mask = masked or (shared and self.host.tolerant)
@@ -343,7 +345,7 @@ class HostCursor:
             return readable(mask)
         if filled.report.failed:
             return self._feed.finish_of(filled).mask(filled)
-        if self._feed.host.rows is None:
+        if self._feed.reads_all:
             return filled.samples
         return self._feed.pipeline.plan.real_samples(self._words, step)
 

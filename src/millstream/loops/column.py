@@ -169,7 +169,7 @@ class Column:
             self._sparse.append(row)
 
     def _forget_newest(self) -> None:
-        """Let go of the newest value; its row gets another."""
+        """Drop the newest value; its row gets a new one."""
         if self._waiting and not isinstance(self._waiting[-1], ValueBlock):
             self._waiting.pop()
         else:

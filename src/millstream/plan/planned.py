@@ -13,8 +13,9 @@ from millstream.plan.plan import Plan, Rows, Turn
 
 AnyPlan = Plan | BucketPlan
 
-_BLOCK_STEPS = 64
-_BLOCK_ROWS = 1 << 16  # a block of large batches has fewer steps, at least one
+# Steps of the first block, and of the longest: 64 steps of 32 rows cost 6.9 us each, 512 of them 1.7 us.
+_FIRST_STEPS, _MOST_STEPS = 64, 512
+_MOST_ROWS = 1 << 15  # more leave the processor's caches: steps of 1,024 rows then cost 70 us instead of 35
 
 
 @dataclasses.dataclass(slots=True)
@@ -135,17 +136,19 @@ class PlannedSteps:
         self._chosen = None if chosen is None else [np.array(rows, np.uint64) for rows in chosen]
         self._coordinates = coordinates
         rows = max(math.prod(bucket.axes) for bucket in plan.buckets)
-        self._block_steps = max(1, min(_BLOCK_STEPS, _BLOCK_ROWS // rows))
+        self._most_steps = max(1, min(_MOST_STEPS, _MOST_ROWS // rows))
         # Blocks are replaced whole, so that several threads may ask.
-        self._block: tuple[int, list[tuple[_Block, int]]] = 0, []
-        self._numbers: tuple[int, list[np.ndarray | None]] = 0, []
+        self._block: tuple[range, list[tuple[_Block, int]]] = range(0), []
+        self._numbers: tuple[range, list[np.ndarray | None]] = range(0), []
 
     def request(self, step: int, keyed: bool) -> Request:
         """What a step asks for, with the keys of its samples if they are wanted."""
-        first, planned = self._block
-        if not 0 <= step - first < len(planned):
-            first, planned = self._block = step, self._plan_from(step)
-        block, at = planned[step - first]
+        steps, planned = self._block
+        if step not in steps:
+            steps = self._steps_from(step, steps)
+            planned = self._plan_steps(steps)
+            self._block = steps, planned
+        block, at = planned[step - steps.start]
         epochs, positions = block.epochs[at], block.positions[at]
         keys = sample_keys(self._words, epochs, positions) if keyed else None
         return Request(
@@ -156,27 +159,34 @@ class PlannedSteps:
         """The coordinates of a step, for compiled stages; None if they want none."""
         if self._coordinates is None or not any(one.size for one in self._coordinates):
             return None
-        first, numbers = self._numbers
-        if not 0 <= step - first < len(numbers):
-            first, numbers = self._numbers = step, self._pack_from(step, self._coordinates)
-        return numbers[step - first]
+        steps, numbers = self._numbers
+        if step not in steps:
+            steps = self._steps_from(step, steps)
+            numbers = self._pack_steps(steps, self._coordinates)
+            self._numbers = steps, numbers
+        return numbers[step - steps.start]
 
-    def _turns(self, first: int) -> list[Turn]:
-        return self._plan.turns(self._words, first + np.arange(self._block_steps, dtype=np.uint64))
+    def _steps_from(self, first: int, before: range) -> range:
+        """The steps of a block after another: twice as many where it continues that one."""
+        count = max(_FIRST_STEPS, 2 * len(before) if first == before.stop else 0)
+        return range(first, first + min(count, self._most_steps))
 
-    def _pack_from(self, first: int, coordinates: tuple[Coordinates, ...]) -> list[np.ndarray | None]:
+    def _turns(self, steps: range) -> list[Turn]:
+        return self._plan.turns(self._words, np.asarray(steps, np.uint64))
+
+    def _pack_steps(self, steps: range, coordinates: tuple[Coordinates, ...]) -> list[np.ndarray | None]:
         found: dict[int, np.ndarray] = {}
-        for bucket, which, steps in self._turns(first):
+        for bucket, which, own in self._turns(steps):
             if coordinates[bucket].size:
-                found.update(zip(which.tolist(), coordinates[bucket].pack(self._words, steps), strict=True))
-        return [found.get(at) for at in range(self._block_steps)]
+                found.update(zip(which.tolist(), coordinates[bucket].pack(self._words, own), strict=True))
+        return [found.get(at) for at in range(len(steps))]
 
-    def _plan_from(self, first: int) -> "list[tuple[_Block, int]]":
+    def _plan_steps(self, steps: range) -> "list[tuple[_Block, int]]":
         found: dict[int, tuple[_Block, int]] = {}
-        for bucket, which, steps in self._turns(first):
-            block = self._plan_bucket(bucket, steps)
+        for bucket, which, own in self._turns(steps):
+            block = self._plan_bucket(bucket, own)
             found.update((place, (block, at)) for at, place in enumerate(which.tolist()))
-        return [found[at] for at in range(self._block_steps)]
+        return [found[at] for at in range(len(steps))]
 
     def _plan_bucket(self, bucket: int, steps: np.ndarray) -> "_Block":
         plan, chosen = self._plan.buckets[bucket], None if self._chosen is None else self._chosen[bucket]
