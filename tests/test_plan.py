@@ -229,7 +229,7 @@ def test_wrapping_takes_each_row_from_its_own_epoch():
 def test_steps_that_are_planned_in_blocks_are_those_of_the_plan_in_any_order(size, steps):
     plan = make_plan(7001, "shuffle", (size, "pad"))
     indices, (places, rows) = plan.at(np, WORDS, np.arange(steps))
-    planned = PlannedSteps(plan, WORDS, coordinates=Coordinates(plan, indices=True))
+    planned = PlannedSteps(plan, WORDS, coordinates=(Coordinates(plan, indices=True),))
     jumps = np.random.default_rng(0).integers(0, steps, 40).tolist()
     for step in (*range(steps), *jumps, *range(steps - 1, 0, -steps // 9), *range(steps // 2, steps)):
         request = planned.request(step, keyed=False)
