@@ -131,11 +131,9 @@ class Finish:
 
 
 def count_in_transit(program: Program, masked: bool, device: Any) -> int:
-    """How many finished batches an iterator draws before they are asked for.
-
-    A batch for a different device is on its way while the caller works on the ones before it. So is a mask that has to
-    be read: it was computed before the step that the device is busy with.
-    """
+    """How many finished batches an iterator draws before they are asked for."""
+    # A batch for a different device is on its way while the caller works on the ones before it. So is a mask that has
+    # to be read: it was computed before the step that the device is busy with.
     return _IN_TRANSIT if (masked or device is not None) and not program.effects else 0
 
 
