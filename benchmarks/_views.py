@@ -173,7 +173,8 @@ def grain_select_gathered(rows: int, steps: int) -> Run:
     import grain
 
     arrays = data(rows)
-    return _grain_gathered(grain.MapDataset.source(chosen(arrays)).shuffle(seed=0), arrays, steps)
+    numbers: Any = chosen(arrays)
+    return _grain_gathered(grain.MapDataset.source(numbers).shuffle(seed=0), arrays, steps)
 
 
 def grain_part(rows: int, steps: int) -> Run:
@@ -187,7 +188,7 @@ def grain_concat(rows: int, steps: int) -> Run:
     return _grain_rounds(grain.MapDataset.concatenate(halves).shuffle(seed=0), steps)
 
 
-def _grain_kinds(source: Callable[[np.ndarray], Any], arrays: dict[str, np.ndarray]) -> Any:
+def _grain_kinds(source: Callable[[Any], Any], arrays: dict[str, np.ndarray]) -> Any:
     """Grain weighs datasets, not samples: rows of label 0 and the others, mixed in the shares that they would have."""
     import grain
 

@@ -23,21 +23,22 @@ def nothing(index: int) -> dict[str, np.ndarray]:
     return {"x": np.zeros(4, np.float32)}
 
 
-VIEWS: dict[str, Callable[[Any, int], Any]] = {
-    "select, half of them": lambda source, samples: ms.views.select(source, np.arange(samples) % 2 == 0),
-    "split, both parts": lambda source, samples: ms.views.split(source, {"train": 0.9, "test": 0.1}),
-    "weighted": lambda source, samples: ms.views.weighted(source, np.arange(1, samples + 1, dtype=np.float32)),
+# What is given for so many samples, and the view that is made of it.
+VIEWS: dict[str, tuple[Callable[[int], Any], Callable[[Any, Any], Any]]] = {
+    "select, half of them": (lambda samples: np.arange(samples) % 2 == 0, ms.views.select),
+    "split, both parts": (lambda samples: {"train": 0.9, "test": 0.1}, ms.views.split),
+    "weighted": (lambda samples: np.arange(1, samples + 1, dtype=np.float32), ms.views.weighted),
 }
 
 
-def traced(view: Callable[[Any, int], Any], samples: int) -> tuple[float, float]:
+def traced(given: Callable[[int], Any], view: Callable[[Any, Any], Any], samples: int) -> tuple[float, float]:
     """Megabytes that a view holds, and that making it takes at most."""
-    view(ms.DiskSampleSource(1_000, nothing), 1_000)  # what is imported on the way does not count
-    source = ms.DiskSampleSource(samples, nothing)
+    view(ms.DiskSampleSource(1_000, nothing), given(1_000))  # what is imported on the way does not count
+    source, argument = ms.DiskSampleSource(samples, nothing), given(samples)
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        made = view(source, samples)
+        made = view(source, argument)
         held, most = tracemalloc.get_traced_memory()
         del made
         return (held - before) / 1e6, (most - before) / 1e6
@@ -47,7 +48,7 @@ def traced(view: Callable[[Any, int], Any], samples: int) -> tuple[float, float]
 
 def measure(options: Options) -> list[Table]:
     samples = options.size(SAMPLES, 100_000)
-    found = {name: traced(view, samples) for name, view in VIEWS.items()}
+    found = {name: traced(*made_of, samples) for name, made_of in VIEWS.items()}
     tables = []
     for number, title in enumerate(("Held", "At most, while it is made")):
         values = {name: both[number] for name, both in found.items()}

@@ -163,14 +163,13 @@ def doubled_back(chance: random.Random, nested: Nested) -> Nested:
 
 def part_of_split(chance: random.Random, nested: Nested) -> Nested:
     fractions = chance.choice([(0.5, 0.5), (0.8, 0.2), (0.3, 0.3, 0.4)])
-    for seed in itertools.count(chance.randrange(2)):
-        hashes = hashes_of(nested, seed)
-        bounds = [int(bound * 2.0**64) for bound in itertools.accumulate(fractions)][:-1]
-        members = [sum(bound <= number for bound in bounds) for number in hashes]
-        if set(members) == set(range(len(fractions))):
-            break
+    bounds = [int(bound * 2.0**64) for bound in itertools.accumulate(fractions)][:-1]
+    seed, members = chance.randrange(2), []
+    while set(members) != set(range(len(fractions))):
         if seed > 50:
             return nested  # one sample, however often it is repeated, is in one part
+        seed += 1
+        members = [sum(bound <= number for bound in bounds) for number in hashes_of(nested, seed)]
     views = ms.views.split(nested.view, dict(zip("abc", fractions, strict=False)), seed=seed)
     number = chance.randrange(len(fractions))
     kept = [member == number for member in members]

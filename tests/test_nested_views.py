@@ -104,6 +104,7 @@ def read_by_hosts(pipeline, words, count):
         whole, own = (PlannedSteps(pipeline.plan, words, chosen) for chosen in (None, (rows,)))
         for step in range(STEPS):
             one, other = (steps.request(step, keyed=True) for steps in (whole, own))
+            assert one.keys is not None
             np.testing.assert_array_equal(other.keys, one.keys[list(rows)])
             np.testing.assert_array_equal(other.real, one.real[list(rows)])
     steps = [[reader.rows(words, step).rows[0] for reader in readers] for step in range(STEPS)]  # of the leaf "x"
@@ -239,7 +240,7 @@ def test_draws_without_replacement_are_at_most_one_apart(seed, samples):
     count = 1 + seed % positive
     view = ms.views.weighted(ms.HostArraySource(np.zeros(samples)), weights, samples=count, replacement=False)
     (function,), (table,) = view.selection.functions, view.selection.tables
-    assert isinstance(function, Drawn)
+    assert isinstance(function, Drawn) and table is not None
     draws = np.arange(count, dtype=np.uint64)
     low = table[count + 1 :]  # what is drawn changes where an offset passes one of these words
     for offset in {0, 2**32 - 1, *low.tolist(), *(low - np.uint32(1)).tolist()}:

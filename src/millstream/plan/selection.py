@@ -329,23 +329,28 @@ def drawn(weights: np.ndarray, length: int, *, once: bool = False) -> tuple[Draw
         kept[some] = _at_most_once(numbers[some])
         numbers = np.maximum.accumulate(kept)
     shift = _shift(length, len(weights))
-    stretches = np.arange(((length - 1) >> shift) + 2, dtype=np.uint64) << np.uint64(32 + shift)
-    parts = [np.searchsorted(numbers, stretches), numbers.astype(np.uint32)]
+    stretches = np.arange(((length - 1) >> shift) + 2, dtype=np.uint64)
+    stretches <<= np.uint64(32 + shift)
+    parts = [np.searchsorted(numbers, stretches).astype(np.uint32), numbers.astype(np.uint32)]
     if shift > 0:
-        parts.append(numbers >> np.uint64(32))
-    table = np.concatenate([part.astype(np.uint32) for part in parts])
+        parts.append((numbers >> np.uint64(32)).astype(np.uint32))
+    table = np.concatenate(parts)
     return Drawn(length, len(weights), digest_of(table)), table
 
 
 def _cumulated(weights: np.ndarray, length: int) -> np.ndarray:
     """Cumulated weights scaled to `length`, with 32 bits before and 32 after the point."""
-    shares = np.cumsum(weights, dtype=np.float64)  # one by one and in IEEE arithmetic: the same on every machine
-    scaled = shares * (length / shares[-1])
+    scaled = np.cumsum(weights, dtype=np.float64)  # one by one and in IEEE arithmetic: the same on every machine
+    scaled *= length / scaled[-1]
     whole = np.floor(scaled)
-    numbers = (whole.astype(np.uint64) << np.uint64(32)) + ((scaled - whole) * 2.0**32).astype(np.uint64)
+    scaled -= whole
+    scaled *= 2.0**32
+    numbers = whole.astype(np.uint64)
+    numbers <<= np.uint64(32)
+    numbers += scaled.astype(np.uint64)
     last = np.uint64(length) << np.uint64(32)
     numbers[np.flatnonzero(weights)[-1] :] = last  # every draw has a sample, whatever rounding did
-    return np.minimum(numbers, last)
+    return np.minimum(numbers, last, out=numbers)
 
 
 def _at_most_once(numbers: np.ndarray) -> np.ndarray:
