@@ -29,6 +29,10 @@ from millstream.files.lock import locked
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+# The tests start hundreds of processes, each of which would compile the package from its sources again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 
 def _cache_folder() -> pathlib.Path:
     """Where compiled programs stay, for this version of JAX and this kind of processor."""

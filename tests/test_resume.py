@@ -329,7 +329,7 @@ def test_a_full_disk_is_told_at_once_and_costs_nothing_that_was_saved(trials):
 
 def test_runs_that_are_killed_anywhere_come_to_the_same(trials):
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        futures = [pool.submit(resume_trials.outcome_of, "killed_run", 8, seed, trials) for seed in (1, 2)]
+        futures = [pool.submit(resume_trials.outcome_of, "killed_run", 8, seed, trials, **CACHE) for seed in (1, 2)]
         outcomes = [future.result() for future in futures]
     assert [outcome.failures for outcome in outcomes] == [[], []]
     assert sum(outcome.ok for outcome in outcomes) >= 16

@@ -19,9 +19,7 @@ BETTER = {
     r"\b(stands?|put|logged|called) behind\b": "after",
     r"\bone behind the other\b": "one after the other",
     r"\bbehind (a|any|each|every|its|the last|the newest|the) (step|row|stage|batch|source|one)\b": "after",
-    r"(?<!there )\bis no (row|transform|whole number|dictionary|pytree|array|mapping|sample|tree)\b": (
-        "is not a"
-    ),
+    r"(?<!there )\bis no (row|transform|whole number|dictionary|pytree|array|mapping|sample|tree)\b": ("is not a"),
     r"\b(every|another|the first|after|exactly|most) so many\b": "n, that many",
 }
 

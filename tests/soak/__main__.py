@@ -19,7 +19,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))  # where tests import from
@@ -178,10 +178,10 @@ def soak(minutes: float, seed: int, lanes: int, trials: bool) -> bool:
     return not tally.findings
 
 
-def replay(numbers: Iterable[int]) -> bool:
+def replay(numbers: Sequence[int], lanes: int) -> bool:
     """Run some cases again; whether nothing was found."""
     tally = Tally(time.monotonic())
-    spell(tally, [iter(numbers)])
+    spell(tally, [iter(numbers[lane::lanes]) for lane in range(min(lanes, len(numbers)))])
     print(tally.table(), flush=True)
     return not tally.findings
 
@@ -195,7 +195,7 @@ def main() -> None:
     parser.add_argument("--case", type=int, nargs="+", help="run these cases again, and nothing else")
     options = parser.parse_args()
     if options.case is not None:
-        sys.exit(not replay(options.case))
+        sys.exit(not replay(options.case, options.lanes))
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
     sys.exit(not soak(options.minutes, seed, options.lanes, not options.no_trials))
