@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import millstream as ms
 from millstream.plan.ordering import Shuffle
 from millstream.plan.plan import STEP_LIMIT, Batching, Plan
+from millstream.plan.planned import Coordinates, PlannedSteps
 
 WORDS = np.array([5, 6], np.uint32)
 MODES = ("itemwise", "reseed", "repeat", "batchwise")
@@ -222,6 +223,20 @@ def test_wrapping_takes_each_row_from_its_own_epoch():
     plan = make_plan(5, "shuffle", (3, "wrap"))
     whole = [draw(make_plan(5, "shuffle", (5, "pad")), [epoch]) for epoch in range(3)]
     np.testing.assert_array_equal(draw(plan, np.arange(5)), np.concatenate(whole))
+
+
+@pytest.mark.parametrize(("size", "steps"), [(3, 1300), (5000, 30)])
+def test_steps_that_are_planned_in_blocks_are_those_of_the_plan_in_any_order(size, steps):
+    plan = make_plan(7001, "shuffle", (size, "pad"))
+    indices, (places, rows) = plan.at(np, WORDS, np.arange(steps))
+    planned = PlannedSteps(plan, WORDS, coordinates=Coordinates(plan, indices=True))
+    jumps = np.random.default_rng(0).integers(0, steps, 40).tolist()
+    for step in (*range(steps), *jumps, *range(steps - 1, 0, -steps // 9), *range(steps // 2, steps)):
+        request = planned.request(step, keyed=False)
+        np.testing.assert_array_equal(request.indices, indices[step])
+        np.testing.assert_array_equal(request.real, rows.mask[step])
+        assert request.place == (places.epoch[step], places.element[step])
+        np.testing.assert_array_equal(planned.numbers(step), [*indices[step], *rows.mask[step]])
 
 
 @pytest.mark.parametrize(

@@ -258,6 +258,7 @@ class HostFeed:
         self.reader.stats = self.stats
         self.finish = Finish(pipeline, program, device)
         self._in_use = RunInUse(pipeline.plan, pipeline.coordinates)  # of `next`
+        self.reads_all = self.host.rows is None or len(self.host.rows) == pipeline.plan.axes[0]
         # Other processes may skip samples of which this one knows nothing; the mask, which all of them have, says it.
         shared = pipeline.placement is not None and not pipeline.placement.is_local
         self.reads_mask = masked or (shared and self.host.tolerant)
@@ -338,7 +339,7 @@ class HostCursor:
             return readable(mask)
         if filled.report.failed:
             return self._feed.finish.mask(filled)
-        if self._feed.host.rows is None:
+        if self._feed.reads_all:
             return filled.samples
         return self._feed.pipeline.plan.real_samples(self._words, step)
 

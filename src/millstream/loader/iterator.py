@@ -87,27 +87,24 @@ class BatchIterator(Iterator[Item], Generic[B, S, Item]):
 
     def __next__(self) -> Item:
         with self._one_thread:
-            return self._draw_next()
-
-    def _draw_next(self) -> Any:
-        self._clock.on_request()
-        self._interrupts.waiting = True
-        try:
-            value = self._next()
-        except Exception:
-            self._cursor.pause()  # nothing is left running, and the same batch may be asked for again
-            raise
-        except BaseException:  # an interrupt
-            self.interrupted = True
-            self.close()
-            raise
-        finally:
-            self._interrupts.waiting = False
-        if value is None:
-            self.close()
-            raise StopIteration
-        self._clock.on_delivery()
-        return value
+            self._clock.on_request()
+            self._interrupts.waiting = True
+            try:
+                value = self._next()
+            except Exception:
+                self._cursor.pause()  # nothing is left running, and the same batch may be asked for again
+                raise
+            except BaseException:  # an interrupt
+                self.interrupted = True
+                self.close()
+                raise
+            finally:
+                self._interrupts.waiting = False
+            if value is None:
+                self.close()
+                raise StopIteration
+            self._clock.on_delivery()
+            return value
 
     def _next(self) -> Any:
         """What comes next; None at the end."""
@@ -155,9 +152,11 @@ class BatchIterator(Iterator[Item], Generic[B, S, Item]):
     @property
     def samples(self) -> int:
         """How many rows of the batch yielded last count; where a stage sets the mask, this waits for that mask."""
+        if isinstance(self.real, int):
+            return self.real
         if isinstance(self.real, jax.Array):
             self.real = np.array(self.real)  # a copy: the mask itself may be donated
-        return self.real if isinstance(self.real, int) else int(np.count_nonzero(self.real))
+        return int(np.count_nonzero(self.real))
 
     @property
     def state(self) -> S:
