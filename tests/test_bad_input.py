@@ -333,6 +333,14 @@ def test_only_integers_are_steps(name, key):
         loader.iterate(dataclasses.replace(state, key=np.zeros(3, np.float32)))
 
 
+def test_a_state_that_was_changed_after_a_scan(key):
+    loader = ms.DataLoader([source(), BATCH])
+    state, _, _ = loader.scan_epoch(loader.init_state(key), jnp.int32(0), lambda carry, batch, mask: (carry, None))
+    for step in (jnp.float32(2), np.int64(2**40)):
+        with refuses(ValueError, "scan_epoch needs step to be an int from 0 to ", ". Got "):
+            loader.scan_epoch(dataclasses.replace(state, step=step), jnp.int32(0), lambda carry, *rest: (carry, None))
+
+
 def test_a_traced_step_that_is_not_an_integer(key):
     loader = ms.DataLoader([source(), BATCH])
     with refuses(ValueError, "init_state needs step to be an int from 0 to"):

@@ -50,10 +50,13 @@ class Program:
         """A compiled program as it is to be called: itself, unless it needs care."""
         if self.mesh is None and not self.effects:
             return program
-        return functools.partial(self.run, program)
+        return functools.partial(self._run_with_care, program)
 
     def run(self, program: Callable[..., Any], *arguments: Any) -> Any:
         """Run a compiled program; it is the same whatever mesh the caller has set."""
+        return self.runner(program)(*arguments)
+
+    def _run_with_care(self, program: Callable[..., Any], *arguments: Any) -> Any:
         with self.own_mesh():
             if not self.effects:
                 return program(*arguments)

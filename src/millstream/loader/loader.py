@@ -115,6 +115,7 @@ class DataLoader(Generic[B, S]):
         __class_getitem__ = classmethod(GenericAlias)  # `DataLoader[MyBatch]` is enough: the state's type has a default
 
     _agreed = False  # whether other processes are known to step through the same batches
+    _scanned_to: PyTree = None  # the state after the last scan
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -441,21 +442,30 @@ class DataLoader(Generic[B, S]):
         self._check_state("scan_epoch", state)
         if not callable(body_fn):
             raise TypeError(f"scan_epoch needs body_fn to be a function. Got {describe_value(body_fn)}.")
-        require_arguments("scan_epoch", "body_fn", body_fn, "carry, batch, mask")
+        traced = is_traced((state, carry))
+        if traced or not self._has_run(body_fn):  # a signature is slow to look at
+            require_arguments("scan_epoch", "body_fn", body_fn, "carry, batch, mask")
         if not isinstance(unroll, bool):
             require_int("scan_epoch", "unroll", unroll, least=1)
         self._require_auto_mesh("scan_epoch")
-        if is_traced((state, carry)):
+        if traced:
             self._warn_of_constants()
             return self._scan_carry(scan, state, carry, body_fn, unroll)
         self._warn_of_fresh_functions(body_fn)
-        if isinstance(self._source, Pipeline):
+        if isinstance(self._source, Pipeline) and not self._has_scanned_to(state):
             check_run("scan_epoch", self._source, state, 0)
         self._feed.begin_programs(self.steps_per_epoch)
         try:
-            return self._scan_carry(compiled_scan, state, carry, body_fn, unroll)
+            run = self._scan_carry(compiled_scan, state, carry, body_fn, unroll)
         finally:
             self.end_steps()
+        self._scanned_to = run[0] if isinstance(self._source, Pipeline) else None
+        return run
+
+    def _has_scanned_to(self, state: PyTree) -> bool:
+        """Whether a state comes from the last scan: checking its step would wait for that, and it is one of ours."""
+        placement = self._source.placement
+        return state is self._scanned_to and (placement is None or placement.is_local)
 
     def _scan_carry(
         self, program: Any, state: PyTree, carry: Any, body_fn: Any, unroll: int | bool
@@ -466,9 +476,12 @@ class DataLoader(Generic[B, S]):
         return run[0], static.join(run[1]), run[2]
 
     def _settled(self, state: PyTree, carry: Any, body_fn: Any, before_fn: Any) -> tuple[StaticPart, list[Any]]:
-        arguments = (self._program.static, self._program.arrays, state, body_fn, before_fn)
-        with self._program.own_mesh():
-            return settled(carry, functools.partial(part_after.eval_shape, *arguments))
+        def after(static: StaticPart, carried: list[Any]) -> StaticPart:
+            arguments = self._program.static, self._program.arrays, state, body_fn, before_fn, static, carried
+            with self._program.own_mesh():
+                return part_after.eval_shape(*arguments)
+
+        return settled(carry, after)
 
     def _run(self, program: Callable[..., Any], *arguments: Any) -> Any:
         """Run a program that draws its own batches; what reading raises comes out as it was raised."""
@@ -604,6 +617,9 @@ class DataLoader(Generic[B, S]):
                 "jax.jit(train_epoch)(loader, state).",
                 stacklevel=3,
             )
+
+    def _has_run(self, body_fn: Any) -> bool:
+        return hash(body_fn) in self._body_fns.get(getattr(body_fn, "__code__", body_fn), ())
 
     def _warn_of_fresh_functions(self, body_fn: Any) -> None:
         seen = self._body_fns.setdefault(getattr(body_fn, "__code__", body_fn), set())

@@ -99,7 +99,10 @@ class Clock:
             return None
         unit, length = ("none", 1) if self.epoch is None else self.epoch
         counts = {"steps": steps, "samples": samples}.get(unit)
-        return [self.now.epochs] * len(steps) if counts is None else [int(count // length) for count in counts]
+        if counts is None:
+            return [self.now.epochs] * len(steps)
+        whole = int(length)  # as steps and samples are
+        return [count // whole for count in counts]
 
     @property
     def epoch_steps(self) -> int | None:

@@ -343,7 +343,7 @@ class FusedSteps:
 
     def _call_before(self, ahead: Ahead) -> bool:
         """What is due before the next step; whether an interrupt ended it."""
-        if not self._may_be_due(ahead):
+        if not self._before or not self._may_be_due(ahead):
             return False
         loop_state, state = self._parts.loop_state, self._parts.loop_state.state
         loop_state.elapsed = ahead[0]
@@ -360,7 +360,7 @@ class FusedSteps:
         steps = ahead.now.steps + 1
         schedules = [task.schedule for task in self._before if task.schedule is not None]
         told = [schedule.next_due(steps - 1, self._parts.clock.epoch_steps) for schedule in schedules]
-        return bool(told) and (steps == ahead.last or any(due is None or due <= steps for due in told))
+        return steps == ahead.last or any(due is None or due <= steps for due in told)
 
     def draw_again(self, saved: SavedRun) -> None:
         """Nothing: callbacks of such a run see no batch."""
@@ -373,6 +373,8 @@ class FusedSteps:
 
 def _but(logs: Logs, newer: Logs) -> Logs:
     """Logs without the entries that newer ones have."""
+    if not logs:
+        return logs
     taken, left = {path for path, _ in newer.entries()}, Logs()
     for path, value in logs.entries():
         if path not in taken:

@@ -82,7 +82,7 @@ def key_words(caller: str, key: Any) -> jax.Array:
             f"{caller} needs one key. Got an array of {words.shape[:-1]} keys; "
             "for a state each, write jax.vmap(loader.init_state)(keys)."
         )
-    return jnp.asarray(words)
+    return words if isinstance(words, jax.Array) else jnp.asarray(words)  # the latter is slow even for one of JAX
 
 
 def checked_step(caller: str, step: Any, most: int) -> Any:

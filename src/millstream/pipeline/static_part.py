@@ -1,5 +1,7 @@
 """Pytrees taken apart into arrays, which a compiled program can change, and all the rest, which is part of it."""
 
+import functools
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
@@ -23,10 +25,15 @@ class StaticPart:
     Args:
         structure: The structure of the pytree.
         leaves: Its leaves in order, `_ARRAY` for those that are arrays.
+
+    Attributes:
+        leaves: As above.
+        has_numbers: Whether there are Python numbers among them.
     """
 
     def __init__(self, structure: Any, leaves: tuple[Any, ...]) -> None:
         self.leaves = leaves
+        self.has_numbers = any(isinstance(leaf, _NUMBERS) for leaf in leaves)
         self._structure = structure
         # Numbers of different types can be equal, and so can 0.0 and -0.0; programs with them differ.
         self._parts = (structure, tuple((type(leaf), _exact(leaf)) for leaf in leaves))
@@ -44,11 +51,6 @@ class StaticPart:
         """The pytree again, with these arrays."""
         rest = iter(arrays)
         return jax.tree.unflatten(self._structure, [next(rest) if leaf is _ARRAY else leaf for leaf in self.leaves])
-
-    @property
-    def has_numbers(self) -> bool:
-        """Whether there are Python numbers among the leaves."""
-        return any(isinstance(leaf, _NUMBERS) for leaf in self.leaves)
 
     def without_numbers_changed_in(self, after: Self, arrays: Sequence[Any]) -> "tuple[StaticPart, list[Any]]":
         """The part and its arrays, where numbers that are something else in another such part count as arrays."""
@@ -114,7 +116,10 @@ def split(tree: PyTree, arrays: Any = jax.Array | np.ndarray) -> tuple[StaticPar
         tree: The pytree.
         arrays: The types of leaves that are arrays.
     """
-    leaves, structure = jax.tree.flatten(tree)
+    return _split_leaves(*jax.tree.flatten(tree), arrays)
+
+
+def _split_leaves(leaves: list[Any], structure: Any, arrays: Any) -> tuple[StaticPart, list[Any]]:
     is_array = [isinstance(leaf, arrays) for leaf in leaves]
     rest = tuple(_ARRAY if array else leaf for leaf, array in zip(leaves, is_array, strict=True))
     return StaticPart(structure, rest), [leaf for leaf, array in zip(leaves, is_array, strict=True) if array]
@@ -123,7 +128,10 @@ def split(tree: PyTree, arrays: Any = jax.Array | np.ndarray) -> tuple[StaticPar
 def split_carry(tree: PyTree) -> tuple[StaticPart, list[Any]]:
     """What steps carry as its static part and its arrays; refused by name if a leaf is neither."""
     try:
-        static, arrays = split(tree, jax.Array | np.ndarray | np.generic)
+        leaves, structure = jax.tree.flatten(tree)
+        if all(map(isinstance, leaves, itertools.repeat(jax.Array))):  # as most are, before every fused program
+            return _of_arrays(structure), leaves
+        static, arrays = _split_leaves(leaves, structure, jax.Array | np.ndarray | np.generic)
         if all(map(_is_carried, arrays)):
             return static, arrays
     except TypeError:
@@ -137,6 +145,12 @@ def split_carry(tree: PyTree) -> tuple[StaticPart, list[Any]]:
         "Several steps as one program (fuse= or scan_epoch) need leaves that are arrays of numbers, or else "
         f"hashable. Got:\n{table(wrong)}"
     )
+
+
+@functools.lru_cache(maxsize=64)
+def _of_arrays(structure: Any) -> StaticPart:
+    """The static part of a pytree of arrays, the same one every time: a program is then found by its identity."""
+    return StaticPart(structure, (_ARRAY,) * structure.num_leaves)
 
 
 def settled(carry: PyTree, part_after: Callable[[StaticPart, list[Any]], StaticPart]) -> tuple[StaticPart, list[Any]]:
