@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from conftest import CACHE, assert_trees_equal
 from hypothesis import given, settings
-from test_views import BATCH, N, arrays, chosen, dataset, doubled_back, masked, repeated, slices
+from test_views import BATCH, N, arrays, dataset
 
 import millstream as ms
 from millstream.plan.selection import Selection, expanded
@@ -34,7 +34,38 @@ def cut(rows, length, stride, step=1, sizes=None, end="drop"):
     return found
 
 
-# Nested views, as in test_views: how a view is made of a source, and what it makes of a list.
+# Nested views: how a view is made of a source, and what it makes of a list.
+
+
+def slices(start, stop, step):
+    return lambda source: source[start:stop:step], lambda known: known[start:stop:step]
+
+
+def chosen(picks):
+    return (
+        lambda source: source[[pick % len(source) for pick in picks]],
+        lambda known: [known[pick % len(known)] for pick in picks],
+    )
+
+
+def masked(bits):
+    def keep(length):
+        return [bits[i % len(bits)] for i in range(length)]
+
+    return lambda source: source[np.array(keep(len(source)))], lambda known: [
+        index for index, kept in zip(known, keep(len(known)), strict=True) if kept
+    ]
+
+
+def repeated(times):
+    return lambda source: ms.views.repeat(source, times), lambda known: known * times
+
+
+def doubled_back():
+    return (
+        lambda source: ms.views.concat(source, source[::-1], source[:3]),
+        lambda known: [*known, *known[::-1], *known[:3]],
+    )
 
 
 def windowed(length, stride, step):
