@@ -554,7 +554,7 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "views.folds": lambda f: {"source": pipelines.source(), "count": 3},
     "views.mix": lambda f: {"sources": {"a": pipelines.source(), "b": pipelines.source()}, "weights": {"a": 1, "b": 2}},
     "views.permutation": lambda f: {"n": 10, "positions": np.arange(3)},
-    "views.piecewise": lambda f: {"values": {0: 1.0, 10: 0.5}},
+    "views.levels": lambda f: {"values": {0: 1.0, 10: 0.5}},
     "views.ramp": lambda f: {"start": 0.0, "end": 1.0, "samples": 10},
     "views.repeat": lambda f: {"source": pipelines.source(), "times": 2},
     "views.select": lambda f: {"source": pipelines.source(), "chosen": [1, 2]},

@@ -155,7 +155,7 @@ def test_weights_may_change(key):
     shares = [sum(x < 1000 for x in batch) / 256 for batch in drawn(loader, key, 20)]
     assert shares == sorted(shares) and np.abs(np.array(shares[:10]) - (np.arange(10) + 0.5) / 10).max() < 0.01
     assert shares[10:] == [1.0] * 10
-    steps = {"a": ms.views.piecewise({0: 1.0, 512: 0.0}), "b": 1.0, "c": 0.0}
+    steps = {"a": ms.views.levels({0: 1.0, 512: 0.0}), "b": 1.0, "c": 0.0}
     loader = ms.DataLoader([ms.views.mix(sources(), steps, samples=1024), ms.BatchTransform(256)])
     assert [sum(x < 1000 for x in batch) for batch in drawn(loader, key, 4)] == [128, 128, 0, 0]
     cosine = ms.views.ramp(0.0, 1.0, samples=100, after=100, shape="cosine")
@@ -207,7 +207,7 @@ WRONG = {
         "the weight of 'b' to be a finite number. Got nan",
     ),
     "all zero": (
-        lambda: mix({"a": arrays(0, 900)}, {"a": ms.views.piecewise({0: 1, 512: 0})}),
+        lambda: mix({"a": arrays(0, 900)}, {"a": ms.views.levels({0: 1, 512: 0})}),
         "All are zero after 512 samples",
     ),
     "impure": (
@@ -232,7 +232,7 @@ WRONG = {
         lambda: mix({"a": arrays(0, 9, ms.Shuffle("repeat"))}, {"a": 1}),
         "mix takes sources that are shuffled or in sequence",
     ),
-    "no start": (lambda: ms.views.piecewise({5: 1.0}), "piecewise needs a weight from 0 on"),
+    "no start": (lambda: ms.views.levels({5: 1.0}), "levels needs a weight from 0 on"),
     "ramp": (lambda: ms.views.ramp(0, 1, samples=0), "ramp needs samples"),
 }
 

@@ -609,7 +609,7 @@ def test_lengths_are_those_of_a_field_of_a_function_of_an_array_or_known(folder)
         (
             lambda s: s["n"] - 1,
             ValueError,
-            r"buckets\(by=<lambda>\) needs lengths that are whole numbers, 0 or more. Got -1",
+            r"buckets\(by=<lambda>\) needs whole numbers, 0 or more. Got -1",
         ),
         (lambda s: 1.0, ValueError, "whole numbers, 0 or more. Got 1.0"),
         (lambda s: True, ValueError, "whole numbers, 0 or more. Got True"),
@@ -618,7 +618,7 @@ def test_lengths_are_those_of_a_field_of_a_function_of_an_array_or_known(folder)
         (
             np.full(20, -1),
             ValueError,
-            r"buckets\(by\) needs lengths that are whole numbers, 0 or more. Got np.int64\(-1\)",
+            r"buckets\(by\) needs whole numbers, 0 or more. Got np.int64\(-1\)",
         ),
         (np.zeros(20), TypeError, "needs by to be whole numbers"),
         (np.zeros(3, int), ValueError, r"each of the 20 samples. Got shape \(3,\)"),

@@ -13,6 +13,7 @@ epoch cannot alias.
 
 import functools
 import hashlib
+import operator
 from types import ModuleType
 from typing import Any
 
@@ -45,7 +46,10 @@ def _traced(*words: Array) -> Key:
     import jax.numpy as jnp
     from jax.extend.random import threefry2x32_p
 
-    return tuple(threefry2x32_p.bind(*jnp.broadcast_arrays(*(jnp.asarray(word, np.uint32) for word in words))))
+    arrays = [jnp.asarray(word, np.uint32) for word in words]
+    # The primitive wants four of one shape. Under vmap they have one only if each depends on all of them.
+    nothing = functools.reduce(operator.or_, (array & np.uint32(0) for array in arrays))
+    return tuple(threefry2x32_p.bind(*(array | nothing for array in arrays)))
 
 
 @functools.cache

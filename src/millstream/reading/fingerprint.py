@@ -52,8 +52,8 @@ def identity(source: IndexedSource, *, reads: bool = True) -> tuple[tuple[str, A
     """
     base = source.source if isinstance(source, View) else source
     view = repr(source.selection.functions) if isinstance(source, View) else ""
-    parts = getattr(base, "part_starts", np.zeros(1, np.int64)).tolist()
-    known = ("samples", len(base)), ("view", view), ("parts", parts)
+    starts = getattr(base, "part_starts", None)  # of the sources that were joined
+    known = ("samples", len(base)), ("view", view), ("parts", [0] if starts is None else starts.tolist())
     if not reads:
         return known
     stamps = [list(stamp) for stamp in getattr(base, "stamps", ())]

@@ -46,7 +46,7 @@ class PadTransform:
         positions: The same for a leaf that counts the values from 0; True adds "ids_positions". It is 0 in the padding.
     """
 
-    fill: Mapping[str, Any]
+    fill: Mapping[str, float | np.number | np.bool_]
     length: int | Mapping[str, int] | None = None
     side: Side = "right"
     too_long: TooLong = "raise"

@@ -6,8 +6,8 @@ from millstream.views.draws import weighted as weighted
 from millstream.views.joins import concat as concat
 from millstream.views.joins import zip as zip
 from millstream.views.lengths import buckets as buckets
+from millstream.views.mixtures import levels as levels
 from millstream.views.mixtures import mix as mix
-from millstream.views.mixtures import piecewise as piecewise
 from millstream.views.mixtures import ramp as ramp
 from millstream.views.order import permutation as permutation
 from millstream.views.parts import folds as folds

@@ -141,8 +141,9 @@ def _chained(caller: str, bases: list[IndexedSource], ordering: Ordering) -> Any
 def _part_starts(bases: Sequence[IndexedSource]) -> np.ndarray:
     """Where each source begins that is not joined itself: joining a and b and then c is joining the three."""
     starts = np.cumsum([0, *map(len, bases[:-1])])
-    inner = (getattr(base, "part_starts", np.zeros(1, np.int64)) for base in bases)
-    return np.concatenate([start + own for start, own in builtins.zip(starts, inner, strict=True)])
+    inner = (getattr(base, "part_starts", None) for base in bases)
+    parts = builtins.zip(starts, inner, strict=True)
+    return np.concatenate([start + (np.zeros(1, np.int64) if own is None else own) for start, own in parts])
 
 
 def _require_equal(caller: str, parts: Sequence[IndexedSource], specs: list[Any]) -> None:

@@ -131,11 +131,11 @@ class ramp:
 
 
 @dataclasses.dataclass(frozen=True)
-class piecewise:
+class levels:
     """A weight that changes at some samples, for `ms.views.mix`.
 
     Example:
-        >>> ms.views.piecewise({0: 1.0, 1000: 0.25})(np.array([0, 999, 1000])).tolist()
+        >>> ms.views.levels({0: 1.0, 1000: 0.25})(np.array([0, 999, 1000])).tolist()
         [1.0, 1.0, 0.25]
 
     Args:
@@ -145,12 +145,12 @@ class piecewise:
     values: Mapping[int, float]
 
     def __post_init__(self) -> None:
-        require_mapping("piecewise", "values", self.values, "a dict such as {0: 1.0, 1000: 0.5}")
+        require_mapping("levels", "values", self.values, "a dict such as {0: 1.0, 1000: 0.5}")
         for start, value in self.values.items():
-            whole_number("piecewise", "the start of a weight", start, least=0)
-            require_number("piecewise", "a weight", value)
+            whole_number("levels", "the start of a weight", start, least=0)
+            require_number("levels", "a weight", value)
         if 0 not in self.values:
-            raise ValueError(f"piecewise needs a weight from 0 on. Got {describe_value(dict(self.values))}.")
+            raise ValueError(f"levels needs a weight from 0 on. Got {describe_value(dict(self.values))}.")
 
     def __call__(self, samples: np.ndarray) -> np.ndarray:
         """The weight after that many samples."""
