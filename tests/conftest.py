@@ -119,8 +119,14 @@ def count_compilations() -> Callable[[], contextlib.AbstractContextManager[list[
 @pytest.fixture
 def usual_promotion() -> Iterator[None]:
     """Documents and examples are written for users, who rarely set strict promotion."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
+    # For all threads: a callback of a compiled program may run in one of XLA's.
+    usual = {"jax_numpy_dtype_promotion": "standard", "jax_numpy_rank_promotion": "allow"}
+    strict = {name: getattr(jax.config, name) for name in usual}
+    for name, value in usual.items():
+        jax.config.update(name, value)
+    yield
+    for name, value in strict.items():
+        jax.config.update(name, value)
 
 
 @pytest.fixture
