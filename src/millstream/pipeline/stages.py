@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
+from jax.extend.random import threefry2x32_p
 
-from millstream.plan.keys import Array, fold, named_key
+from millstream.plan.keys import Array, Key, fold, named_key
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import table
 
@@ -78,8 +80,21 @@ def stage_names(stages: Sequence["Transform"]) -> list[str]:
 
 def element_key(words: Array, name: str, epoch: Array, element: Array) -> jax.Array:
     """The typed keys of a stage's elements: functions of run key, stage name, epoch and element number alone."""
-    key = fold(jnp, fold(jnp, named_key(words, f"millstream stage 1 {name}"), epoch), element)
+    key = named_key(words, f"millstream stage 1 {name}", _threefry2x32)
+    key = fold(jnp, fold(jnp, key, epoch, _threefry2x32), element, _threefry2x32)
     return jax.random.wrap_key_data(jnp.stack(jnp.broadcast_arrays(*key), axis=-1), impl="threefry2x32")
+
+
+def _threefry2x32(key: Key, counter: Key) -> Key:
+    """The cipher as a primitive of JAX, which makes five random stages compile in 1.1 s of CPU instead of 2.8.
+
+    The order keeps the rounds written out: in a scan they take 4.7 us a step, and the primitive 6.9.
+    """
+    arrays = [jnp.asarray(word, np.uint32) for word in (*key, *counter)]
+    # The primitive wants four of one shape. Under vmap they have one only if each depends on all of them.
+    nothing = functools.reduce(operator.or_, (array & np.uint32(0) for array in arrays))
+    left, right = threefry2x32_p.bind(*(array | nothing for array in arrays))
+    return left, right
 
 
 def apply_stage(

@@ -13,7 +13,7 @@ epoch cannot alias.
 
 import functools
 import hashlib
-import operator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -21,14 +21,13 @@ import numpy as np
 
 Array = Any  # a NumPy or a JAX array
 Key = tuple[Array, Array]
+Cipher = Callable[[Key, Key], Key]  # `threefry2x32`, in whatever way it is written
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
 def threefry2x32(key: Key, counter: Key) -> Key:
     """Encrypt a pair of uint32 arrays under a pair of uint32 arrays; everything broadcasts."""
-    if not all(isinstance(word, np.ndarray | np.generic) for word in (*key, *counter)):
-        return _traced(*key, *counter)
     schedule = (key[0], key[1], key[0] ^ key[1] ^ np.uint32(0x1BD11BDA))
     left, right = counter[0] + schedule[0], counter[1] + schedule[1]
     for block in range(5):
@@ -41,17 +40,6 @@ def threefry2x32(key: Key, counter: Key) -> Key:
     return left, right
 
 
-def _traced(*words: Array) -> Key:
-    """The same, traced, as a primitive of JAX: written out, the rounds are 600 lines for XLA to compile."""
-    import jax.numpy as jnp
-    from jax.extend.random import threefry2x32_p
-
-    arrays = [jnp.asarray(word, np.uint32) for word in words]
-    # The primitive wants four of one shape. Under vmap they have one only if each depends on all of them.
-    nothing = functools.reduce(operator.or_, (array & np.uint32(0) for array in arrays))
-    return tuple(threefry2x32_p.bind(*(array | nothing for array in arrays)))
-
-
 @functools.cache
 def name_words(name: str) -> tuple[np.uint32, np.uint32]:
     """The two words that stand for a name: the first eight bytes of its SHA-256, little-endian."""
@@ -60,19 +48,19 @@ def name_words(name: str) -> tuple[np.uint32, np.uint32]:
 
 
 @np.errstate(over="ignore")
-def named_key(words: Array, name: str) -> Key:
+def named_key(words: Array, name: str, cipher: Cipher = threefry2x32) -> Key:
     """The key that belongs to `name` in the run whose raw key data are `words` (uint32, last axis 2 or 4)."""
     key = (words[..., 0], words[..., 1])
     for i in range(2, words.shape[-1], 2):
-        key = threefry2x32(key, (words[..., i], words[..., i + 1]))
-    return threefry2x32(key, name_words(name))
+        key = cipher(key, (words[..., i], words[..., i + 1]))
+    return cipher(key, name_words(name))
 
 
 @np.errstate(over="ignore")
-def fold(xp: ModuleType, key: Key, number: Array) -> Key:
+def fold(xp: ModuleType, key: Key, number: Array, cipher: Cipher = threefry2x32) -> Key:
     """The key for a number (an epoch, a step, a sample index) under `key`; 64-bit numbers keep all their bits."""
     number = xp.asarray(number)
     if number.dtype.itemsize == 8:
-        return threefry2x32(key, (number.astype(np.uint32), (number >> 32).astype(np.uint32)))
+        return cipher(key, (number.astype(np.uint32), (number >> 32).astype(np.uint32)))
     number = number.astype(np.uint32)
-    return threefry2x32(key, (number, xp.zeros_like(number)))
+    return cipher(key, (number, xp.zeros_like(number)))
