@@ -720,12 +720,12 @@ WRONG = {
     "a function that counts with floats": (
         lambda: ms.views.flat_map(arrays(), lambda sample: 1.5),
         ValueError,
-        "flat_map\(counts=<lambda>\) needs whole numbers, 0 or more. Got 1.5",
+        r"flat_map\(counts=<lambda>\) needs whole numbers, 0 or more. Got 1.5",
     ),
     "a function that counts below zero": (
         lambda: ms.views.flat_map(arrays(), lambda sample: -2),
         ValueError,
-        "flat_map\(counts=<lambda>\) needs whole numbers, 0 or more. Got -2",
+        r"flat_map\(counts=<lambda>\) needs whole numbers, 0 or more. Got -2",
     ),
     "a function of one argument": (
         lambda: ms.views.flat_map(arrays(), np.ones(N, int), _OF_ONE),
