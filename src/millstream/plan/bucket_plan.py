@@ -76,11 +76,11 @@ class BucketPlan:
         return [Turn(int(one), which := np.flatnonzero(found == one), own[which]) for one in np.unique(found)]
 
     def real_samples(self, words: np.ndarray, step: int) -> int:
-        """How many samples of a step are no padding."""
+        """How many samples of a step are not padding."""
         return self.real_samples_of(words, range(step, step + 1))[0]
 
     def real_samples_of(self, words: np.ndarray, steps: range) -> list[int]:
-        """How many samples of some steps are no padding."""
+        """How many samples of some steps are not padding."""
         counts = np.empty(len(steps), np.int64)
         for bucket, which, own in self.turns(words, np.arange(steps.start, steps.stop, dtype=np.uint64)):
             plan = self.buckets[bucket]

@@ -167,14 +167,14 @@ class Plan:
         return limit if most is None else min(limit, most // scale)
 
     def real_samples(self, words: np.ndarray, step: int) -> int:
-        """How many samples of a step are no padding."""
+        """How many samples of a step are not padding."""
         if self._full_and_last is None:
             return int(self.rows_at(np, words, np.asarray(step))[-1].mask.sum())
         full, last = self._full_and_last
         return last if (step + 1) % self._length == 0 else full
 
     def real_samples_of(self, words: np.ndarray, steps: range) -> list[int]:
-        """How many samples of some steps are no padding."""
+        """How many samples of some steps are not padding."""
         if self._full_and_last is None:
             return [self.real_samples(words, step) for step in steps]
         full, last = self._full_and_last
