@@ -654,3 +654,15 @@ _ANY: Any = 5
 def test_wrong_plans_are_refused_by_name(make, error, text):
     with pytest.raises(error, match=text):
         make()
+
+
+def test_samples_of_any_shape_have_plan_files(tmp_path):
+    def ragged(changed):
+        texts = ["oats " * (1 + i % 5) for i in range(40)]
+        texts[-1] += changed
+        source = ms.DatasetSource([{"text": text} for text in texts])
+        return source.map(lambda sample: {"ids": np.frombuffer(sample["text"].encode(), np.uint8)})
+
+    for changed, files in (("", 1), ("", 1), ("!", 2)):
+        view = ms.views.select(ragged(changed), lambda sample: len(sample["ids"]) > 12, plans=tmp_path)
+        assert len(view) == 24 and len(list(tmp_path.glob("*.plan"))) == files

@@ -11,7 +11,7 @@ import numpy as np
 from millstream.files import plain
 from millstream.files.changed import file_stamp
 from millstream.reading.contracts import IndexedSource
-from millstream.reading.host_source import RowSource
+from millstream.reading.host_source import RowSource, as_host_source
 from millstream.reading.memory import mapped_file
 from millstream.reading.view import View
 
@@ -32,12 +32,23 @@ def fingerprint(source: Any) -> str | None:
     """
     indices = np.unique(np.linspace(0, len(source) - 1, _SAMPLES).astype(np.int64))
     try:
-        samples, again = source.read(indices), source.read(indices[[0, -1]])
+        samples, again = _read(source, indices), _read(source, indices[[0, -1]])
     except Exception:  # which may be over when they are read again, so that nothing is known of them
         return None
     if samples_hash(again) != samples_hash(_ends(samples)):
         return _CHANGING
     return samples_hash(samples) or _OBJECTS
+
+
+def _read(source: IndexedSource, indices: np.ndarray) -> Any:
+    """Samples, stacked; or one by one, if each has a shape of its own."""
+    try:
+        return source.read(indices)
+    except Exception:
+        host = as_host_source(source)
+        if not host.whole_samples:
+            raise
+        return host.read_samples(indices, None)[0]
 
 
 def identity(source: IndexedSource, *, reads: bool = True) -> tuple[tuple[str, Any], ...]:
