@@ -17,6 +17,7 @@ from millstream.pipeline.pipeline import Pipeline, as_stream
 from millstream.pipeline.transform import Transform
 from millstream.reading.contracts import IndexedSource, PyTree
 from millstream.reading.derived_sources import MappedSource, map_name, unchanged
+from millstream.reading.host_source import HostSource
 from millstream.reading.iterable import IterableSource
 from millstream.reading.samples import TRIED, SampleSpec, spec_of
 from millstream.text.errors import function_name, require_callable, require_names, require_readers
@@ -103,8 +104,43 @@ class HostCallbackTransform(Transform):
         return call_text(self)
 
 
-@dataclasses.dataclass(frozen=True)
-class HostMapTransform:
+class HostStage:
+    """A stage where samples are read: it makes a source of a source. A base of frozen dataclasses."""
+
+    otherwise: ClassVar[str] = ""
+    """What to use after compiled stages instead, for errors."""
+
+    def source_over(self, inner: IndexedSource, stream: StagedPipeline) -> HostSource:
+        """The samples of a source through this stage.
+
+        Args:
+            inner: The source.
+            stream: The pipeline that reads it.
+        """
+        raise NotImplementedError
+
+    @overload
+    def __call__(self, source: IndexedSource | Pipeline) -> Pipeline: ...
+    @overload
+    def __call__(self, source: BucketedPipeline) -> BucketedPipeline: ...
+    @overload
+    def __call__(self, source: IterableSource | IterablePipeline) -> IterablePipeline: ...
+    def __call__(self, source: HostStaged) -> StagedPipeline:
+        """Put this stage after a source."""
+        stream: object = as_stream(source)
+        if not isinstance(stream, StagedPipeline) or not stream.is_untouched or stream.source is None:
+            raise TypeError(
+                f"{type(self).__name__} works on samples as they are read, so it comes after the source and before all "
+                f"compiled stages. Move it up{self.otherwise}."
+            )
+        return stream.read_through(self.source_over(stream.source, stream))
+
+    def __repr__(self) -> str:
+        return call_text(self)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class HostMapTransform(HostStage):
     """Apply a NumPy or Python function to every sample where it is read, before anything is compiled.
 
     It comes after the source, or after another such stage. Threads or worker processes call it while earlier batches
@@ -121,6 +157,7 @@ class HostMapTransform:
         readers: How many threads read and call it, if the loader has no executor.
     """
 
+    otherwise: ClassVar[str] = ", or use MapTransform or HostCallbackTransform"
     random: ClassVar[bool] = False
 
     fn: Callable[..., PyTree]
@@ -130,20 +167,9 @@ class HostMapTransform:
         require_callable(type(self).__name__, "fn", self.fn, "sample, rng" if self.random else "sample")
         require_readers(type(self).__name__, "readers", self.readers)
 
-    @overload
-    def __call__(self, source: IndexedSource | Pipeline) -> Pipeline: ...
-    @overload
-    def __call__(self, source: BucketedPipeline) -> BucketedPipeline: ...
-    @overload
-    def __call__(self, source: IterableSource | IterablePipeline) -> IterablePipeline: ...
-    def __call__(self, source: HostStaged) -> StagedPipeline:
-        """Put this stage after a source."""
-        stream, inner = samples_of(type(self).__name__, source, ", or use MapTransform or HostCallbackTransform")
+    def source_over(self, inner: IndexedSource, stream: StagedPipeline) -> HostSource:
         name, first = map_name(self.fn, self.random), stream.plan.first_indices(TRIED)
-        return stream.read_through(MappedSource(inner, self.fn, self.readers, name, self.random, first))
-
-    def __repr__(self) -> str:
-        return call_text(self)
+        return MappedSource(inner, self.fn, self.readers, name, self.random, first)
 
 
 class RandomHostMapTransform(HostMapTransform):
@@ -166,8 +192,8 @@ class RandomHostMapTransform(HostMapTransform):
     random: ClassVar[bool] = True
 
 
-@dataclasses.dataclass(frozen=True)
-class InfoTransform:
+@dataclasses.dataclass(frozen=True, repr=False)
+class InfoTransform(HostStage):
     """Take fields out of samples where they are read, and hand them out beside the batch, in its `BatchInfo`.
 
     What it takes never becomes an array of a batch: integers keep all 64 bits (document ids, timestamps, offsets in
@@ -199,29 +225,6 @@ class InfoTransform:
         object.__setattr__(self, "fields", names)
         require_readers("InfoTransform", "readers", self.readers)
 
-    @overload
-    def __call__(self, source: IndexedSource | Pipeline) -> Pipeline: ...
-    @overload
-    def __call__(self, source: BucketedPipeline) -> BucketedPipeline: ...
-    @overload
-    def __call__(self, source: IterableSource | IterablePipeline) -> IterablePipeline: ...
-    def __call__(self, source: HostStaged) -> StagedPipeline:
-        """Put this stage after a source."""
-        stream, inner = samples_of("InfoTransform", source)
+    def source_over(self, inner: IndexedSource, stream: StagedPipeline) -> HostSource:
         name, first = f"InfoTransform({', '.join(map(repr, self.fields))})", stream.plan.first_indices(TRIED)
-        taken = MappedSource(inner, unchanged, self.readers, name, False, first, beside=tuple(self.fields))
-        return stream.read_through(taken)
-
-    def __repr__(self) -> str:
-        return call_text(self)
-
-
-def samples_of(caller: str, source: HostStaged, otherwise: str = "") -> tuple[StagedPipeline, IndexedSource]:
-    """A pipeline that has no compiled stages yet, and its source."""
-    stream: object = as_stream(source)
-    if not isinstance(stream, StagedPipeline) or not stream.is_untouched or stream.source is None:
-        raise TypeError(
-            f"{caller} works on samples as they are read, so it comes after the source and before all compiled stages. "
-            f"Move it up{otherwise}."
-        )
-    return stream, stream.source
+        return MappedSource(inner, unchanged, self.readers, name, False, first, beside=tuple(self.fields))

@@ -2,27 +2,24 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
 from millstream.pipeline.bucketed import BucketedPipeline
 from millstream.pipeline.compose import StagedPipeline
-from millstream.pipeline.iterable import IterablePipeline
-from millstream.pipeline.pipeline import Pipeline
 from millstream.reading.contracts import IndexedSource
-from millstream.reading.iterable import IterableSource
+from millstream.reading.host_source import HostSource
 from millstream.reading.padding import PaddedLeaf, PaddedSource, Side, TooLong
 from millstream.reading.samples import TRIED
 from millstream.text.errors import describe_value, require_choice, require_mapping, whole_number
-from millstream.text.summaries import call_text
-from millstream.transforms.host import HostStaged, samples_of
+from millstream.transforms.host import HostStage
 
 _MOST = (1 << 31) - 1
 
 
-@dataclasses.dataclass(frozen=True)
-class PadTransform:
+@dataclasses.dataclass(frozen=True, repr=False)
+class PadTransform(HostStage):
     """Pad leaves of every sample along their first axis, where samples are read.
 
     It comes after the source, or after a `HostMapTransform`. A mask is added for each padded leaf: `batch["ids_mask"]`
@@ -108,18 +105,7 @@ class PadTransform:
             for name, fill in self.fill.items()
         ]
 
-    @overload
-    def __call__(self, source: IndexedSource | Pipeline) -> Pipeline: ...
-    @overload
-    def __call__(self, source: BucketedPipeline) -> BucketedPipeline: ...
-    @overload
-    def __call__(self, source: IterableSource | IterablePipeline) -> IterablePipeline: ...
-    def __call__(self, source: HostStaged) -> StagedPipeline:
-        """Put this stage after a source."""
-        stream, inner = samples_of("PadTransform", source)
+    def source_over(self, inner: IndexedSource, stream: StagedPipeline) -> HostSource:
         lengths = stream.lengths if isinstance(stream, BucketedPipeline) else ()
         first = stream.plan.first_indices(TRIED)
-        return stream.read_through(PaddedSource(inner, self._leaves(), self.side, self.too_long, lengths, first))
-
-    def __repr__(self) -> str:
-        return call_text(self)
+        return PaddedSource(inner, self._leaves(), self.side, self.too_long, lengths, first)
