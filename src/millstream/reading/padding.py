@@ -81,7 +81,7 @@ class PaddedSource(SampleReader):
         key = np.zeros(2, np.uint32) if self.keyed else None
         self.first_sample, (sample, _) = first_sample(lambda index: self._inner.read_sample(index, key), first)
         self._require_leaves(self.first_sample, sample, leaves)
-        shown = {leaf.name: self._shown(leaf, first, key) for leaf in leaves}
+        shown = {leaf.name: self._shown(leaf, sample, first, key) for leaf in leaves}
         self._specs = tuple(self._spec(sample, leaves, shown, length) for length in lengths or (None,))
         self.sample_spec = spec = self._specs[-1]
         self._places = [_place(spec, leaf) for leaf in leaves]
@@ -188,12 +188,12 @@ class PaddedSource(SampleReader):
                 f"{self._name}: sample {index} has no leaf {missing[0]!r}. Its leaves: {', '.join(map(str, sample))}."
             )
 
-    def _shown(self, leaf: PaddedLeaf, first: Sequence[int], key: np.ndarray | None) -> np.ndarray:
+    def _shown(self, leaf: PaddedLeaf, known: Any, first: Sequence[int], key: np.ndarray | None) -> np.ndarray:
         """What a leaf is like in the first sample where it is not empty: an empty list has no dtype."""
         found = None
         for index in first:
             try:
-                sample = self._inner.read_sample(index, key)[0]
+                sample = known if index == self.first_sample else self._inner.read_sample(index, key)[0]
             except Exception:  # which is reported when it is read for a batch
                 continue
             array = _as_leaf(f"{self._name}: sample {index}[{leaf.name!r}]", sample[leaf.name])
