@@ -664,3 +664,19 @@ def test_the_images_of_a_torchvision_user(executor, key):
         assert images.shape == (4, 3, 8, 6) and images.dtype == np.float32 and labels.shape == (4,)
         assert np.ptp(images[0], axis=(1, 2)).max() == 0 and images[0, 2, 0, 0] == 2
     assert_trees_equal(*batches)
+
+
+def test_a_sample_that_raises_once_leaves_the_fingerprint_as_it_is():
+    """A run saved in that moment was refused when it was resumed: its contents were hashed in a different form."""
+    failing = []
+
+    def read(index):
+        if failing:
+            raise failing.pop()
+        return {"x": np.full(2, index, np.float32)}
+
+    source = ms.DiskSampleSource(5, read)
+    healthy = ms.DataLoader([source, ms.BatchTransform(2)]).contents()
+    failing.append(OSError("gone for a moment"))
+    assert ms.DataLoader([source, ms.BatchTransform(2)]).contents() == ()  # unknown, and not different
+    assert ms.DataLoader([source, ms.BatchTransform(2)]).contents() == healthy != ()

@@ -41,14 +41,15 @@ def fingerprint(source: Any) -> str | None:
 
 
 def _read(source: IndexedSource, indices: np.ndarray) -> Any:
-    """Samples, stacked; or one by one, if each has a shape of its own."""
-    try:
+    """Samples, stacked; or one by one, if each may have a shape of its own.
+
+    What the source is decides, and not whether stacking fails: an error that is over at the next try would change what
+    is hashed.
+    """
+    host = as_host_source(source) if source.arrays is None else None
+    if host is None or not host.whole_samples:
         return source.read(indices)
-    except Exception:
-        host = as_host_source(source)
-        if not host.whole_samples:
-            raise
-        return host.read_samples(indices, None)[0]
+    return host.read_samples(indices, None)[0]
 
 
 def identity(source: IndexedSource, *, reads: bool = True) -> tuple[tuple[str, Any], ...]:
