@@ -173,7 +173,9 @@ def _sizes(bounds: np.ndarray, batch_size: Any, tokens: Any, multiple_of: Any) -
         raise ValueError("buckets takes multiple_of= with tokens_per_batch= alone: batch_size= says the rows itself.")
     if isinstance(batch_size, Sequence | np.ndarray) and not isinstance(batch_size, str):
         if len(batch_size) != len(bounds):
-            raise ValueError(f"buckets has {len(bounds)} lengths and {len(batch_size)} batch sizes. Give one for each.")
+            raise ValueError(
+                f"buckets needs a batch_size for each length. Got {len(batch_size)} for {len(bounds)} lengths."
+            )
         each = list(batch_size)
     else:
         each = [batch_size] * len(bounds)
