@@ -427,7 +427,7 @@ WRONG_BUCKETS = {
     "falling": (dict(lengths=(8, 4), batch_size=2), r"needs lengths that rise. Got \(8, 4\)"),
     "floats": (dict(lengths=(1.5, 8), batch_size=2), "needs lengths to be whole numbers above zero"),
     "zero": (dict(lengths=0, batch_size=2), "buckets needs lengths"),
-    "one size": (dict(batch_size=(2, 3)), "has 3 lengths and 2 batch sizes"),
+    "one size": (dict(batch_size=(2, 3)), "needs a batch_size for each length. Got 2 for 3 lengths"),
     "tokens": (dict(tokens_per_batch=7), "has no room for 1 of length 8. Pass at least 8"),
     "multiple": (dict(batch_size=2, multiple_of=2), "takes multiple_of= with tokens_per_batch= alone"),
     "too long": (

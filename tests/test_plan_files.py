@@ -671,5 +671,5 @@ def test_samples_of_any_shape_have_plan_files(tmp_path):
 @pytest.mark.parametrize("given", ["", "\0"])
 def test_a_view_names_itself_when_its_folder_is_refused(given):
     source = ms.ArraySampleSource({"x": np.arange(4)})
-    with pytest.raises(ValueError, match="split needs plans to be the path of a folder. Got"):
+    with pytest.raises(ValueError, match=r"split needs plans to be the path of a folder\. Got"):
         ms.views.split(source, {"train": 0.5, "held": 0.5}, plans=given)

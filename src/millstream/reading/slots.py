@@ -18,6 +18,7 @@ import numpy as np
 
 from millstream.errors import SharedMemoryFull
 from millstream.reading.memory import ALIGNMENT, aligned_empty
+from millstream.text.tables import size_text
 
 _SEARCH_SECONDS = 5.0  # between two searches of all memory for batches that nobody can reach any more
 _SPARE = 3  # slots besides those read ahead: one asked for, one in use, one that JAX has not released yet
@@ -144,7 +145,13 @@ class Slots:
         self._owners: weakref.WeakSet[_Owner] = weakref.WeakSet()
         self._next_search = 0.0
         self.count = 0
-        self._grow(count)
+        try:
+            self._grow(count)
+        except MemoryError:
+            raise MemoryError(
+                f"Reading ahead needs memory for {count:,} batches of {size_text(layout.nbytes)} each, which there is "
+                "not. Pass a smaller prefetch= to the DataLoader, or prefetch_size= to the source."
+            ) from None
 
     @property
     def n_held(self) -> int:
