@@ -159,7 +159,7 @@ def loader() -> Any:
 @functools.cache
 def mixed() -> Any:
     """Two loaders in one."""
-    return ms.MixedLoader({"a": loader(), "b": loader()})
+    return ms.loader.MixedLoader({"a": loader(), "b": loader()})
 
 
 @functools.cache
@@ -472,6 +472,7 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "Metrics.merge": lambda f: {"other": ms.loops.Metrics(loss=_own)},
     "Metrics.update": lambda f: {"value": 1.0},
     "MixedLoader": lambda f: {"loaders": {"a": loader(), "b": loader()}},
+    "phases": lambda f: {"loaders": {0: loader(), 2: loader()}},
     "MixedLoader.iterate": lambda f: {"state": _state(mixed())},
     "IterableSource": lambda f: {"iterable": [{"x": np.float32(1)}] * 4},
     "NpySource": lambda f: {"paths": f / "t.npy"},

@@ -334,7 +334,7 @@ def joined_loaders():
     return {
         "in memory": plain,
         "read on the host": ms.DataLoader([ms.HostArraySource({"x": np.arange(20)}), BATCH]),
-        "mixed": ms.MixedLoader({"a": plain, "b": plain}),
+        "mixed": ms.loader.MixedLoader({"a": plain, "b": plain}),
     }
 
 

@@ -893,18 +893,18 @@ def test_a_mix_in_sequence_is_another_mix_and_goes_on_from_every_step(key):
         return ms.DataLoader([source, ms.BatchTransform(2)])
 
     loaders = {"a": of(0, 4), "b": of(100, 6)}
-    mix = ms.MixedLoader(loaders, interleave=False)
+    mix = ms.loader.MixedLoader(loaders, interleave=False)
     whole = [batch["x"].tolist() for batch, _ in mix.iterate(mix.init_state(key), steps=10)]
     assert [first for first, _ in whole] == 2 * [0, 2, 100, 102, 104]
     for step in range(10):
         rest = mix.iterate(mix.init_state(key, step), steps=10 - step)
         assert [batch["x"].tolist() for batch, _ in rest] == whole[step:]
     with refuses(ValueError, "mix: 2 of 'a', then 3 of 'b' in the state, 2 of 'a', 3 of 'b' here"):
-        ms.MixedLoader(loaders).iterate(mix.init_state(key))
+        ms.loader.MixedLoader(loaders).iterate(mix.init_state(key))
     with refuses(ValueError, "weights only for loaders that are interleaved"):
-        ms.MixedLoader(loaders, weights={"a": 1, "b": 1}, interleave=False)
+        ms.loader.MixedLoader(loaders, weights={"a": 1, "b": 1}, interleave=False)
     with refuses(TypeError, "MixedLoader needs interleave to be a bool. Got 1 (int)."):
-        ms.MixedLoader(loaders, interleave=1)  # pyright: ignore[reportArgumentType]
+        ms.loader.MixedLoader(loaders, interleave=1)  # pyright: ignore[reportArgumentType]
 
 
 def test_info_knows_the_place_of_a_batch_and_what_failed():

@@ -199,7 +199,7 @@ def test_streams_say_what_they_remember():
 def test_several_loaders_are_one_table():
     small = ms.DataLoader([ms.ArraySampleSource({"x": np.arange(4.0)}), ms.BatchTransform(2)])
     large = ms.DataLoader([ms.ArraySampleSource({"x": np.arange(8.0)}), ms.BatchTransform(2)])
-    mixed = ms.MixedLoader({"small": small, "large": large})
+    mixed = ms.loader.MixedLoader({"small": small, "large": large})
     explanation = ms.loader.TrainStream(large, validation=mixed, every=("epoch", 2)).explain()
     assert [row.stage for row in explanation.rows[::2]] == [
         "train: ArraySampleSource",

@@ -74,7 +74,7 @@ def for_batch_in_loader():
 
 @mistake(TypeError, "A MixedLoader is iterated from a state", "loader.iterate(loader.init_state(")
 def for_batch_in_mixed_loader():
-    list(ms.MixedLoader([loader()]))  # pyright: ignore[reportArgumentType]
+    list(ms.loader.MixedLoader([loader()]))  # pyright: ignore[reportArgumentType]
 
 
 @mistake(TypeError, "has no len()", "loader.steps_per_epoch", "here 2")
@@ -620,7 +620,7 @@ def test_signatures_stay_as_they_are_written():
 
 def test_a_loader_is_true_and_is_a_pytree():
     made = loader()
-    assert made and ms.MixedLoader([made])
+    assert made and ms.loader.MixedLoader([made])
     assert len(jax.tree.leaves(made)) == 2
     assert not hasattr(made, "batch_size") and not hasattr(made, "anything")
     with pytest.raises(AttributeError, match="no attribute 'steps_per_epoc'"):

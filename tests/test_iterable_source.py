@@ -748,7 +748,10 @@ REFUSED = {
         "A compiled program cannot draw from an IterableSource",
     ),
     "a view": (lambda loader, key: ms.views.select(IterableSource(numbers()), print), "no samples to choose from"),  # type: ignore[arg-type]
-    "a mixed loader": (lambda loader, key: ms.MixedLoader({"a": loader, "b": loader}), "has to be drawn in order"),
+    "a mixed loader": (
+        lambda loader, key: ms.loader.MixedLoader({"a": loader, "b": loader}),
+        "has to be drawn in order",
+    ),
     "tune": (lambda loader, key: loader.tune(), "nothing to choose for an IterableSource"),
     "too few to fill a batch": (
         lambda loader, key: next(

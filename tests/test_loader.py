@@ -427,7 +427,7 @@ def test_a_loader_of_a_users_own_kind_can_be_an_argument_of_a_program(key):
 def streams():
     plain = ms.DataLoader([ms.ArraySampleSource({"x": np.arange(40)}), ms.BatchTransform(4)])
     slow = ms.DiskSampleSource(40, lambda index: {"x": np.int32(index)}, readers=1)
-    mixed, train = ms.MixedLoader({"a": plain, "b": plain}), ms.loader.TrainStream(plain)
+    mixed, train = ms.loader.MixedLoader({"a": plain, "b": plain}), ms.loader.TrainStream(plain)
     return {
         "in memory": plain.iterate(plain.init_state(jax.random.key(0)), steps=1000),
         "threads": (read := ms.DataLoader([slow, ms.BatchTransform(4)], executor=ms.Threads(2))).iterate(

@@ -476,7 +476,7 @@ def test_a_run_over_a_loader_resumes_exactly_at_every_step(loader, key):
 def test_iterators_of_loaders_and_mixes_count_real_samples(loader, key):
     elapsed = ms.loop(jnp.float32(0), loader.iterate(loader.init_state(key)), {ms.every(1): loader_step}).elapsed
     assert elapsed.samples == 10
-    mixed = ms.MixedLoader({"a": loader, "b": loader})
+    mixed = ms.loader.MixedLoader({"a": loader, "b": loader})
     assert ms.loop(jnp.float32(0), mixed, {ms.every(1): loader_step}, stop=6, key=key).elapsed.samples == 20
 
 

@@ -240,7 +240,7 @@ def test_mixed_loaders_and_training_streams_count_the_same_rows():
     for seed in SEEDS:
         _, key, flags = drawn(seed)
         masked, plain = loader_of(flags, BEFORE), loader_of(flags, [ms.BatchTransform(SIZE)])
-        for loader in (ms.MixedLoader({"masked": masked, "plain": plain}), masked):
+        for loader in (ms.loader.MixedLoader({"masked": masked, "plain": plain}), masked):
             batches = loader.iterate(loader.init_state(key), steps=9)
             counts = [(int(mask.sum()), batches.samples) for _, mask in batches]
             assert [count for count, _ in counts] == [told for _, told in counts]

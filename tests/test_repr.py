@@ -167,7 +167,7 @@ def test_states_and_iterators_show_where_they_are():
 
 
 def test_loaders_of_loaders_show_their_mix_and_passes():
-    mixed = ms.MixedLoader({"a": new_loader(), "b": new_loader()})
+    mixed = ms.loader.MixedLoader({"a": new_loader(), "b": new_loader()})
     assert repr(mixed) == "MixedLoader(1 of 'a', 1 of 'b', 6 steps per epoch)"
     stream = ms.loader.TrainStream(new_loader(), validation=new_loader(), every=("batch", 2))
     assert repr(stream) == "TrainStream(3 batches per epoch, 3 for validation after every 2)"

@@ -153,8 +153,8 @@ def batches_have_the_type_that_the_user_says(key: jax.Array) -> None:
 
 
 def mixed_and_training_streams_keep_it(loader: ms.DataLoader[Pairs], key: jax.Array) -> None:
-    mixed = ms.MixedLoader({"a": loader, "b": loader})
-    assert_type(mixed, ms.MixedLoader[Pairs])
+    mixed = ms.loader.MixedLoader({"a": loader, "b": loader})
+    assert_type(mixed, ms.loader.MixedLoader[Pairs])
     for batch, mask in mixed.iterate(mixed.init_state(key)):
         assert_type(batch, Pairs)
         assert_type(mask, jax.Array)
@@ -281,7 +281,7 @@ def nonsense_about_loaders(loader: ms.DataLoader[Pairs], key: jax.Array) -> None
     loader.scan_epoch(state, 0.0)  # pyright: ignore[reportCallIssue]
     loader.scan_epoch(state, "none", count_rows)  # pyright: ignore[reportArgumentType]
     loader.run_steps(state, 0, lambda total, batch, mask: (total, None), 3)  # pyright: ignore[reportCallIssue]
-    ms.MixedLoader([source])  # pyright: ignore[reportArgumentType]
+    ms.loader.MixedLoader([source])  # pyright: ignore[reportArgumentType]
     ms.loader.TrainStream(loader, every=("day", 1))  # pyright: ignore[reportArgumentType]
     ms.BatchTransform("8")  # pyright: ignore[reportArgumentType]
     ms.MapTransform(3)  # pyright: ignore[reportArgumentType]

@@ -16,7 +16,7 @@ from millstream import transforms as transforms
 from millstream import views as views
 from millstream.callbacks._record import record as record
 from millstream.loader.loader import DataLoader as DataLoader
-from millstream.loader.mixed import MixedLoader as MixedLoader
+from millstream.loader.phased import phases as phases
 from millstream.loops._checkpoint import checkpoint as checkpoint
 from millstream.loops._checkpoint import restore as restore
 from millstream.loops._inner_loop import inner_loop as inner_loop

@@ -187,7 +187,7 @@ def loader_of(case: Case, files: pathlib.Path, trouble: Trouble, cache: pathlib.
             stages.append(ms.HostMapTransform(trouble))
         stages += _maps_of(part, case.buffered)
         loaders.append(ms.DataLoader(stages, **options))
-    return loaders[0] if len(loaders) == 1 else ms.MixedLoader(loaders, interleave=case.interleaved)
+    return loaders[0] if len(loaders) == 1 else ms.loader.MixedLoader(loaders, interleave=case.interleaved)
 
 
 def _maps_of(part: Part, buffered: bool) -> list[Any]:

@@ -15,7 +15,7 @@ from millstream.files import plain
 from millstream.inspect._compare import raw_key
 from millstream.loader.batch_info import BatchInfo
 from millstream.loader.loader import DataLoader
-from millstream.pipeline.compose import IndexedPipeline, StagedPipeline
+from millstream.pipeline.compose import IndexedPipeline, SeekablePipeline, StagedPipeline
 from millstream.pipeline.host_calls import call_and_wait
 from millstream.pipeline.state import key_words
 from millstream.plan.planned import PlannedSteps
@@ -45,7 +45,7 @@ Draws = Generator[Drawn, None, None]
 def iterate(loader: DataLoader, key: Any, steps: int) -> Draws:
     """By `iterate`, in the order of the steps."""
     early: dict[int, Drawn] = {}  # by step, where an executor hands out whichever batch is read first
-    step, indexed = 0, isinstance(loader.pipeline, IndexedPipeline)
+    step, indexed = 0, isinstance(loader.pipeline, SeekablePipeline)
     ordered = not indexed or loader.pipeline.host is None or loader.pipeline.host.ordered
     with loader, contextlib.closing(loader.iterate(loader.init_state(key), steps=steps, with_info=indexed)) as batches:
         for value, mask, *info in batches:
@@ -60,7 +60,12 @@ def iterate(loader: DataLoader, key: Any, steps: int) -> Draws:
 
 def iterate_in_workers(loader: DataLoader, key: Any, steps: int) -> Draws:
     """By `iterate`, unless the pipeline cannot be sent to worker processes, or its samples cannot be sent back."""
-    pipeline = loader.pipeline
+    for phase in loader.phases.values():
+        _require_sendable(phase.pipeline)
+    yield from iterate(loader, key, steps)
+
+
+def _require_sendable(pipeline: Any) -> None:
     source = pipeline.host.source
     if isinstance(source.sample_spec, ObjectSpec):
         try:
@@ -72,7 +77,6 @@ def iterate_in_workers(loader: DataLoader, key: Any, steps: int) -> Draws:
         pipeline.host.backend(pipeline.plan).close()
     except Exception as error:
         raise NotAllowed(f"the pipeline cannot be sent to a worker: {type(error).__name__}: {error}") from None
-    yield from iterate(loader, key, steps)
 
 
 def iterate_cached(loader: DataLoader, key: Any, steps: int) -> Draws:

@@ -23,6 +23,7 @@ from millstream.inspect._plan_words import (
 from millstream.loader.loader import DataLoader
 from millstream.pipeline.compose import IndexedPipeline, StagedPipeline
 from millstream.pipeline.iterable import IterablePipeline
+from millstream.pipeline.phased import PhasedPipeline
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.stages import apply_stage, stage_names
 from millstream.pipeline.state import is_traced
@@ -139,6 +140,10 @@ def explain(loader: DataLoader[PyTree, PyTree]) -> Explanation:
     """
     require_loader("explain", loader)
     pipeline = loader.pipeline
+    if isinstance(pipeline, PhasedPipeline):
+        parts = {f"from step {start:,}": explain(phase) for start, phase in loader.phases.items()}
+        whole = {"epoch": f"{loader.steps_per_epoch:,} batches at first", "state": "a key and a step"}
+        return Explanation.joined(parts, whole)
     placement = pipeline.placement if isinstance(pipeline, StagedPipeline) else None
     with contextlib.nullcontext() if placement is None else jax.set_mesh(placement.mesh):
         return Explanation(_rows(loader), plan_in_words(loader))

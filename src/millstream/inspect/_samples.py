@@ -5,7 +5,10 @@ import numpy as np
 from millstream.inspect._compare import compare, on_host
 from millstream.inspect._draws import Drawn
 from millstream.inspect._verification import Difference, VerificationRow
-from millstream.pipeline.compose import IndexedPipeline
+from millstream.pipeline.compose import SeekablePipeline
+from millstream.pipeline.phased import PhasedPipeline
+from millstream.plan.bucket_plan import BucketPlan
+from millstream.plan.phases import PhasedPlan
 from millstream.plan.plan import Plan
 from millstream.plan.planned import PlannedSteps
 from millstream.reading.host_source import as_host_source
@@ -17,7 +20,7 @@ _NAMED = 3  # samples that could not be read and are named
 class SampleCheck:
     """Counts the samples of the batches that are read, and compares masks with the plan."""
 
-    def __init__(self, pipeline: IndexedPipeline, words: np.ndarray) -> None:
+    def __init__(self, pipeline: SeekablePipeline, words: np.ndarray) -> None:
         self._pipeline, self._words = pipeline, words
         self._seen: dict[int, np.ndarray] = {}  # which samples have come, by epoch
         self._failed: dict[int, BaseException] = {}
@@ -28,11 +31,12 @@ class SampleCheck:
 
     def see(self, drawn: Drawn) -> None:
         """Count a batch."""
-        info, plan = drawn.info, self._pipeline.plan
+        info = drawn.info
         assert info is not None
+        plan, step = _plan_at(self._pipeline.plan, info.step)
         real = np.asarray(info.indices >= 0)
         if isinstance(plan, Plan) and any(batching.ending == "wrap" for batching in plan.batchings):  # of two epochs
-            epochs = np.broadcast_to(plan.rows_at(np, self._words, np.asarray(info.step))[-1].epoch, real.shape)[real]
+            epochs = np.broadcast_to(plan.rows_at(np, self._words, np.asarray(step))[-1].epoch, real.shape)[real]
         else:
             epochs = np.full(int(real.sum()), info.epoch)
         self._failed |= {int(info.indices.reshape(-1)[row]): error for row, error in info.failed.items()}
@@ -53,14 +57,15 @@ class SampleCheck:
 
     def _miscounted(self, epoch: int, position: int, times: str) -> None:
         cause = "Every sample belongs to an epoch once. This is a fault of the plan; please report it."
-        what = "sample" if self._pipeline.plan.selection is None else "position"
+        plan, _ = _plan_at(self._pipeline.plan, 0)
+        what = "sample" if plan.selection is None else "position"
         difference = Difference("samples", f"epoch {epoch}", f"{what} {position:,}", "once", times, cause)
         self._difference = self._difference or difference
 
     def row(self, raised: Exception | None) -> VerificationRow:
         """The check of the samples, after reading that may have raised."""
         plan, once = self._pipeline.plan, ""
-        if self._batches >= plan.steps_per_epoch:
+        if plan.samples is not None and self._batches >= plan.steps_per_epoch:
             came = int(np.count_nonzero(self._seen[0]))
             once = f"{came:,} samples, each once in an epoch; "
             if came < plan.samples:
@@ -81,11 +86,21 @@ class SampleCheck:
         return VerificationRow("samples", "ok", evidence, None, notes)
 
 
-def _unreadable(pipeline: IndexedPipeline, words: np.ndarray, step: int, raised: Exception) -> Difference:
+def _plan_at(plan: Plan | BucketPlan | PhasedPlan, step: int) -> tuple[Plan | BucketPlan, int]:
+    """The plan that makes a batch, and the number of the batch there."""
+    if not isinstance(plan, PhasedPlan):
+        return plan, step
+    phase, own = plan.phase_at(step)
+    return plan.phases[phase], own
+
+
+def _unreadable(pipeline: SeekablePipeline, words: np.ndarray, step: int, raised: Exception) -> Difference:
     """The sample of a step that raises when it is read, found by reading one after the other."""
-    request = PlannedSteps(pipeline.plan, words).request(step, keyed=False)
-    assert pipeline.source is not None
-    source, where = as_host_source(pipeline.source), f"step {step}"
+    plan, own = _plan_at(pipeline.plan, step)
+    request = PlannedSteps(plan, words).request(own, keyed=False)
+    part = pipeline.phases[pipeline.plan.phase_at(step)[0]] if isinstance(pipeline, PhasedPipeline) else pipeline
+    assert part.source is not None
+    source, where = as_host_source(part.source), f"step {step}"
     cause = "A stage has raised it. The stream cannot continue from here."
     for index in request.indices[request.real].tolist():
         try:

@@ -19,6 +19,7 @@ from millstream.inspect._tuning import Executor, TimedStage, TriedOptions, Tuned
 from millstream.loader.loader import DataLoader
 from millstream.pipeline.bucketed import BucketedPipeline
 from millstream.pipeline.iterable import IterablePipeline
+from millstream.pipeline.phased import PhasedPipeline
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.state import key_words
 from millstream.reading.contracts import PyTree
@@ -93,6 +94,11 @@ def _require_tunable(loader: DataLoader, seconds: Any, step: Any, progress: Any)
         raise TypeError(
             "tune compares batches of one shape, and buckets make several. Tune the loader with PadTransform(..., "
             "length=...) and a BatchTransform in place of buckets, and give this one what it finds."
+        )
+    if isinstance(pipeline, PhasedPipeline):
+        raise TypeError(
+            "tune compares batches of one shape, and those of this loader change by step. Tune a loader of one "
+            "phase, with a BatchTransform of one size, and give this one what it finds: loader.replace(...)."
         )
     if isinstance(pipeline, IterablePipeline):
         raise TypeError(

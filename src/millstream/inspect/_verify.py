@@ -15,8 +15,9 @@ from millstream.inspect._stages import check_stages
 from millstream.inspect._verification import Verification, VerificationRow
 from millstream.inspect._ways import Executor, Ways, usual_executors
 from millstream.loader.loader import DataLoader
-from millstream.pipeline.compose import IndexedPipeline
+from millstream.pipeline.compose import SeekablePipeline
 from millstream.pipeline.iterable import IterablePipeline
+from millstream.pipeline.phased import PhasedPipeline
 from millstream.reading import executor as reading
 from millstream.reading.contracts import PyTree
 from millstream.reading.executor import InGraph
@@ -72,7 +73,7 @@ def verify(
         steps = _UNKNOWN_EPOCH if length is None else length + 2
     ways = Ways(loader, key, steps)
     with contextlib.closing(ProgressLine("verify", shown=progress)) as line:
-        if isinstance(loader.pipeline, IndexedPipeline):
+        if isinstance(loader.pipeline, SeekablePipeline):
             rows = _check_indexed(loader, ways, executors, hosts, begun, seconds, line)
         else:
             rows = _check_stream(ways, begun + seconds, line)
@@ -111,7 +112,9 @@ def _check_indexed(
     """All checks of a pipeline that starts with an indexed source."""
     pipeline = loader.replace(executor=None, on_error="raise", cache=None, sharding=None).pipeline
     line.say("stages")
-    stages, per_sample = check_stages(pipeline, ways.words, begun + _STAGES * seconds)
+    phases = pipeline.phases if isinstance(pipeline, PhasedPipeline) else (pipeline,)
+    checked = [check_stages(phase, ways.words, begun + _STAGES * seconds) for phase in phases]
+    stages, per_sample = next((one for one in checked if one[0].result == "failed"), checked[0])
     samples = SampleCheck(pipeline, ways.words)
     largest = max(math.prod(bucket.axes) for bucket in pipeline.plan.buckets)
     ways.add_calls(_SCAN * seconds / (max(per_sample, 1e-9) * largest))

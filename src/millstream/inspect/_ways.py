@@ -18,8 +18,9 @@ from millstream.inspect._verification import Difference, VerificationRow
 from millstream.loader.batch_info import BatchInfo
 from millstream.loader.loader import DataLoader
 from millstream.pipeline.bucketed import BucketedPipeline
-from millstream.pipeline.compose import IndexedPipeline, StagedPipeline
+from millstream.pipeline.compose import SeekablePipeline, StagedPipeline
 from millstream.pipeline.iterable import IterablePipeline
+from millstream.pipeline.phased import PhasedPipeline
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.state import key_words
 from millstream.reading import executor as reading
@@ -94,7 +95,7 @@ class Ways:
         self._rounded: dict[tuple[str, str], tuple[float, str]] = {}  # by check and leaf: how much, and where
         self._differences: dict[str, Difference] = {}
         options, pipeline = loader.options, loader.pipeline
-        indexed = isinstance(pipeline, IndexedPipeline)
+        indexed = isinstance(pipeline, SeekablePipeline)
         staged = isinstance(pipeline, StagedPipeline)
         self._rounds = not staged or calculating(pipeline.stages) > 0  # XLA may round in one program and not in others
         self._placement = pipeline.placement if indexed else None
@@ -134,6 +135,9 @@ class Ways:
         if isinstance(loader.pipeline, BucketedPipeline):
             self.leave_out("jax.jit and scan_epoch", "batches of buckets have several shapes.")
             return
+        if isinstance(loader.pipeline, PhasedPipeline):
+            self.leave_out("jax.jit and scan_epoch", "batches of several phases have several shapes.")
+            return
         if isinstance(loader.pipeline, IterablePipeline):
             self.leave_out("jax.jit and scan_epoch", "a compiled program cannot draw from an iterable.")
             return
@@ -156,7 +160,8 @@ class Ways:
         for executor in executors:
             other = loader.replace(executor=executor)
             if isinstance(executor, InGraph):
-                name = "no executor" if pipeline.source.arrays is None else "InGraph()"
+                source = getattr(pipeline, "phases", (pipeline,))[0].source
+                name = "no executor" if source.arrays is None else "InGraph()"
                 self._add(name, _draws.iterate(other, *self._run))
             elif isinstance(executor, Processes):
                 self._add(f"Processes({executor.workers})", _draws.iterate_in_workers(other, *self._run), _IN_A_WORKER)
@@ -186,11 +191,14 @@ class Ways:
         through = "" if isinstance(loader.pipeline, StagedPipeline) else " through a checkpoint"
         draws = _draws.resume_at(loader.replace(), *self._run, stops)
         self._add(f"saved{through} and resumed", draws, _STARTED_AGAIN if in_order else _RESUMED, "resume", stops)
-        if isinstance(loader.pipeline, IndexedPipeline):
+        if isinstance(loader.pipeline, SeekablePipeline):
             self._add("seeking", _draws.seek_each(loader.replace(), *self._run), _RESUMED, "resume")
 
-    def add_hosts(self, pipeline: IndexedPipeline, hosts: Sequence[int]) -> None:
+    def add_hosts(self, pipeline: SeekablePipeline, hosts: Sequence[int]) -> None:
         """The rows of several hosts, read in this process, over no mesh."""
+        if isinstance(pipeline, PhasedPipeline):
+            self.leave_out("Hosts", "the rows of a phase are divided as those of its loader alone.", "hosts")
+            return
         read = pipeline.read_by(executor=None, on_error=self._reference.options["on_error"], cache=None)
         assert read.host is not None
         if not read.plan.buckets[0].batchings:

@@ -8,7 +8,8 @@ import numpy as np
 from millstream.loader.feed import Drawn, Real
 from millstream.loader.iterator import BatchIterator, Item
 from millstream.loader.loader import DataLoader
-from millstream.pipeline.compose import IndexedPipeline
+from millstream.pipeline.compose import SeekablePipeline
+from millstream.pipeline.phased import PhasedPipeline
 from millstream.pipeline.state import LoaderState
 from millstream.reading.contracts import B
 from millstream.reading.interrupts import Interrupts
@@ -126,10 +127,15 @@ def require_indexed(caller: str, name: str, loader: Any) -> DataLoader:
     """Refuse a loader that cannot be started at any step, or does not keep to the order of its steps."""
     if not isinstance(loader, DataLoader):
         raise TypeError(f"{caller} needs {name} to be a DataLoader. Got {describe_value(loader)}.")
-    if not isinstance(loader.pipeline, IndexedPipeline):
+    if not isinstance(loader.pipeline, SeekablePipeline):
         raise TypeError(
             f"{caller} needs {name} to start with an indexed source, which can be read from any step on. "
             f"Got {type(loader.pipeline).__name__}, a stream, which has to be drawn in order."
+        )
+    if isinstance(loader.pipeline, PhasedPipeline):
+        raise TypeError(
+            f"{caller} needs {name} to have epochs of one length, and the batches of this one change at step "
+            f"{loader.pipeline.starts[1]:,}. Give the phases to loops by themselves."
         )
     if loader.pipeline.host is not None and not loader.pipeline.host.ordered:
         raise ValueError(
@@ -146,6 +152,6 @@ def step_limit(loader: DataLoader) -> int:
 
 def crosses_epochs(loader: DataLoader) -> bool:
     """Whether batches are completed from the next epoch, which then lacks those samples."""
-    return any(
-        batching.ending == "wrap" and batching.inner % batching.size for batching in loader.pipeline.plan.batchings
-    )
+    plans = loader.pipeline.plan.buckets
+    batchings = [batching for plan in plans for batching in plan.batchings]
+    return any(batching.ending == "wrap" and batching.inner % batching.size for batching in batchings)

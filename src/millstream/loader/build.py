@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from millstream.pipeline.compose import IndexedPipeline, StagedPipeline
+from millstream.pipeline.compose import IndexedPipeline, SeekablePipeline, StagedPipeline
 from millstream.pipeline.iterable import IterablePipeline
+from millstream.pipeline.phased import PhasedPipeline
 from millstream.pipeline.pipeline import as_stream
 from millstream.pipeline.streams import stages_of
 from millstream.pipeline.transform import Transform
@@ -46,7 +47,7 @@ def stages(source: Any) -> tuple[Transform, ...]:
 
 def read_on_host(
     source: Any, executor: Any, prefetch: int, on_error: OnError, cache: BatchCache | None
-) -> IndexedPipeline:
+) -> SeekablePipeline:
     """The source with its samples read on the host; refuses streams."""
     if isinstance(source, IterablePipeline):
         raise TypeError(
@@ -54,7 +55,7 @@ def read_on_host(
             "is drawn by a thread of its own, and HostMapTransform(fn, readers=4) says how many threads call fn. Leave "
             "them out."
         )
-    if not isinstance(source, IndexedPipeline):
+    if not isinstance(source, SeekablePipeline):
         raise TypeError(
             f"DataLoader can give an executor, on_error and cache only to samples that are read; "
             f"{type(source).__name__} is a stream, which is computed step by step. Leave them out."
@@ -65,6 +66,10 @@ def read_on_host(
 
 def check_first_sample(source: Any) -> None:
     """Read the samples again that could not be read when the spec was found, unless such samples are skipped."""
+    if isinstance(source, PhasedPipeline):
+        for phase in source.phases:
+            check_first_sample(phase)
+        return
     host = source.host if isinstance(source, IndexedPipeline) else None
     if host is None or host.tolerant or host.source.first_sample == 0 or source.plan.selection is not None:
         return  # a view may have been made to leave such samples out
@@ -91,7 +96,7 @@ def sharded(source: Any, sharding: jax.sharding.NamedSharding, placements: list[
         raise ValueError(f"{caller} says already where batches go. Leave out the device of the DevicePutTransform.")
     for bucket in source.plan.buckets:
         check_batch_size("DataLoader", bucket.batchings[-1].size, sharding)
-    if isinstance(source, IndexedPipeline) and source.host is not None and not sharding.is_fully_addressable:
+    if isinstance(source, SeekablePipeline) and source.host is not None and not sharding.is_fully_addressable:
         if not source.host.ordered:
             raise ValueError(
                 f"{caller} over several processes needs an executor with ordered=True: all take the same batch."

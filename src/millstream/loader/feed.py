@@ -13,7 +13,7 @@ from millstream.loader._program import Program, gathering, next_batch
 from millstream.loader.agreement import require_agreement
 from millstream.loader.batch_info import describe_batch
 from millstream.loader.iterable_feed import IterableFeed
-from millstream.pipeline.compose import IndexedPipeline
+from millstream.pipeline.compose import IndexedPipeline, SeekablePipeline
 from millstream.pipeline.iterable import IterablePipeline
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.placement import readable
@@ -381,7 +381,7 @@ def state_at(state: LoaderState, step: int) -> LoaderState:
     return LoaderState(state.key, np.asarray(step, np.uint32), state.origin)  # pyright: ignore[reportArgumentType]
 
 
-def check_run(caller: str, pipeline: IndexedPipeline, state: Any, steps: int) -> None:
+def check_run(caller: str, pipeline: SeekablePipeline, state: Any, steps: int) -> None:
     """Refuse a state that these steps cannot start from, and processes that are about to read different batches."""
     origin, limit = pipeline.origin, pipeline.plan.step_limit
     check_origin(caller, state, origin)

@@ -24,18 +24,20 @@ from millstream.loader._program import (
 )
 from millstream.loader.batch_info import BatchInfo
 from millstream.loader.build import build, check_first_sample, read_on_host, sharded, stages
-from millstream.loader.feed import Feed, check_run, feed_of
+from millstream.loader.feed import Feed, check_run, feed_of, state_at
 from millstream.loader.iterator import BatchIterator
+from millstream.loader.phased_feed import PhasedFeed
 from millstream.loader.summary import loader_text
 from millstream.pipeline.bucketed import BucketedPipeline
-from millstream.pipeline.compose import IndexedPipeline, masking_stages
+from millstream.pipeline.compose import SeekablePipeline, masking_stages
 from millstream.pipeline.host_calls import call_and_wait
 from millstream.pipeline.iterable import IterablePipeline
+from millstream.pipeline.phased import PhasedPipeline
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.policy import has_policy, set_policy_state
 from millstream.pipeline.state import S, check_origin, check_position, checked_step, is_traced
 from millstream.pipeline.static_part import StaticPart, settled
-from millstream.plan.ordering import as_shuffle
+from millstream.plan.phases import EpochLengths
 from millstream.plan.plan import STEP_LIMIT
 from millstream.reading import is_worker
 from millstream.reading.caches import BatchCache
@@ -168,12 +170,11 @@ class DataLoader(Generic[B, S]):
         if executor is not None or on_error != "raise" or cache is not None:
             source = read_on_host(source, executor, prefetch, on_error, cache)
         check_first_sample(source)
-        placements = [stage.placement for stage in stages(source) if isinstance(stage, DevicePutTransform)]
         if sharding is not None:
-            source = sharded(source, as_batch_sharding(sharding, "DataLoader"), placements)
-        self._set(source, placements[-1] if placements else None, prefetch)
+            source = sharded(source, as_batch_sharding(sharding, "DataLoader"), _placements(source))
+        self._set(source, next(reversed(_placements(source)), None), prefetch)
         # Traces every stage, so that a wrong one is found here.
-        _ = self._masking if isinstance(source, IndexedPipeline) else self.element_spec()
+        _ = self._masking if isinstance(source, SeekablePipeline) else self.element_spec()
 
     def _set(self, source: Any, device: Any, prefetch: int, program: Program | None = None) -> None:
         self._source = source
@@ -184,8 +185,23 @@ class DataLoader(Generic[B, S]):
     @functools.cached_property
     def _feed(self) -> Feed:
         """The service that makes the batches."""
+        if isinstance(self._source, PhasedPipeline):
+            return PhasedFeed(self._source, lambda phase: self._phases[phase]._feed)
         with self._program.own_mesh():
             return feed_of(self._source, self._program, bool(self._masking), self._device, self._prefetch)
+
+    @functools.cached_property
+    def _phases(self) -> "list[DataLoader[B, Any]]":
+        """A loader for each phase of a pipeline that changes at given steps."""
+        placed = [(phase, next(reversed(_placements(phase)), None)) for phase in self._source.phases]
+        return [_loader_of(phase, device, self._prefetch) for phase, device in placed]
+
+    @property
+    def phases(self) -> "dict[int, DataLoader[B, S]]":
+        """The loaders of a run's phases, by the step at which each begins; this one from 0, if it never changes."""
+        if not isinstance(self._source, PhasedPipeline):
+            return {0: self}
+        return dict(zip(self._source.starts, self._phases, strict=True))
 
     @functools.cached_property
     def _interrupts(self) -> Interrupts:
@@ -235,7 +251,7 @@ class DataLoader(Generic[B, S]):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches in one epoch; None for an `IterableSource` without a length."""
+        """Batches in one epoch; None for an `IterableSource` without a length. Where that changes, of the first one."""
         return self._source.steps_per_epoch
 
     def element_spec(self) -> PyTree:
@@ -244,16 +260,28 @@ class DataLoader(Generic[B, S]):
             return self._source.element_spec()
 
     def element_specs(self) -> list[PyTree]:
-        """The shapes and dtypes that batches have: one `element_spec`, or, after `ms.views.buckets`, one per bucket.
+        """The shapes and dtypes that batches have: one `element_spec`, or one per bucket or phase of the run.
 
         Example:
             >>> [spec["x"].shape for spec in loader.element_specs()]
             [(4,)]
         """
-        if not isinstance(self._source, BucketedPipeline):
+        if not isinstance(self._source, BucketedPipeline | PhasedPipeline):
             return [self.element_spec()]
         with self._program.own_mesh():
             return self._source.trace()[0]
+
+    @property
+    def epoch_lengths(self) -> EpochLengths | None:
+        """How long each epoch is, if they differ because batches change at given steps; None if they do not."""
+        return self._source.plan.epochs if isinstance(self._source, PhasedPipeline) else None
+
+    def phase_steps_left(self, state: S) -> int | None:
+        """How many batches of a state's phase are left; None if no other phase comes after it."""
+        if not isinstance(self._source, PhasedPipeline):
+            return None
+        step: Any = state
+        return self._source.plan.phase_steps_left(int(step.step))
 
     @functools.cached_property
     def _masking(self) -> tuple[str, ...]:
@@ -264,18 +292,12 @@ class DataLoader(Generic[B, S]):
     @property
     def is_random(self) -> bool:
         """Whether batches depend on the key: samples are shuffled or drawn, a stage is random, or it is a stream."""
-        if isinstance(self._source, IterablePipeline):
-            return self._source.is_random
-        if not isinstance(self._source, IndexedPipeline):
-            return True
-        plan, host = self._source.plan, self._source.host
-        shuffled = plan.shuffle != as_shuffle("is_random", "sequential")
-        return shuffled or plan.draws or self._source.is_keyed or (host is not None and host.source.keyed)
+        return not isinstance(self._source, SeekablePipeline | IterablePipeline) or self._source.is_random
 
     @functools.cached_property
     def has_policy(self) -> bool:
         """Whether a policy makes the batches: the pipeline starts with an environment, such as `rl.GymnaxSource`."""
-        if isinstance(self._source, IndexedPipeline):
+        if isinstance(self._source, SeekablePipeline):
             return False
         return has_policy(jax.eval_shape(self._source.init_state, jax.random.key(0)))
 
@@ -288,9 +310,9 @@ class DataLoader(Generic[B, S]):
 
     @functools.cached_property
     def _contents(self) -> tuple[tuple[str, str], ...]:
-        source = self._source.source if isinstance(self._source, IndexedPipeline) else None
-        found = None if source is None else fingerprint(source)
-        return () if found is None else (("contents", found),)
+        sources = self._source.sources if isinstance(self._source, SeekablePipeline) else []
+        found = [(what, fingerprint(source)) for what, source in sources]
+        return tuple((what, words) for what, words in found if words is not None)
 
     def init_state(self, key: jax.Array | np.ndarray, step: int | ArrayLike = 0) -> S:
         """The state of a run before its first batch, or before batch number `step`.
@@ -300,7 +322,7 @@ class DataLoader(Generic[B, S]):
             step: Where to start; any step costs the same. Only for indexed sources, since a stream has to be drawn in
                 order.
         """
-        if isinstance(self._source, IndexedPipeline):
+        if isinstance(self._source, SeekablePipeline):
             return self._beside_data(self._source.init_state(key, step))
         step = checked_step("init_state", step, STEP_LIMIT)
         if is_traced(step) or step != 0:
@@ -329,7 +351,7 @@ class DataLoader(Generic[B, S]):
             self._require_program("next_batch inside jax.jit")
             self._warn_of_constants()
             return next_batch(self._program.static, self._program.arrays, state)
-        if isinstance(self._source, IndexedPipeline):
+        if isinstance(self._source, SeekablePipeline):
             check_position("next_batch", state, self._source.plan.step_limit - 1)
             if not self._agreed:
                 check_run("next_batch", self._source, state, 1)
@@ -371,7 +393,7 @@ class DataLoader(Generic[B, S]):
             require_int("iterate", "replay", replay, least=1)
             if steps is None:
                 raise ValueError("iterate with replay= over an IterableSource needs steps=, how many batches to give.")
-        if isinstance(self._source, IndexedPipeline):
+        if isinstance(self._source, SeekablePipeline):
             assert steps is not None
             check_run("iterate", self._source, state, steps)
         feed, self._interrupts = self._feed, self._interrupts.following()
@@ -383,10 +405,10 @@ class DataLoader(Generic[B, S]):
         """Batches left in the epoch of a state; None if that is not known."""
         if isinstance(self._source, IterablePipeline):
             return self._source.steps_left(state)
-        first = 0
-        if isinstance(self._source, IndexedPipeline):
-            first = check_position("iterate", state, self._source.plan.step_limit)
-        return self.steps_per_epoch - first % self.steps_per_epoch
+        if not isinstance(self._source, SeekablePipeline):
+            return self.steps_per_epoch
+        plan = self._source.plan
+        return plan.steps_left(check_position("iterate", state, plan.step_limit))
 
     def stats(self) -> LoaderStats:
         """Counts and times of all batches of this loader so far; printed, a table that names the bottleneck."""
@@ -486,7 +508,12 @@ class DataLoader(Generic[B, S]):
             self._warn_of_constants()
             return self._scan_carry(scan, state, carry, body_fn, unroll)
         self._warn_of_fresh_functions(body_fn)
-        if isinstance(self._source, IndexedPipeline) and not self._has_scanned_to(state):
+        if isinstance(self._source, PhasedPipeline):
+            check_run("scan_epoch", self._source, state, 0)
+            position: Any = state
+            steps = len(self._source.plan.epochs.steps_of(int(position.step)))
+            return self._run_phases("scan_epoch", state, carry, body_fn, steps)
+        if isinstance(self._source, SeekablePipeline) and not self._has_scanned_to(state):
             check_run("scan_epoch", self._source, state, 0)
         self._feed.begin_programs(self.steps_per_epoch)
         try:
@@ -526,7 +553,7 @@ class DataLoader(Generic[B, S]):
     @property
     def _reads(self) -> bool:
         """Whether samples are read on the host."""
-        return isinstance(self._source, IndexedPipeline) and self._source.host is not None
+        return isinstance(self._source, SeekablePipeline) and self._source.host is not None
 
     def run_steps(
         self,
@@ -564,11 +591,31 @@ class DataLoader(Generic[B, S]):
         if not 0 <= count <= width:
             raise ValueError(f"{caller} needs a count from 0 to its width, {width}. Got {count}.")
         self._require_program(caller)
+        if isinstance(self._source, PhasedPipeline):
+            return self._run_phases(caller, state, carry, body_fn, count, width)
         static, carried = self._settled(state, carry, body_fn, before_fn)
         self._feed.begin_programs(count)
         given = state, static, carried, np.int32(count), body_fn, before_fn, width
         run = self._run(compiled_steps, self._program.static, self._program.arrays, *given)
         return run[0], static.join(run[1]), run[2]
+
+    def _run_phases(
+        self, caller: str, state: Any, carry: Any, body_fn: Any, count: int, width: int | None = None
+    ) -> tuple[Any, Any, Any]:
+        """As `run_steps`, by a program for each phase that has some of the steps; all their outputs without a width."""
+        source, first, outputs = self._source, int(state.step), []
+        parts = source.plan.split(range(first, first + count)) or [(source.plan.phase_at(first)[0], range(0))]
+        for phase, own in parts:
+            loader, begun = self._phases[phase], source.state_in(phase, state, own.start)
+            rows = max(1, len(own)) if width is None else width
+            _, carry, output = loader.run_steps(begun, carry, body_fn, len(own), width=rows, caller=caller)
+            outputs.append((output, len(own)))
+            if (phase, own) != parts[-1]:
+                loader.end_steps()
+        if width is None:
+            self.end_steps()
+        # The step is counted here, so that nothing waits for a program to know the phase of the next one.
+        return state_at(state, first + count), carry, _joined(caller, outputs, width)
 
     def end_steps(self) -> None:
         """End the reading that `run_steps` has begun, unless threads and worker processes are kept.
@@ -588,7 +635,7 @@ class DataLoader(Generic[B, S]):
             self._source.refuse_program("fuse=")
         if self._masking or (self._reads and self._source.host.tolerant):
             return None
-        if isinstance(self._source, IndexedPipeline):
+        if isinstance(self._source, SeekablePipeline):
             position: Any = state
             plan, words, first = self._source.plan, np.asarray(position.key), int(position.step)
             return lambda numbers: plan.real_samples_of(words, range(first + numbers.start, first + numbers.stop))
@@ -630,13 +677,13 @@ class DataLoader(Generic[B, S]):
         """Refuse a pipeline that a compiled program cannot draw from."""
         if isinstance(self._source, IterablePipeline):
             self._source.refuse_program(caller)
-        if isinstance(self._source, IndexedPipeline) and self._source.placement is not None:
+        if isinstance(self._source, SeekablePipeline) and self._source.placement is not None:
             self._source.placement.require_auto(caller)
 
     def _check_state(self, caller: str, state: PyTree) -> None:
         if isinstance(self._source, IterablePipeline):
             return self._source.check_state(caller, state)
-        if isinstance(self._source, IndexedPipeline):
+        if isinstance(self._source, SeekablePipeline):
             return check_origin(caller, state, self._source.origin)
         expected, found = self._state_structure, jax.tree.structure(state)
         if expected != found:
@@ -680,6 +727,29 @@ class DataLoader(Generic[B, S]):
         return self._summary
 
 
+def _placements(source: Any) -> list[Any]:
+    """Where the stages of a source put batches."""
+    return [stage.placement for stage in stages(source) if isinstance(stage, DevicePutTransform)]
+
+
+def _joined(caller: str, outputs: list[tuple[PyTree, int]], width: int | None) -> PyTree:
+    """Outputs of several programs, each with how many of its rows count, as those of one; `width` rows, if given."""
+    if len(outputs) == 1:
+        return outputs[0][0]
+    missing = 0 if width is None else width - sum(count for _, count in outputs)
+
+    def join(*leaves: jax.Array) -> jax.Array:
+        if len(shapes := {leaf.shape[1:] for leaf in leaves}) > 1:
+            raise ValueError(
+                f"{caller} stacks what body_fn gives out, whose shape changes with the phase of the run: "
+                f"{', '.join(map(str, shapes))}. Give out numbers that do not depend on the batch size, such as a sum."
+            )
+        rows = [leaf[:count] for leaf, (_, count) in zip(leaves, outputs, strict=True)]
+        return jnp.concatenate([*rows, jnp.zeros((missing, *leaves[0].shape[1:]), leaves[0].dtype)])
+
+    return jax.tree.map(join, *(output for output, _ in outputs))
+
+
 def _count(carry: None, batch: PyTree, mask: jax.Array) -> tuple[None, jax.Array]:
     return carry, jnp.count_nonzero(mask)
 
@@ -691,11 +761,22 @@ def _flatten(loader: DataLoader[Any, Any]) -> tuple[tuple[list[Any]], tuple[Any,
 def _unflatten(
     kind: type[DataLoader[Any, Any]], static: tuple[Any, ...], children: tuple[list[Any]]
 ) -> DataLoader[Any, Any]:
-    loader = object.__new__(kind)
-    loader._made_of = None
     program, device, prefetch = static
     source = program.join(children[0])
-    loader._set(source, device, prefetch, Program(source, (program, children[0])))
+    return _loader_of(source, device, prefetch, kind, Program(source, (program, children[0])))
+
+
+def _loader_of(
+    source: Any,
+    device: Any,
+    prefetch: int,
+    kind: type[DataLoader[Any, Any]] = DataLoader,
+    program: Program | None = None,
+) -> DataLoader[Any, Any]:
+    """A loader over a composed source that was checked before."""
+    loader = object.__new__(kind)
+    loader._made_of = None
+    loader._set(source, device, prefetch, program)
     return loader
 
 

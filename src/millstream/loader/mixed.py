@@ -126,7 +126,7 @@ class MixedLoader(Generic[B]):
         >>> def loader_of(first, samples):
         ...     source = ms.ArraySampleSource({"x": first + np.arange(samples)}, ordering="sequential")
         ...     return ms.DataLoader([source, ms.BatchTransform(2)])
-        >>> mixed = ms.MixedLoader({"small": loader_of(0, 4), "large": loader_of(100, 8)})
+        >>> mixed = ms.loader.MixedLoader({"small": loader_of(0, 4), "large": loader_of(100, 8)})
         >>> state = mixed.init_state(jax.random.key(0))
         >>> for batch, mask, info in mixed.iterate(state, with_info=True):
         ...     print(info.group, batch["x"])

@@ -6,6 +6,7 @@ from typing import Any
 from millstream.loader.build import stages
 from millstream.pipeline.compose import IndexedPipeline
 from millstream.pipeline.iterable import IterablePipeline
+from millstream.pipeline.phased import PhasedPipeline
 from millstream.pipeline.streams import stages_of
 from millstream.reading.derived_sources import CollatedSource, named_parts
 from millstream.reading.host_source import HostSource
@@ -19,7 +20,7 @@ _STAGE = 40
 @never_raising
 def loader_text(loader: Any) -> str:
     """A loader, such as `DataLoader(ArraySampleSource(10 samples) -> BatchTransform(4), batch {x: f32[4]}, ...)`."""
-    path = " -> ".join(_stage_texts(loader.pipeline))
+    path = _path(loader.pipeline)
     specs = loader.element_specs()
     facts = ["Python objects" if specs[0] is None else f"batch {' or '.join(map(value_text, specs))}"]
     length = loader.steps_per_epoch
@@ -31,6 +32,19 @@ def loader_text(loader: Any) -> str:
     facts += ["sharded"] if loader.options.get("sharding") is not None else []
     one = f"{type(loader).__name__}({path}, {', '.join(facts)})"
     return one if len(one) <= _LINE else f"{type(loader).__name__}({path},\n  {', '.join(facts)})"
+
+
+def _path(pipeline: Any) -> str:
+    if not isinstance(pipeline, PhasedPipeline):
+        return " -> ".join(_stage_texts(pipeline))
+    before = list(_stage_texts(pipeline.phases[0]))
+    texts = [" -> ".join(before)]
+    for phase, start in zip(pipeline.phases[1:], pipeline.starts[1:], strict=True):
+        now = list(_stage_texts(phase))
+        same = next((at for at, pair in enumerate(zip(before, now, strict=False)) if pair[0] != pair[1]), len(now))
+        texts.append(f"from step {start:,} {' -> '.join(now[min(same, len(now) - 1) :])}")
+        before = now
+    return ", ".join(texts)
 
 
 def _stage_texts(pipeline: Any) -> Iterator[str]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.schedules import Period
+from millstream.plan.phases import EpochLengths
 
 
 class StepSpan(NamedTuple):
@@ -45,15 +46,15 @@ class Clock:
         epoch: How long an epoch is; None if unknown.
     """
 
-    def __init__(self, start: Elapsed | None, epoch: Period | None) -> None:
+    def __init__(self, start: Elapsed | None, epoch: Period | EpochLengths | None) -> None:
         begun = 0.0 if start is None else start.time
         self._epoch = epoch
         self._origin = time.perf_counter() - begun
         # The date on which the run would have started, had it never been stopped: so its date is always now.
         elapsed = (Elapsed() if start is None else start).replace(date_start=time.time() - begun, final=False)
         if epoch is not None:
-            before = epoch.count(elapsed.step_before()) if elapsed.steps else 0
-            elapsed = elapsed.replace(epochs=epoch.count(elapsed), epochs_before=before)
+            before = self._completed(elapsed.step_before()) if elapsed.steps else 0
+            elapsed = elapsed.replace(epochs=self._completed(elapsed), epochs_before=before)
         self.now = elapsed
 
     def tick(self, samples: int, now: float | None = None) -> Elapsed:
@@ -87,7 +88,7 @@ class Clock:
         last = before
         if count > 1:
             earlier = before.replace(steps=steps[-1] - 2, samples=reached[-2] - samples[-2])
-            earlier.epochs = before.epochs if self._epoch is None else self._epoch.count(earlier)
+            earlier.epochs = before.epochs if self._epoch is None else self._completed(earlier)
             # Of steps that are one program, the last is the only one at which something can be due because of the time.
             last = self._after(earlier, samples[-2], before.time if moments is None else times[-2])
         self.now = self._after(last, samples[-1], times[-1])
@@ -97,6 +98,8 @@ class Clock:
         """How many epochs were complete at each of some steps, which had reached that many samples."""
         if self.now.epochs is None:
             return None
+        if isinstance(self.epoch, EpochLengths):
+            return [self.epoch.completed(count) for count in steps]
         unit, length = ("none", 1) if self.epoch is None else self.epoch
         counts = {"steps": steps, "samples": samples}.get(unit)
         if counts is None:
@@ -107,13 +110,20 @@ class Clock:
     @property
     def epoch_steps(self) -> int | None:
         """Steps of an epoch, if it is given in steps."""
-        steps = None if self._epoch is None else self._epoch.units.get("steps")
+        steps = self._epoch.units.get("steps") if isinstance(self._epoch, Period) else None
         return None if steps is None else int(steps)
 
     @property
-    def epoch(self) -> tuple[str, float] | None:
-        """How long an epoch is: a unit and a number."""
-        return None if self._epoch is None else next(iter(self._epoch.units.items()))
+    def epoch(self) -> tuple[str, float] | EpochLengths | None:
+        """How long an epoch is: a unit and a number, or how long each one is."""
+        return next(iter(self._epoch.units.items())) if isinstance(self._epoch, Period) else self._epoch
+
+    def _completed(self, elapsed: Elapsed) -> int:
+        """How many epochs are complete."""
+        assert self._epoch is not None
+        if isinstance(self._epoch, EpochLengths):
+            return self._epoch.completed(elapsed.steps)
+        return self._epoch.count(elapsed)
 
     def _after(self, before: Elapsed, samples: int, now: float) -> Elapsed:
         elapsed = Elapsed(
@@ -128,5 +138,5 @@ class Clock:
             before.steps == 0 or before.epochs != before.epochs_before,
         )
         if self._epoch is not None:
-            elapsed.epochs = self._epoch.count(elapsed)
+            elapsed.epochs = self._completed(elapsed)
         return elapsed

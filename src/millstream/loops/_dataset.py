@@ -12,7 +12,9 @@ import numpy as np
 
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.schedules import Period
+from millstream.pipeline.phased import until_step
 from millstream.pipeline.state import IterableState, LoaderState, plain_state, state_from_plain
+from millstream.plan.phases import EpochLengths
 from millstream.reading.contracts import IndexedSource, PyTree, Stream, T
 from millstream.text.errors import describe_value, differences, function_name, raised_in
 
@@ -84,11 +86,14 @@ def loader_state_at(caller: str, position: Position, loader: Any, key: Any) -> L
     if not isinstance(state, LoaderState):
         raise ValueError(f"{caller} {_saved_of(position)}, and now there is a stream. {_ON_PURPOSE}")
     # A run that was saved by hand may not have said what its samples are, and one that cannot be read says nothing.
-    saved = dict(position["contents"])
-    found = dict(contents_of(loader)) if saved else {}
+    # What a pipeline does from a later step on may be changed.
+    step = position["step"]
+    saved = until_step(position["contents"], step)
+    found = until_step(contents_of(loader), step) if saved else {}
     known = [what for what in saved if what in found]
-    now = {**dict(state.origin), **{what: found[what] for what in known}, "key": np.asarray(state.key).tolist()}
-    then = {**dict(position["origin"]), **{what: saved[what] for what in known}, "key": position["key"]}
+    origin, saved_origin = until_step(state.origin, step), until_step(position["origin"], step)
+    now = {**origin, **{what: found[what] for what in known}, "key": np.asarray(state.key).tolist()}
+    then = {**saved_origin, **{what: saved[what] for what in known}, "key": position["key"]}
     if differing := differences(then, now):
         raise ValueError(
             f"{caller} resumes only with the same data in the same order. They differ in\n{differing}\n{_ON_PURPOSE}"
@@ -152,6 +157,11 @@ class Loader(Protocol[T]):
     def iterate(self, state: PyTree, *, steps: int | None = None) -> Iterator[T]:
         """An iterator over (batch, mask), with `state`, `samples`, `real` and `close`."""
         ...
+
+
+def epoch_of(loader: Any) -> int | EpochLengths | None:
+    """How many steps an epoch of a loader has, or how many each one has; None if only the data know."""
+    return getattr(loader, "epoch_lengths", None) or loader.steps_per_epoch
 
 
 class Batches:

@@ -7,10 +7,11 @@ import jax
 import numpy as np
 
 from millstream.loops._clock import Clock
-from millstream.loops._dataset import Loader, as_dataset, one_pass, open_batches
+from millstream.loops._dataset import Loader, as_dataset, epoch_of, one_pass, open_batches
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.schedules import Period, as_epoch, as_stop
 from millstream.loops.signatures import Dataset, Point, Stop
+from millstream.plan.phases import EpochLengths
 from millstream.reading.contracts import PyTree, T
 from millstream.text.errors import describe_value
 
@@ -50,15 +51,16 @@ def elapse(
     if batch_size_fn is not None and not callable(batch_size_fn):
         raise TypeError(f"elapse needs batch_size_fn to be a function. Got {describe_value(batch_size_fn)}.")
     dataset = as_dataset("elapse", dataset)
+    epoch: Point | EpochLengths | None = epoch_duration
     if isinstance(dataset, Loader):
-        epoch_duration = dataset.steps_per_epoch if epoch_duration is None else epoch_duration
+        epoch = epoch_of(dataset) if epoch is None else epoch
         if stop is None and dataset.steps_per_epoch is None:
             dataset = one_pass("elapse", dataset, key, data_state, 0 if initial is None else initial.steps)
             data_state = None
         elif stop is None:
             stop = Period(epochs=1 + (0 if initial is None else initial.epochs or 0))
     stops = None if stop is None else as_stop("elapse", stop)
-    clock = Clock(initial, None if epoch_duration is None else as_epoch("elapse", epoch_duration))
+    clock = Clock(initial, None if epoch is None else as_epoch("elapse", epoch))
     point = stops if isinstance(stops, Period) else None
     batches = open_batches(
         "elapse", dataset, start=clock.now, stop=point, key=key, data_state=data_state, batch_size_fn=batch_size_fn

@@ -23,6 +23,7 @@ from millstream.loops.saved_run import SavedRun
 from millstream.loops.schedules import Period
 from millstream.pipeline.placement import readable
 from millstream.pipeline.static_part import is_number
+from millstream.plan.phases import EpochLengths
 from millstream.text.errors import describe_value, table
 
 _MOST_ROWS = 2**30  # of the batches of a program, if it is unknown how many rows count
@@ -40,10 +41,10 @@ class Body:
 
     Args:
         tasks: Whose callbacks are traced.
-        epoch: How long an epoch is, as unit and number.
+        epoch: How long an epoch is, as unit and number, or how long each one is.
     """
 
-    def __init__(self, tasks: list[Task], epoch: tuple[str, float] | None) -> None:
+    def __init__(self, tasks: list[Task], epoch: tuple[str, float] | EpochLengths | None) -> None:
         self._steps = tuple(getattr(task.callback, "traced", task.callback) for task in tasks)
         self._epoch = epoch
         # Carrying the elapsed costs more than most steps, so it is only done for those who can see it.
@@ -77,10 +78,13 @@ class Body:
         count: Any = before.samples
         steps, samples = before.steps + 1, count + jnp.sum(mask, dtype=jnp.int32).astype(count.dtype)
         elapsed = before.replace(steps=steps, samples=samples, samples_before=count, final=steps == last)
-        if self._epoch is None or self._epoch[0] not in ("steps", "samples"):
+        if isinstance(self._epoch, EpochLengths):
+            epochs = self._epoch.completed_traced(jnp, elapsed.steps)
+        elif self._epoch is None or self._epoch[0] not in ("steps", "samples"):
             return elapsed
-        reached = getattr(elapsed, self._epoch[0])
-        epochs = (reached // jnp.asarray(self._epoch[1], reached.dtype)).astype(jnp.int32)
+        else:
+            reached = getattr(elapsed, self._epoch[0])
+            epochs = (reached // jnp.asarray(self._epoch[1], reached.dtype)).astype(jnp.int32)
         starts = (before.epochs != before.epochs_before) | (before.steps == 0)
         return elapsed.replace(epochs=epochs, epochs_before=before.epochs, starts_epoch=starts)
 
@@ -156,6 +160,12 @@ class FusedData:
         self._drawn = 0
         self.masks: np.ndarray | None = None
         self.state = state
+
+    @property
+    def most(self) -> int:
+        """How many steps the next program can have: one phase of the data at most."""
+        left = getattr(self._loader, "phase_steps_left", lambda state: None)(self.state)
+        return self._width if left is None else min(self._width, left)
 
     def samples(self, count: int) -> list[int]:
         """How many samples each of the next steps has."""
@@ -312,7 +322,7 @@ class FusedSteps:
         body = Body(self._compiled, clock.epoch)
         nothing = Body([], clock.epoch)
         while True:
-            now, most = clock.now, int(min(self._width, last - clock.now.steps))
+            now, most = clock.now, int(min(data.most, last - clock.now.steps))
             ahead = Ahead(now, last, lambda most=most: clock.ahead(data.samples(most)))
             count = steps_until_due(self._before, self._cuts, self._asked, ahead, most, clock.epoch_steps)
             loop_state.batch, loop_state.logs = None, Logs()

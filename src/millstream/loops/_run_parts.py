@@ -7,7 +7,7 @@ from typing import Any
 
 from millstream.loops._acting import Policy, resolve_policy
 from millstream.loops._clock import Clock
-from millstream.loops._dataset import Batches, Loader, LoaderBatches, as_dataset, open_batches, save_position
+from millstream.loops._dataset import Batches, Loader, LoaderBatches, as_dataset, epoch_of, open_batches, save_position
 from millstream.loops._dispatch_limiter import DispatchLimiter
 from millstream.loops._history import History
 from millstream.loops._tasks import Task, as_pairs, bind_all, bind_some, parts
@@ -107,7 +107,7 @@ class RunParts:
             restore_callbacks(callbacks, self.saved)
         epoch_duration = options.epoch_duration
         if epoch_duration is None and isinstance(dataset, Loader):
-            epoch_duration = dataset.steps_per_epoch
+            epoch_duration = epoch_of(dataset)
         self.clock = Clock(elapsed, None if epoch_duration is None else as_epoch(caller, epoch_duration))
         if history is not None:
             history.begin_run(None if elapsed is None else elapsed.steps)

@@ -11,7 +11,7 @@ import numpy as np
 
 from millstream.loops import named
 from millstream.loops._acting import Policy, has_policy, resolve_policy
-from millstream.loops._dataset import Loader, as_dataset
+from millstream.loops._dataset import Loader, as_dataset, epoch_of
 from millstream.loops._history import History
 from millstream.loops._inner_loop import InnerLoopOptions, inner_loop
 from millstream.loops._run import Run
@@ -22,6 +22,7 @@ from millstream.loops.loop_state import LoopOutput, S
 from millstream.loops.named import NamedTasks
 from millstream.loops.schedules import EpochBegins, EpochEnds, Period, always, as_stop
 from millstream.loops.signatures import Dataset, Point, Stop, Table, Tasks
+from millstream.plan.phases import EpochLengths
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value, require_int
 from millstream.text.keywords import answer_keywords
@@ -113,10 +114,11 @@ def train_loop(
         limit_batches = fast_dev_run
         stop, resume = (0 if elapsed is None else elapsed.steps) + fast_dev_run, None
     dataset = as_dataset("train_loop", dataset)
-    if epoch_duration is None and isinstance(dataset, Loader):
-        epoch_duration = dataset.steps_per_epoch
+    epoch: Point | EpochLengths | None = epoch_duration
+    if epoch is None and isinstance(dataset, Loader):
+        epoch = epoch_of(dataset)
     if limit_batches is not None:
-        epoch_duration = _shorter("epoch_duration", epoch_duration, limit_batches)
+        epoch = _shorter("epoch_duration", epoch, limit_batches)
     given = NamedTasks(
         "train_loop",
         (*named.TRAIN, *named.TEST),
@@ -129,7 +131,7 @@ def train_loop(
     common = LoopOptions(
         key=key, batch_size_fn=batch_size_fn, metadata=metadata, catch_keyboard_interrupt=catch_keyboard_interrupt
     )
-    _require_sense(given, test_dataset, epoch_duration)
+    _require_sense(given, test_dataset, epoch)
     _require_policy(policy, dataset, test_dataset)
     evaluation, trial = [], []
     if test_dataset is not None:
@@ -155,7 +157,7 @@ def train_loop(
         elapsed=elapsed,
         data_state=data_state,
         resume=resume,
-        epoch_duration=epoch_duration,
+        epoch_duration=epoch,
         fuse=fuse,
         policy=policy if has_policy(dataset) else None,
         name="train",
@@ -219,6 +221,8 @@ def _require_policy(policy: Policy, dataset: Any, test_dataset: Any) -> None:
 
 def _shorter(name: str, duration: Any, batches: int) -> int:
     """A duration, cut to that many batches."""
+    if isinstance(duration, EpochLengths):
+        return batches
     point = None if duration is None else as_stop("train_loop", duration, name)
     steps = point.units.get("steps") if isinstance(point, Period) else None
     return batches if steps is None else min(int(steps), batches)

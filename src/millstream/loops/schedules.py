@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypedDict, Unpack
 
 from millstream.loops.elapsed import Elapsed, require_elapsed, seconds
+from millstream.plan.phases import EpochLengths
 from millstream.text.errors import describe_value, require_int
 from millstream.text.keywords import answer_keywords
 
@@ -213,8 +214,10 @@ def as_stop(caller: str, stop: Any, name: str = "stop") -> Period | Schedule:
     return as_period(caller, name, stop)
 
 
-def as_epoch(caller: str, duration: Any) -> Period:
-    """How long an epoch is: one unit, and not that of epochs."""
+def as_epoch(caller: str, duration: Any) -> Period | EpochLengths:
+    """How long an epoch is: one unit, and not that of epochs; or how long each one is."""
+    if isinstance(duration, EpochLengths):
+        return duration
     epoch = as_period(caller, "epoch_duration", duration)
     if len(epoch.units) != 1 or "epochs" in epoch.units or not all(epoch.units.values()):
         raise ValueError(f"{caller} needs epoch_duration in steps, or as at(samples=...) or at(time=...). Got {epoch}.")

@@ -125,6 +125,16 @@ class BucketedPipeline:
         return any(stage.keyed for stage in self.stages)
 
     @property
+    def is_random(self) -> bool:
+        """Whether batches depend on the key: samples are shuffled or drawn, or a stage is random."""
+        return self.plan.is_random or self.is_keyed or self.host.source.keyed
+
+    @property
+    def sources(self) -> list[tuple[str, IndexedSource]]:
+        """Where samples come from, with what to call their contents; none after `jax.jit` or `jax.tree.map`."""
+        return [] if self.source is None else [("contents", self.source)]
+
+    @property
     def bucket_coordinates(self) -> tuple[Coordinates, ...]:
         """What compiled stages want to know of a step, for each bucket."""
         return tuple(bucket.coordinates for bucket in self.buckets)

@@ -6,6 +6,7 @@ import jax
 
 from millstream.pipeline.bucketed import BucketedPipeline
 from millstream.pipeline.iterable import IterablePipeline
+from millstream.pipeline.phased import PhasedPipeline
 from millstream.pipeline.pipeline import Pipeline, as_stream
 from millstream.pipeline.stages import is_all_true
 from millstream.pipeline.streams import BatchedStream, MappedStream
@@ -15,9 +16,12 @@ from millstream.reading.iterable import IterableSource
 if TYPE_CHECKING:
     from millstream.pipeline.transform import Transform
 
-# What draws any batch alone, by a key and a step; and that, or what has to be drawn in order.
+# What has the same stages throughout a run; what draws any batch alone, by a key and a step; what reads samples one
+# after the other through functions on the host; and all of these.
 IndexedPipeline = Pipeline | BucketedPipeline
-StagedPipeline = Pipeline | BucketedPipeline | IterablePipeline
+SeekablePipeline = Pipeline | BucketedPipeline | PhasedPipeline
+HostPipeline = Pipeline | BucketedPipeline | IterablePipeline
+StagedPipeline = Pipeline | BucketedPipeline | PhasedPipeline | IterablePipeline
 
 
 @overload
@@ -34,7 +38,7 @@ def compose(source: IndexedSource | Stream | IterableSource, transform: "Transfo
 
 def masking_stages(source: Any) -> tuple[str, ...]:
     """The names of the stages that set the mask: only a batch itself says then how many of its rows count."""
-    if isinstance(source, IndexedPipeline):
+    if isinstance(source, SeekablePipeline):
         return source.trace()[1]
     if isinstance(source, IterablePipeline):
         return source.body.trace()[1]

@@ -22,7 +22,7 @@ from millstream.pipeline.rows import blank, sample_spec, take
 from millstream.pipeline.stages import apply_stage, element_key, keeps_mask, stage_names
 from millstream.pipeline.state import LoaderState, Origin, check_origin, first_state, is_traced
 from millstream.plan.keys import Array
-from millstream.plan.plan import Plan, Rows
+from millstream.plan.plan import Plan, Rows, Start
 from millstream.plan.planned import Coordinates
 from millstream.reading.contracts import IndexedSource, PyTree, Stream
 from millstream.reading.host_source import HostSource, as_host_source
@@ -136,12 +136,13 @@ class Pipeline:
         leaves = jax.tree_util.tree_leaves_with_path(self.sample_spec())
         sample = ", ".join(f"{jax.tree_util.keystr(path)} {a.dtype}{list(a.shape)}" for path, a in leaves)
         batches = ", ".join(f"{b.size} ({b.ending})" for b in self.plan.batchings)
-        selection = self.plan.selection
+        selection, begins = self.plan.selection, [b.start for b in self.plan.batchings if b.start != Start()]
         return (
             ("samples", f"{self.plan.samples:,}"),
             *(() if selection is None else (("view", selection.words),)),
             ("ordering", self.plan.shuffle.words),
             ("batches of", batches or "none"),
+            *(("begins", start.words) for start in begins),
             ("sample", sample or "Python objects"),
             ("stages", ", ".join(stage_names(self.stages)) or "none"),
         )
@@ -230,6 +231,16 @@ class Pipeline:
     def is_keyed(self) -> bool:
         """Whether a stage is random."""
         return any(stage.keyed for stage in self.stages)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether batches depend on the key: samples are shuffled or drawn, or a stage is random."""
+        return self.plan.is_random or self.is_keyed or (self.host is not None and self.host.source.keyed)
+
+    @property
+    def sources(self) -> list[tuple[str, IndexedSource]]:
+        """Where samples come from, with what to call their contents; none after `jax.jit` or `jax.tree.map`."""
+        return [] if self.source is None else [("contents", self.source)]
 
     def at(self, words: Array, step: Array, *, apart: bool = False) -> tuple[PyTree, jax.Array]:
         """Batch number `step` of the run with this key, and its mask. Pure and traceable: the plan is traced, too.

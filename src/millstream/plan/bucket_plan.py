@@ -48,6 +48,15 @@ class BucketPlan:
         """Whether which samples an epoch has depends on the run's key and the epoch, not only their order."""
         return self.buckets[0].draws
 
+    @property
+    def is_random(self) -> bool:
+        """Whether which samples a batch has depends on the run's key."""
+        return self.draws or self.shuffle != as_shuffle("buckets", "sequential")
+
+    def steps_left(self, step: int) -> int:
+        """Batches left in an epoch before batch number `step` of a run."""
+        return self.steps_per_epoch - step % self.steps_per_epoch
+
     @functools.cached_property
     def steps_per_epoch(self) -> int:
         return sum(plan.steps_per_epoch for plan in self.buckets)

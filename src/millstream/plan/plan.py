@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -38,13 +38,35 @@ class Rows:
     mask: Array
 
 
+class Start(NamedTuple):
+    """Where a plan takes up a run that another one began.
+
+    Attributes:
+        epoch: The epoch it begins in.
+        batch: How many batches of that epoch came before.
+        sample: How many of its samples they had.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    sample: int = 0
+
+    @property
+    def words(self) -> str:
+        return f"epoch {self.epoch:,} after {self.batch:,} batches and {self.sample:,} samples"
+
+
+_BEGINNING = Start()
+
+
 @dataclasses.dataclass(frozen=True)
 class Batching:
-    """One level of batching: `size` of the `inner` elements of an epoch at a time."""
+    """One level of batching: `size` of the `inner` elements of an epoch at a time, from where a run begins."""
 
     size: int
     ending: Ending
     inner: int
+    start: Start = _BEGINNING
 
     @property
     def length(self) -> int:
@@ -52,34 +74,84 @@ class Batching:
         return self.inner // self.size if self.ending == "drop" else -(-self.inner // self.size)
 
     @property
+    def first_length(self) -> int:
+        """Batches that are left of the epoch it begins in."""
+        left = self.inner - self.start.sample
+        return left // self.size if self.ending == "drop" else -(-left // self.size)
+
+    @property
     def pads(self) -> bool:
         """Whether the last batch of an epoch has rows that are not samples."""
-        return self.ending == "pad" and self.inner % self.size != 0
+        return self.ending == "pad" and any(left % self.size for left in (self.inner, self.inner - self.start.sample))
+
+    @property
+    def _drift(self) -> int:
+        """Rows that a batch completed from the next epoch takes from it."""
+        return self.size * self.length - self.inner if self.ending == "wrap" else 0
 
     @property
     def step_limit(self) -> int:
         """The first step whose rows would not fit 32-bit arithmetic."""
-        drift = self.size * self.length - self.inner
-        if self.ending != "wrap" or drift == 0:
-            return STEP_LIMIT
-        return min(STEP_LIMIT, (STEP_LIMIT - self.inner - 2 * self.size) // drift * self.length)
+        limit = STEP_LIMIT - (self.length if self.start != _BEGINNING else 0)
+        if not self._drift:
+            return limit
+        return min(limit, (STEP_LIMIT - self.inner - 2 * self.size) // self._drift * self.length)
+
+    def after(self, steps: int) -> Start:
+        """Where a run is after that many batches from the start."""
+        start, later = self.start, steps - self.first_length
+        epoch, batch = start.epoch, start.batch + steps
+        sample = start.sample + steps * self.size
+        if later >= 0:
+            epoch, batch = start.epoch + 1 + later // self.length, later % self.length
+        if self.ending != "wrap":
+            return Start(epoch, batch, sample if later < 0 else batch * self.size)
+        # Each epoch has begun in the batch before, so that samples may be epochs ahead of batches.
+        reached = start.epoch + sample // self.inner
+        return Start(reached, batch if reached == epoch else 0, sample % self.inner)
+
+    def elements(self, xp: ModuleType, step: Array) -> tuple[Array, Array]:
+        """The epoch of each step, and its number there."""
+        number, start = step.dtype.type, self.start
+        length = number(self.length)
+        if start == _BEGINNING:
+            return step // length, step % length
+        early = self.length - self.first_length  # as if the epoch had begun with that many batches of this size
+        epoch, element = (step + number(early)) // length, (step + number(early)) % length
+        element = element + xp.where(epoch == 0, _wrapped(number, start.batch - early), number(0))
+        return epoch + number(start.epoch), element
 
     def rows(self, xp: ModuleType, batch: Rows, chosen: np.ndarray | None = None) -> Rows:
         """The rows of a batch, or only the chosen ones, along a new last axis."""
-        inner = batch.element.dtype.type(self.inner)
+        number = batch.element.dtype.type
+        inner = number(self.inner)
         epoch, element = batch.epoch[..., None], batch.element[..., None]
         row = xp.arange(self.size, dtype=inner.dtype) if chosen is None else xp.asarray(chosen).astype(inner.dtype)
         row = row.reshape((1,) * batch.element.ndim + (-1,))
-        position = element * inner.dtype.type(self.size) + row
+        position = element * number(self.size) + row + self._shift(xp, epoch)
         mask = batch.mask[..., None]
         if self.ending == "wrap":
-            # Every epoch ends `drift` rows into the next one, so epoch e starts e * drift rows late.
-            position = position + epoch * inner.dtype.type(self.size * self.length - self.inner)
             epoch, position = epoch + position // inner, position % inner
         elif self.pads:
             mask = mask & (position < inner)
-            position = xp.where(mask, position, inner.dtype.type(0))
+            position = xp.where(mask, position, number(0))
         return Rows(*xp.broadcast_arrays(epoch, position, mask))
+
+    def _shift(self, xp: ModuleType, epoch: Array) -> Array:
+        """How many samples later than the rows of its batches before it an epoch stands."""
+        number, start = epoch.dtype.type, self.start
+        if start == _BEGINNING:
+            return epoch * number(self._drift)  # every epoch ends that many rows into the next one
+        first = _wrapped(number, start.sample - start.batch * self.size)
+        taken = start.sample + self.first_length * self.size - self.inner if self.ending == "wrap" else 0
+        since = epoch - number(start.epoch)
+        later = number(taken) + (since - number(1)) * number(self._drift)
+        return xp.where(since == 0, first, later)
+
+
+def _wrapped(number: Any, value: int) -> Any:
+    """An int, which may be negative, as an unsigned number that adds as it would."""
+    return number(value % (1 << 8 * np.dtype(number).itemsize))
 
 
 class Turn(NamedTuple):
@@ -138,6 +210,11 @@ class Plan:
         return self.selection is not None and self.selection.is_keyed
 
     @property
+    def is_random(self) -> bool:
+        """Whether which samples a batch has depends on the run's key."""
+        return self.draws or self.shuffle != as_shuffle("A source", "sequential")
+
+    @property
     def axes(self) -> tuple[int, ...]:
         """The axes of a batch before those of a sample, outermost first."""
         return tuple(batching.size for batching in reversed(self.batchings))
@@ -155,6 +232,10 @@ class Plan:
     def steps_per_epoch(self) -> int:
         return self.batchings[-1].length if self.batchings else self.samples
 
+    def steps_left(self, step: int) -> int:
+        """Batches left in an epoch before batch number `step` of a run."""
+        return self.steps_per_epoch - step % self.steps_per_epoch
+
     @property
     def step_limit(self) -> int:
         """Steps a state of this plan can count."""
@@ -171,7 +252,9 @@ class Plan:
         if self._full_and_last is None:
             return int(self.rows_at(np, words, np.asarray(step))[-1].mask.sum())
         full, last = self._full_and_last
-        return last if (step + 1) % self._length == 0 else full
+        if (step + 1 - self._first_length) % self._length:
+            return full
+        return self._first_last if step < self._first_length else last
 
     def real_samples_of(self, words: np.ndarray, steps: range) -> list[int]:
         """How many samples of some steps are not padding."""
@@ -179,13 +262,27 @@ class Plan:
             return [self.real_samples(words, step) for step in steps]
         full, last = self._full_and_last
         counts = [full] * len(steps)
-        for number in range((-steps.start - 1) % self._length, len(steps), self._length):
+        for number in range((self._first_length - steps.start - 1) % self._length, len(steps), self._length):
             counts[number] = last
+        if self._first_length - 1 in steps:
+            counts[self._first_length - 1 - steps.start] = self._first_last
         return counts
 
     @functools.cached_property
     def _length(self) -> int:
         return self.steps_per_epoch
+
+    @functools.cached_property
+    def _first_length(self) -> int:
+        return self.batchings[-1].first_length if self.batchings else self.samples
+
+    @functools.cached_property
+    def _first_last(self) -> int:
+        """Samples of the last batch of the epoch that the plan begins in, where `_full_and_last` holds."""
+        if not any(batching.pads for batching in self.batchings):
+            return math.prod(self.axes)
+        (batching,) = self.batchings
+        return batching.inner - batching.start.sample - batching.size * (batching.first_length - 1)
 
     @functools.cached_property
     def _full_and_last(self) -> tuple[int, int] | None:
@@ -226,8 +323,11 @@ class Plan:
 
     def _element(self, xp: ModuleType, words: Array, step: Array) -> Rows:
         """The element of the outermost batching that a step is."""
-        length = step.dtype.type(self.steps_per_epoch)
-        epoch, element = step // length, step % length
+        if self.batchings:
+            epoch, element = self.batchings[-1].elements(xp, step)
+        else:
+            length = step.dtype.type(self.samples)
+            epoch, element = step // length, step % length
         if self.shuffle.mode == "batchwise":
             key = order.batch_order_key(xp, words, epoch)
             element = self._shuffled(xp, element, self.steps_per_epoch, key, epoch)
@@ -272,6 +372,26 @@ class Plan:
         if xp is np:
             positions = positions.astype(np.uint64)  # a view of few samples may reach far into a source of many
         return self.selection.locate(xp, self.selection.tables if tables is None else tables, words, epoch, positions)
+
+    def taking_over(self, before: "Plan", steps: int) -> "Plan":
+        """This plan, beginning where another one is after that many steps.
+
+        It goes on in the middle of the epoch, if it goes through the samples in the same way. If not, it begins an
+        epoch of its own; plans whose batches come back count their epochs from 0.
+        """
+        if not (self.can_start and before.can_start):
+            return self
+        (own,), (other,) = self.batchings, before.batchings
+        start = other.after(steps)
+        if (self.samples, self.shuffle, own.ending) != (before.samples, before.shuffle, other.ending):
+            start = Start(start.epoch + (start.batch > 0))
+        return dataclasses.replace(self, batchings=(dataclasses.replace(own, start=start),))
+
+    @property
+    def can_start(self) -> bool:
+        """Whether this plan can begin anywhere in an epoch."""
+        whole = self.first_position == self.first_batch == 0
+        return whole and len(self.batchings) == 1 and self.shuffle.mode != "batchwise" and not self.shuffle.recurs
 
     def first_indices(self, count: int) -> list[int]:
         """The indices of the first samples of an epoch in sequence, at most `count`; each one once."""

@@ -41,6 +41,10 @@ class CacheOf:
         words = f"{len(rows)} of {size}, from {rows[0]} to {rows[-1]} ({digest})"
         return CacheOf(self.folder / f"rows-{digest}", self.mode, (*self.origin, ("rows", words)))
 
+    def of_phase(self, start: int, origin: tuple[tuple[str, str], ...]) -> "CacheOf":
+        """The cache of a pipeline that takes over at a step: a folder of its own in the common one."""
+        return CacheOf(self.folder / f"from-step-{start}" if start else self.folder, self.mode, origin)
+
     def open(self, spec: SampleSpec | ObjectSpec, layout: Layout, run: bytes) -> OpenCache:
         """The cache of one run; refused if it is of another."""
         if isinstance(spec, ObjectSpec):

@@ -153,6 +153,15 @@ def require_mapping(caller: str, name: str, value: Any, what: str = "a dict") ->
         raise TypeError(f"{caller} needs {name} to be {what}. Got {describe_value(value)}.")
 
 
+def require_steps(caller: str, name: str, value: Any, example: str) -> None:
+    """Refuse anything but a dict by the steps of a run, of which one is 0."""
+    require_mapping(caller, name, value, f"a dict by step, such as {example}")
+    for step in value:
+        require_int(caller, f"the steps of {name}", step, least=0, most=(1 << 32) - 2)
+    if 0 not in value:
+        raise ValueError(f"{caller} needs {name} from step 0 on, such as {example}. Got steps {list(value)}.")
+
+
 def require_items(caller: str, what: str, value: Any) -> None:
     """Refuse anything but what has a length, which is not 0, and `[index]`."""
     try:

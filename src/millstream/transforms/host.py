@@ -10,7 +10,7 @@ import numpy as np
 from jax.experimental import io_callback
 
 from millstream.pipeline.bucketed import BucketedPipeline
-from millstream.pipeline.compose import StagedPipeline
+from millstream.pipeline.compose import HostPipeline
 from millstream.pipeline.host_calls import remembering
 from millstream.pipeline.iterable import IterablePipeline
 from millstream.pipeline.pipeline import Pipeline, as_stream
@@ -24,7 +24,7 @@ from millstream.text.errors import function_name, require_callable, require_name
 from millstream.text.summaries import call_text
 
 # What stages on the host come after.
-HostStaged = IndexedSource | IterableSource | StagedPipeline
+HostStaged = IndexedSource | IterableSource | HostPipeline
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +110,7 @@ class HostStage:
     otherwise: ClassVar[str] = ""
     """What to use after compiled stages instead, for errors."""
 
-    def source_over(self, inner: IndexedSource, stream: StagedPipeline) -> HostSource:
+    def source_over(self, inner: IndexedSource, stream: HostPipeline) -> HostSource:
         """The samples of a source through this stage.
 
         Args:
@@ -125,10 +125,10 @@ class HostStage:
     def __call__(self, source: BucketedPipeline) -> BucketedPipeline: ...
     @overload
     def __call__(self, source: IterableSource | IterablePipeline) -> IterablePipeline: ...
-    def __call__(self, source: HostStaged) -> StagedPipeline:
+    def __call__(self, source: HostStaged) -> HostPipeline:
         """Put this stage after a source."""
         stream: object = as_stream(source)
-        if not isinstance(stream, StagedPipeline) or not stream.is_untouched or stream.source is None:
+        if not isinstance(stream, HostPipeline) or not stream.is_untouched or stream.source is None:
             raise TypeError(
                 f"{type(self).__name__} works on samples as they are read, so it comes after the source and before all "
                 f"compiled stages. Move it up{self.otherwise}."
@@ -167,7 +167,7 @@ class HostMapTransform(HostStage):
         require_callable(type(self).__name__, "fn", self.fn, "sample, rng" if self.random else "sample")
         require_readers(type(self).__name__, "readers", self.readers)
 
-    def source_over(self, inner: IndexedSource, stream: StagedPipeline) -> HostSource:
+    def source_over(self, inner: IndexedSource, stream: HostPipeline) -> HostSource:
         name, first = map_name(self.fn, self.random), stream.plan.first_indices(TRIED)
         return MappedSource(inner, self.fn, self.readers, name, self.random, first)
 
@@ -225,6 +225,6 @@ class InfoTransform(HostStage):
         object.__setattr__(self, "fields", names)
         require_readers("InfoTransform", "readers", self.readers)
 
-    def source_over(self, inner: IndexedSource, stream: StagedPipeline) -> HostSource:
+    def source_over(self, inner: IndexedSource, stream: HostPipeline) -> HostSource:
         name, first = f"InfoTransform({', '.join(map(repr, self.fields))})", stream.plan.first_indices(TRIED)
         return MappedSource(inner, unchanged, self.readers, name, False, first, beside=tuple(self.fields))

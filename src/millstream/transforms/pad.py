@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from millstream.pipeline.bucketed import BucketedPipeline
-from millstream.pipeline.compose import StagedPipeline
+from millstream.pipeline.compose import HostPipeline
 from millstream.reading.contracts import IndexedSource
 from millstream.reading.host_source import HostSource
 from millstream.reading.padding import PaddedLeaf, PaddedSource, Side, TooLong
@@ -105,7 +105,7 @@ class PadTransform(HostStage):
             for name, fill in self.fill.items()
         ]
 
-    def source_over(self, inner: IndexedSource, stream: StagedPipeline) -> HostSource:
+    def source_over(self, inner: IndexedSource, stream: HostPipeline) -> HostSource:
         lengths = stream.lengths if isinstance(stream, BucketedPipeline) else ()
         first = stream.plan.first_indices(TRIED)
         return PaddedSource(inner, self._leaves(), self.side, self.too_long, lengths, first)

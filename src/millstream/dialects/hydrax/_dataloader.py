@@ -343,8 +343,8 @@ def _on_device(arrays: dict[str, np.ndarray], layouts: Layouts) -> dict[str, Any
     }
 
 
-def _mixed(loaders: dict[str, GroupLoader], *, interleave: bool) -> "ms.MixedLoader":
-    return ms.MixedLoader({name: source.loader for name, source in loaders.items()}, interleave=interleave)
+def _mixed(loaders: dict[str, GroupLoader], *, interleave: bool) -> "ms.loader.MixedLoader":
+    return ms.loader.MixedLoader({name: source.loader for name, source in loaders.items()}, interleave=interleave)
 
 
 def _processes(count: int, startup: Any, nice: int, timeout: float) -> "ms.Processes | None":
