@@ -23,6 +23,7 @@ from formats import tar_bytes, write_idx
 
 import millstream as ms
 import millstream.integrations
+from millstream.loops._weights import SampleWeights
 
 TOP = ["callbacks", "loader", "loops", "reading", "sources", "transforms", ""]  # errors name these without the room
 ROOMS = [*TOP, "checkpoints", "datasets", "inspect", "managed", "rl", "sharding", "views"]
@@ -154,6 +155,20 @@ def read(state: Any, batch: Any) -> Any:
 def loader() -> Any:
     """A small loader of arrays in memory."""
     return ms.DataLoader([pipelines.source(), pipelines.BATCH])
+
+
+@functools.cache
+def by_weight() -> Any:
+    """A loader whose samples are drawn by weight."""
+    source = pipelines.source()
+    return ms.DataLoader([ms.views.weighted(source, np.ones(len(source))), pipelines.BATCH])
+
+
+def _weighted_run() -> Any:
+    """A loop over it, in progress."""
+    loop_state = ms.loops.LoopState(0, ms.loops.history(), ms.loops.Elapsed(steps=3))
+    loop_state.sample_weights = SampleWeights(by_weight())
+    return loop_state
 
 
 @functools.cache
@@ -398,7 +413,7 @@ INSTANCES: dict[str, Callable[[], Any]] = {
     "Elapsed": lambda: ms.loops.Elapsed(steps=3, samples=12, epochs=1),
     "History": lambda: ms.loop(0, [np.ones(2)] * 3, {ms.every(1): step}).history,
     "Logs": lambda: ms.logs().add_metric("loss", 1.0),
-    "LoopState": lambda: ms.loops.LoopState(0, ms.loops.history(), ms.loops.Elapsed(steps=3)),
+    "LoopState": _weighted_run,
     "Metrics": lambda: ms.loops.Metrics(loss=_own),
     "MixedLoader": mixed,
     "Period": lambda: ms.at(3),
@@ -411,6 +426,7 @@ INSTANCES: dict[str, Callable[[], Any]] = {
 METHODS: dict[str, Callable[[], Any]] = {
     "BatchIterator.set_policy_state": lambda: acting().iterate(_state(acting())),
     "DataLoader.set_policy_state": acting,
+    "DataLoader.with_weights": by_weight,
 }
 
 # Arguments that are needed, by parameter.
@@ -449,6 +465,8 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "DataLoader.scan_epoch": lambda f: {"carry": 0, "body_fn": lambda carry, batch, mask: (carry, None)},
     "DataLoader.set_policy_state": lambda f: {"state": _state(acting()), "policy_state": None},
     "DataLoader.tune": lambda f: {"seconds": 0.2, "progress": False},
+    "DataLoader.with_weights": lambda f: {"weights": np.ones(len(pipelines.source()))},
+    "LoopState.set_weights": lambda f: {"weights": np.ones(len(pipelines.source()))},
     "DataLoader.verify": lambda f: {"steps": 2, "executors": [], "hosts": (1,), "progress": False, "raises": False},
     "DatasetSource": lambda f: {"dataset": [{"x": np.float32(1)}] * 4},
     "DiskSampleSource": lambda f: {"length": 4, "sample_fn": lambda index: {"x": np.int32(index)}},

@@ -226,6 +226,35 @@ class DataLoader(Generic[B, S]):
         changed: Any = {**known, **options}
         return DataLoader(pipeline, **changed)
 
+    @property
+    def is_weighted(self) -> bool:
+        """Whether samples are drawn by weights that `with_weights` and loops can change."""
+        return isinstance(self._source, Pipeline | PhasedPipeline) and self._source.is_weighted
+
+    def with_weights(self, weights: ArrayLike) -> "DataLoader[B, S]":
+        """The loader with its samples drawn by other weights: what comes at a step is known before, as always.
+
+        In a loop, a callback changes them with `loop_state.set_weights(weights)`, and they are saved with the run.
+
+        Example:
+            >>> view = ms.views.weighted(ms.ArraySampleSource({"x": np.arange(4)}), [1, 1, 1, 1])
+            >>> easy = ms.DataLoader([view, ms.BatchTransform(4)])
+            >>> hard = easy.with_weights([0, 0, 1, 1])
+            >>> batch, mask = next(hard.iterate(hard.init_state(jax.random.key(0), step=5)))
+            >>> sorted(batch["x"].tolist())
+            [2, 2, 3, 3]
+
+        Args:
+            weights: A number per sample, as for `ms.views.weighted`.
+        """
+        if not self.is_weighted:
+            raise TypeError(
+                "with_weights needs a loader that draws by weight: DataLoader([ms.views.weighted(source, weights), "
+                "ms.BatchTransform(64)])."
+            )
+        pipeline, options = self._built("with_weights")
+        return DataLoader(pipeline.with_weights(np.asarray(weights)), **options)
+
     def _built(self, caller: str) -> tuple[Any, dict[str, Any]]:
         """The pipeline and the options that this loader was built of."""
         if self._made_of is None:

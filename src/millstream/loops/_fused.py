@@ -316,14 +316,14 @@ class FusedSteps:
         """All steps; whether an interrupt ended them."""
         parts, calls = self._parts, self._calls
         loop_state, clock, last = parts.loop_state, parts.clock, math.inf if parts.last is None else parts.last
-        parts.batches = data = FusedData(
-            parts.caller, parts.dataset, parts.key, parts.data_state, clock.now, last, self._width, parts.acting
-        )
+        data = self._open(parts.data_state, last)
         body = Body(self._compiled, clock.epoch)
         nothing = Body([], clock.epoch)
         while True:
+            if parts.weights is not None and parts.weights.is_new:
+                data = self._open(parts.draw_by_new_weights(data.state), last)
             now, most = clock.now, int(min(data.most, last - clock.now.steps))
-            ahead = Ahead(now, last, lambda most=most: clock.ahead(data.samples(most)))
+            ahead = Ahead(now, last, lambda data=data, most=most: clock.ahead(data.samples(most)))
             count = steps_until_due(self._before, self._cuts, self._asked, ahead, most, clock.epoch_steps)
             loop_state.batch, loop_state.logs = None, Logs()
             parts.in_step = True
@@ -350,6 +350,13 @@ class FusedSteps:
             interrupted = calls.check_end(elapsed)
             if interrupted is not None:
                 return interrupted
+
+    def _open(self, data_state: Any, last: float) -> FusedData:
+        parts = self._parts
+        parts.batches = data = FusedData(
+            parts.caller, parts.dataset, parts.key, data_state, parts.clock.now, last, self._width, parts.acting
+        )
+        return data
 
     def _call_before(self, ahead: Ahead) -> bool:
         """What is due before the next step; whether an interrupt ended it."""

@@ -11,11 +11,13 @@ from millstream.loops._dataset import Batches, Loader, LoaderBatches, as_dataset
 from millstream.loops._dispatch_limiter import DispatchLimiter
 from millstream.loops._history import History
 from millstream.loops._tasks import Task, as_pairs, bind_all, bind_some, parts
+from millstream.loops._weights import SampleWeights
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.loop_state import LoopState
 from millstream.loops.preemption import PreemptionPoint
 from millstream.loops.saved_run import SavedRun, load_run, restore_callbacks
 from millstream.loops.schedules import Period, as_epoch, as_stop
+from millstream.pipeline.state import LoaderState
 from millstream.reading.contracts import PyTree
 from millstream.reading.interrupts import Interrupts
 from millstream.text.errors import describe_value, require_bool, require_int, require_path, require_text
@@ -83,6 +85,8 @@ class RunParts:
         self.tasks = [task for task in bound if not task.observes]
         self.observers = sorted((task for task in bound if task.observes), key=lambda task: task.saves)
         callbacks = parts([*self.on_start, *self.tasks, *self.observers, *self.on_end])
+        self.weights = SampleWeights(dataset) if getattr(dataset, "is_weighted", False) else None
+        callbacks += [] if self.weights is None else [self.weights]
         self.savers: list[Any] = [callback for callback in callbacks if getattr(callback, "saves", False)]
         self.stop = None if options.stop is None else as_stop(caller, options.stop)
         point = self.stop if isinstance(self.stop, Period) else None
@@ -103,8 +107,13 @@ class RunParts:
             self.saved = self._find(resume, state, options.key)
         if self.saved is not None:
             state, elapsed, history = self.saved.state, self.saved.elapsed, self.saved.history
-            data_state = self.saved.data_state
             restore_callbacks(callbacks, self.saved)
+            if self.weights is not None:
+                dataset = self.dataset = self.weights.resume(elapsed.steps, self.saved.unfinished is not None)
+                position: Any = self.saved.data_state
+                own_state = dataset.init_state(position.key, position.step)
+                self.saved = dataclasses.replace(self.saved, data_state=own_state)
+            data_state = self.saved.data_state
         epoch_duration = options.epoch_duration
         if epoch_duration is None and isinstance(dataset, Loader):
             epoch_duration = epoch_of(dataset)
@@ -131,6 +140,7 @@ class RunParts:
         self.loop_state.dataset, self.loop_state.tasks = dataset, [*self.tasks, *self.observers]
         self.loop_state.stops = self.stop
         self.loop_state.ends_at = point
+        self.loop_state.sample_weights = self.weights
         self.loop_state.data_position = self._data_state_now
         self.loop_state.position = self._position
         if self.saved is not None:
@@ -171,7 +181,17 @@ class RunParts:
         loader, iterator = (self.dataset if isinstance(self.dataset, Loader) else None), None
         if isinstance(self.batches, Batches):  # whatever state such an iterator shows, a loop cannot make one at it
             iterator = self.batches.iterator
-        return save_position(None if iterator is not None else self._data_state_now(), iterator, loader)
+        state = None if iterator is not None else self._data_state_now()
+        if self.weights is not None and state is not None:  # a resumed loop is given the loader that this one was given
+            state = self.weights.given.init_state(state.key, state.step)
+        return save_position(state, iterator, loader)
+
+    def draw_by_new_weights(self, state: LoaderState) -> LoaderState:
+        """Draw from a different loader after a state, and the state of that one there."""
+        assert self.weights is not None
+        self.batches.close()
+        self.dataset = self.loop_state.dataset = self.weights.take()
+        return self.dataset.init_state(state.key, state.step)
 
     def open(self, start: Elapsed | None = None, data_state: PyTree = None) -> Batches | LoaderBatches:
         """The batches from where the run is, or from where it was earlier."""

@@ -29,6 +29,8 @@ class Steps:
         burst, alone = self._burst(), self._compiled_step()
         next_due: float = 0
         while True:
+            if parts.weights is not None and parts.weights.is_new:
+                batches = parts.batches = parts.open(data_state=parts.draw_by_new_weights(batches.state))
             # The first step compiles, and shows what is logged: large values are not kept for many steps.
             free = next_due - 1 - parts.clock.now.steps
             together = alone is not None and free > 0 and parts.loop_state.history.plain

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import jax
+from jax.typing import ArrayLike
 
 from millstream.loops._aggregate import concatenate
 from millstream.loops._history import History
@@ -13,11 +14,13 @@ from millstream.loops.log_entries import Logs
 from millstream.loops.schedules import Period, Schedule
 from millstream.reading.contracts import PyTree
 from millstream.reading.memory import nbytes
+from millstream.text.errors import describe_value
 from millstream.text.summaries import never_raising, value_text
 from millstream.text.tables import size_text
 
 if TYPE_CHECKING:
     from millstream.loops._tasks import Task
+    from millstream.loops._weights import SampleWeights
     from millstream.loops.callback import Callback
 
 S = TypeVar("S")
@@ -122,6 +125,7 @@ class LoopState:
         unfinished: The first task of this step that an interrupt kept from being done, and whether it was one of those
             at the end of the run; None if there is none.
         cut_short: Whether an interrupt has ended a loop inside the current callback.
+        sample_weights: The weights that samples are drawn by; None if the loader does not draw by weight.
         data_position: Gives `data_state`.
         position: Gives where the run is in its data, as it is saved.
     """
@@ -145,6 +149,7 @@ class LoopState:
     failed: bool = False
     unfinished: tuple[int, bool] | None = None
     cut_short: bool = False
+    sample_weights: "SampleWeights | None" = None
     data_position: Callable[[], PyTree] = lambda: None
     position: Callable[[], tuple[dict[str, PyTree], PyTree]] = lambda: ({"kind": "iterable"}, None)
 
@@ -167,6 +172,33 @@ class LoopState:
         """End the loop after this step."""
         self.stop_iteration = True
         self.reason = reason
+
+    def set_weights(self, weights: ArrayLike) -> None:
+        """Draw samples by other weights from the next step on, such as more often those that were hard.
+
+        The loader is one of a weighted view. The weights are saved with the run, so it resumes exactly. What the steps
+        so far have drawn stays as it was.
+
+        Example:
+            >>> view = ms.views.weighted(ms.ArraySampleSource({"x": np.arange(4)}), [1, 1, 1, 1])
+            >>> loader = ms.DataLoader([view, ms.BatchTransform(4)])
+            >>> def mine(state, batch, elapsed, loop_state):
+            ...     loop_state.set_weights([0, 0, 1, 1])
+            >>> def note(state, batch):
+            ...     return [*state, sorted(batch[0]["x"].tolist())]
+            >>> tasks = {ms.every(1): note, ms.at(1): mine}
+            >>> ms.loop([], loader, tasks, stop=2, key=jax.random.key(0)).state
+            [[0, 1, 2, 3], [2, 2, 3, 3]]
+
+        Args:
+            weights: A number per sample, as for `ms.views.weighted`.
+        """
+        if self.sample_weights is None:
+            raise TypeError(
+                "set_weights needs a loop over a loader that draws by weight: DataLoader([ms.views.weighted(source, "
+                f"weights), ms.BatchTransform(64)]). This one is over {describe_value(self.dataset)}."
+            )
+        self.sample_weights.set(weights, self.elapsed.steps)
 
     def __repr__(self) -> str:
         parts = [self.name, state_text(self.state), repr(self.elapsed), repr(self.logs), repr(self.history)]

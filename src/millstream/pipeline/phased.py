@@ -70,6 +70,15 @@ class PhasedPipeline:
             raise TypeError(f"Batches whose size changes by step cannot be batched again. Leave out {transform!r}.")
         return self._of([phase.then(transform) for phase in self.phases])
 
+    @property
+    def is_weighted(self) -> bool:
+        """Whether samples are drawn by weights that may be changed, in all phases."""
+        return all(isinstance(phase, Pipeline) and phase.is_weighted for phase in self.phases)
+
+    def with_weights(self, weights: np.ndarray) -> "PhasedPipeline":
+        """This pipeline, which is weighted and not yet over a mesh, with its samples drawn by other weights."""
+        return self._of([phase.with_weights(weights) for phase in self.phases if isinstance(phase, Pipeline)])
+
     def over(self, sharding: NamedSharding) -> "PhasedPipeline":
         """This pipeline with its batches over a mesh."""
         return self._of([phase.over(sharding) for phase in self.phases])

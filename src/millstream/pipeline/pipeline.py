@@ -24,6 +24,8 @@ from millstream.pipeline.state import LoaderState, Origin, check_origin, first_s
 from millstream.plan.keys import Array
 from millstream.plan.plan import Plan, Rows, Start
 from millstream.plan.planned import Coordinates
+from millstream.plan.selection import Drawn, Selection
+from millstream.plan.weights import drawn_by
 from millstream.reading.contracts import IndexedSource, PyTree, Stream
 from millstream.reading.host_source import HostSource, as_host_source
 from millstream.reading.iterable import IterableSource
@@ -106,6 +108,27 @@ class Pipeline:
         if transform.batches:
             plan = dataclasses.replace(plan, batchings=(*plan.batchings, transform.batching(plan.steps_per_epoch)))
         return dataclasses.replace(self, plan=plan, stages=(*self.stages, transform))
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether samples are drawn by weights that may be changed."""
+        return self._drawn is not None
+
+    @property
+    def _drawn(self) -> Drawn | None:
+        """The draws by weights that were given for each sample."""
+        function = None if self.plan.selection is None else self.plan.selection.functions[0]
+        return function if isinstance(function, Drawn) and function.kind != "balanced" else None
+
+    def with_weights(self, weights: np.ndarray) -> "Pipeline":
+        """This pipeline, which is weighted and not yet over a mesh, with its samples drawn by other weights."""
+        selection, before = self.plan.selection, self._drawn
+        assert selection is not None and before is not None
+        once = before.kind == "once"
+        function, table = drawn_by("with_weights", weights, before.samples, before.length, once=once)
+        changed = Selection((function, *selection.functions[1:]), (table, *selection.tables[1:]))
+        tables = (jax.device_put(table), *self.tables[1:]) if self.tables else ()
+        return dataclasses.replace(self, plan=dataclasses.replace(self.plan, selection=changed), tables=tables)
 
     def over(self, sharding: NamedSharding) -> "Pipeline":
         """This pipeline with its batches over a mesh."""

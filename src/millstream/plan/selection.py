@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -120,11 +120,18 @@ class Drawn:
     The table begins with a guide: the first sample of every stretch of 2**shift draws. A search stays between two
     neighbours of the guide, which are about one sample apart. Then come the low words of the numbers. A stretch of one
     draw needs no high words; where draws are many more than samples, stretches are longer and the high words follow.
+
+    Attributes:
+        length: How many draws an epoch has.
+        samples: How many samples are drawn from.
+        digest: Stands for the contents of the table.
+        kind: What the weights are: given for each sample, given where no sample comes twice, or made of classes.
     """
 
     length: int
     samples: int
     digest: str
+    kind: Literal["weighted", "once", "balanced"] = "weighted"
     is_keyed = True
 
     @property
@@ -335,7 +342,7 @@ def drawn(weights: np.ndarray, length: int, *, once: bool = False) -> tuple[Draw
     if shift > 0:
         parts.append((numbers >> np.uint64(32)).astype(np.uint32))
     table = np.concatenate(parts)
-    return Drawn(length, len(weights), digest_of(table)), table
+    return Drawn(length, len(weights), digest_of(table), "once" if once else "weighted"), table
 
 
 def _cumulated(weights: np.ndarray, length: int) -> np.ndarray:

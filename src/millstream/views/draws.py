@@ -4,10 +4,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from millstream.plan.selection import Drawn, digest_of, drawn, index_dtype, listed
+from millstream.plan.weights import drawn_by
 from millstream.reading.contracts import IndexedSource
 from millstream.reading.executor import Executor
 from millstream.reading.view import View, view_of
-from millstream.text.errors import describe_leaf, require_bool, whole_number
+from millstream.text.errors import require_bool, whole_number
 from millstream.views._measure import Property, as_array, kept_tables, require_executor, require_source, values_of
 from millstream.views.plan_folder import Plans, folder_of
 
@@ -34,12 +35,10 @@ def weighted(
         replacement: False for samples that come at most once in an epoch. Shares are then limited to 1.
     """
     _require_source("weighted", source)
-    found = _checked(as_array("weighted", "weights", weights), len(source))
+    found = as_array("weighted", "weights", weights)
     require_bool("weighted", "replacement", replacement)
     count = len(source) if samples is None else whole_number("weighted", "samples", samples, least=1, most=_MOST)
-    if replacement:
-        return view_of(source, *drawn(found, count))
-    return view_of(source, *drawn(_limited(found, count), count, once=True))
+    return view_of(source, *drawn_by("weighted", found, len(source), count, once=not replacement))
 
 
 def balanced(
@@ -88,7 +87,7 @@ def balanced(
         names = [f"{count}-order", f"{count}-draws"]
         by_class, draws = kept_tables("balanced", source, folder, [labels, count], names, make_tables)
     in_order = view_of(source, *listed(by_class[0], len(source), by_class[1]))
-    return view_of(in_order, Drawn(count, len(source), draws[1]), draws[0])
+    return view_of(in_order, Drawn(count, len(source), draws[1], "balanced"), draws[0])
 
 
 def _require_source(caller: str, source: IndexedSource) -> None:
@@ -97,36 +96,3 @@ def _require_source(caller: str, source: IndexedSource) -> None:
         raise ValueError(
             f"{caller} draws from at most {_ROWS:,} samples. Got {len(source):,}. Select those with a weight first."
         )
-
-
-def _checked(weights: np.ndarray, length: int) -> np.ndarray:
-    if weights.shape != (length,) or weights.dtype.kind not in "biuf":
-        raise ValueError(f"weighted needs a number for each of the {length:,} samples. Got {describe_leaf(weights)}.")
-    found = weights.astype(np.float64)
-    wrong = ~np.isfinite(found) | (found < 0)
-    if wrong.any():
-        first = int(np.argmax(wrong))
-        raise ValueError(
-            f"weighted needs weights that are finite and not negative. Sample {first:,} has {found[first]}."
-        )
-    most = found.max()
-    if most == 0.0:
-        raise ValueError("weighted needs at least one weight above zero. All are zero.")
-    return found if 1e-200 < most < 1e200 else found / most  # sums and shares of others would leave the floats
-
-
-def _limited(weights: np.ndarray, count: int) -> np.ndarray:
-    """Shares of `count` draws in proportion to the weights, but at most 1 each."""
-    positive = np.count_nonzero(weights)
-    if count > positive:
-        raise ValueError(
-            f"weighted without replacement cannot draw {count:,} samples: {positive:,} have a weight above zero. "
-            f"Pass samples={positive} or less, or replacement=True."
-        )
-    shares = weights * (count / weights.sum())
-    while (over := shares > 1.0).any():
-        # Those above 1 come once; the others share what is left of the draws.
-        full = over | (shares == 1.0)
-        rest = weights * ~full
-        shares = np.where(full, 1.0, rest * ((count - np.count_nonzero(full)) / max(rest.sum(), np.finfo(float).tiny)))
-    return shares
