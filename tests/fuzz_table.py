@@ -546,6 +546,7 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "managed.register_strategy": lambda f: {"name": "careful", "strategy": ms.managed.Eager()},
     "rl.GymnaxSource": lambda f: _environment(),
     "rl.GymnaxSource.set_policy_state": lambda f: {"state": _state(_gymnax()), "policy_state": None},
+    "rl.combine": lambda f: {"parts": {"a": [pipelines.source(), pipelines.BATCH]}},
     "rl.get_policy_state": lambda f: {"state": _state(_gymnax())},
     "rl.set_loader_policy_state": lambda f: {"state": _state(acting()), "policy_state": None},
     "rl.set_source_policy_state": lambda f: {"state": _state(_gymnax()), "policy_state": None},

@@ -625,3 +625,74 @@ def test_cartpole_is_learnt_in_the_loop_and_resumed_exactly_after_a_crash(folder
     assert_trees_equal(resumed.state, whole.state)
     assert_trees_equal(resumed.data_state, whole.data_state)
     assert resumed.history.collect("mean_return") == returns
+
+
+# Recorded data beside an environment
+
+
+OFFLINE = 20
+
+
+def transitions():
+    """The rows of a corridor as recorded data: each with a number of its own."""
+    spec = corridor(2).element_spec()
+    leaves = jax.tree.map(lambda leaf: np.zeros((OFFLINE, *leaf.shape[1:]), leaf.dtype), spec)
+    return {**leaves, "reward": 1000 + np.arange(OFFLINE, dtype=np.float32)}
+
+
+def combined(stages=(), **options):
+    online = [GymnaxSource(ENV, jnp.int32(LIMIT), walk, TEMPLATE, EPOCH, 2), BufferTransform(30, 6, 4, by_row=True)]
+    offline = [ms.ArraySampleSource(transitions()), ms.BatchTransform(3, pad_last_batch=False)]
+    return ms.DataLoader([ms.rl.combine({"online": online, "offline": offline}), *stages], **options)
+
+
+def test_recorded_data_and_an_environment_come_in_one_batch(key):
+    loader = combined()
+    batches = [jax.device_get(batch) for batch, mask in loader.iterate(loader.init_state(key), steps=2 * OFFLINE)]
+    assert {len(batch["reward"]) for batch in batches} == {7}
+    assert all((batch["reward"][:4] < 1000).all() for batch in batches)
+    recorded = np.concatenate([batch["reward"][4:] for batch in batches]) - 1000
+    for epoch in range(3 * len(batches) // OFFLINE):
+        assert sorted(recorded[epoch * OFFLINE : (epoch + 1) * OFFLINE].tolist()) == list(range(OFFLINE))
+    alone = ms.DataLoader([combined().pipeline.parts[0]])
+    state = alone.init_state(combined().init_state(key)[0].key)
+    assert_trees_equal(jax.device_get(next(alone.iterate(state))[0]), jax.tree.map(lambda leaf: leaf[:4], batches[0]))
+
+
+@jax.jit
+def learn(state, batch):
+    rows, mask = batch
+    total = state["total"] * 0.5 + jnp.sum(jnp.where(mask, rows["reward"], 0))
+    return ms.logs().add_metric("total", total), {"total": total, "params": state["params"] + 1}
+
+
+@pytest.mark.parametrize("fuse", [None, 3])
+def test_a_run_over_both_resumes_exactly(fuse, key, tmp_path):
+    start = {"total": jnp.float32(0), "params": jnp.array([1, 2, 10])}
+    acts = {"policy": lambda state, policy: {**policy, "params": state["params"]}}
+    options = {"key": key, **acts, **({} if fuse is None else {"fuse": fuse})}
+
+    def run(stop, **more):
+        tasks = [(ms.every(1), learn), *([(ms.every(2), ms.checkpoint(tmp_path))] if more else [])]
+        return ms.loop(start, combined(), tasks, stop=stop, **options, **more)
+
+    expected = run(9)
+    run(5, resume=tmp_path)
+    output = run(9, resume=tmp_path)
+    assert_trees_equal(output.state, expected.state)
+    assert output.history.to_dict()["total"] == expected.history.to_dict()["total"]
+
+
+def test_parts_that_cannot_be_combined_are_refused_by_name():
+    rows = [ms.ArraySampleSource({"x": np.arange(4)}), ms.BatchTransform(2)]
+    other = [ms.ArraySampleSource({"x": np.arange(4.0)}), ms.BatchTransform(2)]
+    with refuses(ValueError, "rows are alike", "batch.x: shape (), int32 in 'a', shape (), float32 in 'b'"):
+        ms.rl.combine({"a": rows, "b": other})
+    with refuses(ValueError, "combine needs 'a' to give batches", "Add a BatchTransform"):
+        ms.rl.combine({"a": rows[:1]})
+    with refuses(ValueError, "combine needs at least one part"):
+        ms.rl.combine({})
+    with refuses(TypeError, "combine needs parts to be a dict of pipelines"):
+        ms.rl.combine([rows, other])
+    with refuses(TypeError, "combine needs 'a' to be a list of stages. Got 'x'"):
+        ms.rl.combine({"a": "x"})
