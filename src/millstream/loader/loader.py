@@ -24,7 +24,7 @@ from millstream.loader._program import (
 )
 from millstream.loader.batch_info import BatchInfo
 from millstream.loader.build import build, check_first_sample, read_on_host, sharded, stages
-from millstream.loader.feed import Feed, check_run, feed_of, state_at
+from millstream.loader.feed import Cursor, Feed, check_run, feed_of, state_at
 from millstream.loader.iterator import BatchIterator
 from millstream.loader.phased_feed import PhasedFeed
 from millstream.loader.summary import loader_text
@@ -429,6 +429,16 @@ class DataLoader(Generic[B, S]):
         made = steps if replay is None or steps is None else min(steps, replay)
         cursor = feed.cursor(state, made, with_info)
         return BatchIterator(cursor, state, steps, feed.stats, self._interrupts, ahead=feed.made_ahead, replay=replay)
+
+    def open_cursor(self, caller: str, state: S, steps: int, with_info: bool) -> Cursor:
+        """What draws `steps` batches from a state on, for a stream that this loader is a part of."""
+        check_run(caller, self._source, state, steps)
+        return self._feed.cursor(state, steps, with_info)
+
+    @property
+    def made_ahead(self) -> int:
+        """How many batches an iterator draws before they are asked for."""
+        return self._feed.made_ahead
 
     def _steps_left(self, state: Any) -> int | None:
         """Batches left in the epoch of a state; None if that is not known."""

@@ -14,7 +14,8 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from millstream.loader._answers import answer_habits
-from millstream.loader._sub_stream import JoinedCursor, JoinedIterator, SubStream, require_indexed, step_limit
+from millstream.loader._part_checks import require_indexed, step_limit
+from millstream.loader._parts import JoinedCursor, Part
 from millstream.loader.batch_info import BatchInfo
 from millstream.loader.feed import Drawn, state_at
 from millstream.loader.iterator import BatchIterator
@@ -24,6 +25,7 @@ from millstream.plan.keys import named_key
 from millstream.plan.plan import STEP_LIMIT
 from millstream.reading.contracts import B
 from millstream.reading.interrupts import Interrupts
+from millstream.reading.stats import LoaderStats
 from millstream.text.errors import describe_value, require_int
 
 _LONGEST_ROUND = 1_000_000
@@ -235,39 +237,46 @@ class MixedLoader(Generic[B]):
         if steps is None:
             steps = self.steps_per_epoch - first % self.steps_per_epoch
         require_int("iterate", "steps", steps, least=0)
-        cursor = self._cursor("iterate", with_info, state, steps)
+        cursor = self.open_cursor("iterate", state, steps, with_info)
         self._interrupts = self._interrupts.following()
-        return JoinedIterator(cursor, state, steps, self._interrupts)
+        return BatchIterator(cursor, state, steps, LoaderStats(), self._interrupts, ahead=self.made_ahead)
 
-    def _cursor(self, caller: str, with_info: bool, state: LoaderState, steps: int) -> JoinedCursor:
+    @property
+    def made_ahead(self) -> int:
+        """How many batches an iterator draws before they are asked for: no more than any of the loaders allows."""
+        return min(loader.made_ahead for loader in self._loaders.values())
+
+    def open_cursor(self, caller: str, state: LoaderState, steps: int, with_info: bool) -> JoinedCursor:
+        """What draws `steps` batches from a state on."""
         check_origin(caller, state, self._origin)
         first = check_position(caller, state, self._step_limit)
         if first + steps > self._step_limit:
             raise ValueError(
                 f"{caller} can reach step {self._step_limit:,}, not {first + steps:,}. Start a run with another key."
             )
-        parts = self._parts(np.asarray(state.key), first, steps, with_info)
+        parts = self._parts(caller, np.asarray(state.key), first, steps, with_info)
         draw = functools.partial(self._draw, parts, with_info)
-        return JoinedCursor(parts, draw, functools.partial(self._cursor, "set_state", with_info))
+        return JoinedCursor(parts, draw, lambda state, steps: self.open_cursor("set_state", state, steps, with_info))
 
-    def _draw(self, parts: list[SubStream], with_info: bool, state: LoaderState) -> Drawn:
+    def _draw(self, parts: list[Part], with_info: bool, state: LoaderState) -> Drawn:
         """The next batch, and the state after it."""
         step = int(state.step)
         part = parts[self._turns.at(step)]
-        value = part.next()
+        value, _, real = part.draw()
         if value is not None and with_info:
             batch, mask, info = value
             epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
             place = {"step": step, "epoch": epoch, "step_in_epoch": step_in_epoch}
             value = batch, mask, dataclasses.replace(info, **place, group=part.name)
-        return value, state_at(state, step + 1), part.real
+        return value, state_at(state, step + 1), real
 
-    def _parts(self, words: np.ndarray, first: int, steps: int, with_info: bool) -> list[SubStream]:
+    def _parts(self, caller: str, words: np.ndarray, first: int, steps: int, with_info: bool) -> list[Part]:
         parts = []
         ranges = zip(self._turns.before(first), self._turns.before(first + steps), strict=True)
         for (name, loader), (begin, end) in zip(self._loaders.items(), ranges, strict=True):
             state = loader.init_state(np.stack(named_key(words, f"millstream mix 1 {name}")), step=begin)
-            parts.append(SubStream(name, loader.iterate(state, steps=end - begin, with_info=with_info), begin))
+            opened = functools.partial(loader.open_cursor, caller, state, end - begin, with_info)
+            parts.append(Part(name, opened, state, end - begin))
         return parts
 
     def __enter__(self) -> Self:

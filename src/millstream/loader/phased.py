@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from millstream.loader._sub_stream import require_indexed
+from millstream.loader._part_checks import require_indexed
 from millstream.loader.loader import DataLoader
 from millstream.pipeline.phased import phased
 from millstream.reading.contracts import B

@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from millstream.loader.feed import Cursor, Drawn, Feed, check_run, state_at
+from millstream.loader._parts import Part
+from millstream.loader.feed import Drawn, Feed, check_run, state_at
 from millstream.pipeline.phased import PhasedPipeline
 from millstream.pipeline.state import LoaderState
 from millstream.reading.contracts import PyTree
@@ -88,40 +89,31 @@ class PhasedCursor:
     """
 
     def __init__(self, feed: PhasedFeed, state: LoaderState, steps: int, with_info: bool) -> None:
-        first = int(state.step)
         self._feed = feed
         self._state = state
         self._with_info = with_info
-        self._parts = feed.pipeline.plan.split(range(first, first + steps))
-        self._left = len(self._parts[0][1]) if self._parts else 0  # batches of the phase to be drawn
-        self._cursor: Cursor | None = None
-        self._own_state: Any = None  # of the phase
+        first = int(state.step)
+        split = feed.pipeline.plan.split(range(first, first + steps))
+        self._parts = [(phase, self._part(phase, own)) for phase, own in split]
+
+    def _part(self, phase: int, own: range) -> Part:
+        feed, begun = self._feed, self._feed.pipeline.state_in(phase, self._state, own.start)
+        return Part("", lambda: feed.of(phase).cursor(begun, len(own), self._with_info), begun, len(own))
 
     def draw(self, state: PyTree) -> Drawn:
         """The next batch, and the state after it; None as long as batches have overtaken others."""
-        if not self._left:
-            self._next_phase()
-        phase, own = self._parts[0]
-        if self._cursor is None:
-            self._own_state = self._feed.pipeline.state_in(phase, self._state, own.start)
-            self._cursor = self._feed.of(phase).cursor(self._own_state, len(own), self._with_info)
-        drawn = self._cursor.draw(self._own_state)
-        assert drawn is not None  # phases have a length
-        value, self._own_state, real = drawn
-        self._left -= 1
+        phase, part = self._parts[0]
+        if not part.left:
+            self.pause()
+            self._feed.leave(phase)
+            self._parts.pop(0)
+            phase, part = self._parts[0]
+        value, after, real = part.draw()
         start = self._feed.pipeline.starts[phase]
         if value is not None and self._with_info:
             *rest, info = value
             value = (*rest, self._placed(info, start + info.step))
-        after = self._own_state
         return value, None if after is None else state_at(self._state, start + int(after.step)), real
-
-    def _next_phase(self) -> None:
-        phase, _ = self._parts.pop(0)
-        self.pause()
-        self._cursor = None
-        self._feed.leave(phase)
-        self._left = len(self._parts[0][1])
 
     def _placed(self, info: Any, step: int) -> Any:
         """What is known of a batch, with its numbers in the whole run."""
@@ -136,5 +128,5 @@ class PhasedCursor:
 
     def pause(self) -> None:
         """End the reading; drawing another batch begins it again."""
-        if self._cursor is not None:
-            self._cursor.pause()
+        for _, part in self._parts[:1]:
+            part.pause()

@@ -1,6 +1,7 @@
 """Training batches and validation passes in one stream."""
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple
@@ -9,16 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from millstream.loader._sub_stream import (
-    JoinedCursor,
-    JoinedIterator,
-    SubStream,
-    crosses_epochs,
-    require_indexed,
-    step_limit,
-)
+from millstream.loader._part_checks import crosses_epochs, require_indexed, step_limit
+from millstream.loader._parts import JoinedCursor, Part
 from millstream.loader.batch_info import BatchInfo
 from millstream.loader.feed import Drawn, state_at
+from millstream.loader.iterator import BatchIterator
 from millstream.loader.loader import DataLoader
 from millstream.loader.mixed import MixedLoader
 from millstream.pipeline.state import LoaderState, Origin, check_origin, check_position, key_words
@@ -26,6 +22,7 @@ from millstream.plan.keys import named_key
 from millstream.plan.plan import STEP_LIMIT
 from millstream.reading.contracts import B
 from millstream.reading.interrupts import Interrupts
+from millstream.reading.stats import LoaderStats
 from millstream.text.errors import describe_value, require_int
 from millstream.text.summaries import fields_text, never_raising
 
@@ -118,7 +115,7 @@ class StreamItem(Generic[B]):
         return fields_text(self)
 
 
-class StreamIterator(JoinedIterator[B, StreamItem[B]]):
+class StreamIterator(BatchIterator[B, LoaderState, StreamItem[B]]):
     """Yields the items of a `TrainStream`, and ends, is interrupted and gives its state like every `BatchIterator`.
 
     Example:
@@ -134,16 +131,18 @@ class StreamIterator(JoinedIterator[B, StreamItem[B]]):
 
     def __init__(
         self,
-        parts: list[SubStream],
+        parts: list[Part],
         schedule: PassSchedule,
         state: LoaderState,
         end: int | None,
         limit: int,
         interrupts: Interrupts,
+        ahead: int,
     ) -> None:
         step = int(state.step)
         count = sys.maxsize if end is None else schedule.count(step, end)
-        super().__init__(JoinedCursor(parts, _Draw(parts, schedule.slots(step), limit)), state, count, interrupts)
+        cursor = JoinedCursor(parts, _Draw(parts, schedule.slots(step), limit))
+        super().__init__(cursor, state, count, LoaderStats(), interrupts, ahead=ahead)
         self.first_batch = schedule.before(step)[1]
         self.last_batch = None if end is None else end - 1
 
@@ -157,7 +156,7 @@ class StreamIterator(JoinedIterator[B, StreamItem[B]]):
 class _Draw:
     """Draws the items of a stream, slot by slot."""
 
-    def __init__(self, parts: list[SubStream], slots: Iterator[_Slot], limit: int) -> None:
+    def __init__(self, parts: list[Part], slots: Iterator[_Slot], limit: int) -> None:
         self._parts = parts
         self._slots = slots
         self._slot = next(slots)
@@ -167,11 +166,10 @@ class _Draw:
         slot = self._slot
         if slot.training and slot.batch >= self._limit:
             raise ValueError(f"iterate can reach {self._limit:,} training batches. Start a run with another key.")
-        part = self._parts[0 if slot.training else 1]
-        value = part.next()
+        value, _, real = self._parts[0 if slot.training else 1].draw()
         self._slot = next(self._slots)  # only now: what raised is asked for again
         item = None if value is None else StreamItem(slot.training, slot.batch, *value)
-        return item, state_at(state, slot.step_after), part.real
+        return item, state_at(state, slot.step_after), real
 
 
 if TYPE_CHECKING:
@@ -287,7 +285,9 @@ class TrainStream(Generic[B]):
             self._require_reachable("iterate", end)
         self._interrupts = self._interrupts.following()
         parts = self._parts(state, self._limit if end is None else end, with_info)
-        return StreamIterator(parts, self._schedule, state, end, self._limit, self._interrupts)
+        loaders = [self._train] if self._validation is None else [self._train, self._validation]
+        ahead = min(loader.made_ahead for loader in loaders)
+        return StreamIterator(parts, self._schedule, state, end, self._limit, self._interrupts, ahead)
 
     def _batches(self, name: str, period: Any, *, least: int) -> int:
         """That many epochs or batches, in training batches."""
@@ -317,7 +317,7 @@ class TrainStream(Generic[B]):
             words += [(f"validation: {what}", text) for what, text in _origin_of(self._validation)]
         return tuple(words)
 
-    def _parts(self, state: LoaderState, end: int, with_info: bool) -> list[SubStream]:
+    def _parts(self, state: LoaderState, end: int, with_info: bool) -> list[Part]:
         """The batches for training and for validation, up to training batch number `end`."""
         words, schedule = np.asarray(state.key), self._schedule
         passes, first = schedule.before(int(state.step))
@@ -334,9 +334,10 @@ class TrainStream(Generic[B]):
         return f"TrainStream({self.batches_per_epoch:,} batches per epoch{shown})"
 
 
-def _part(name: str, loader: DataLoader | MixedLoader, words: np.ndarray, numbers: range, with_info: bool) -> SubStream:
+def _part(name: str, loader: DataLoader | MixedLoader, words: np.ndarray, numbers: range, with_info: bool) -> Part:
     state = loader.init_state(words, step=numbers.start)
-    return SubStream(name, loader.iterate(state, steps=len(numbers), with_info=with_info), numbers.start)
+    opened = functools.partial(loader.open_cursor, "iterate", state, len(numbers), with_info)
+    return Part(name, opened, state, len(numbers))
 
 
 def _require_loader(name: str, loader: Any) -> DataLoader | MixedLoader:
