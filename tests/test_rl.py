@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib.util
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -684,15 +685,16 @@ def test_a_run_over_both_resumes_exactly(fuse, key, tmp_path):
 
 
 def test_parts_that_cannot_be_combined_are_refused_by_name():
+    combine: Any = ms.rl.combine
     rows = [ms.ArraySampleSource({"x": np.arange(4)}), ms.BatchTransform(2)]
     other = [ms.ArraySampleSource({"x": np.arange(4.0)}), ms.BatchTransform(2)]
     with refuses(ValueError, "rows are alike", "batch.x: shape (), int32 in 'a', shape (), float32 in 'b'"):
-        ms.rl.combine({"a": rows, "b": other})
+        combine({"a": rows, "b": other})
     with refuses(ValueError, "combine needs 'a' to give batches", "Add a BatchTransform"):
-        ms.rl.combine({"a": rows[:1]})
+        combine({"a": rows[:1]})
     with refuses(ValueError, "combine needs at least one part"):
-        ms.rl.combine({})
+        combine({})
     with refuses(TypeError, "combine needs parts to be a dict of pipelines"):
-        ms.rl.combine([rows, other])
+        combine([rows, other])
     with refuses(TypeError, "combine needs 'a' to be a list of stages. Got 'x'"):
-        ms.rl.combine({"a": "x"})
+        combine({"a": "x"})
