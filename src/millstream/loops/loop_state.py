@@ -11,6 +11,7 @@ from millstream.loops._history import History
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.log_entries import Logs
 from millstream.loops.schedules import Period, Schedule
+from millstream.loops.skips import Skips
 from millstream.reading.contracts import PyTree
 from millstream.reading.memory import nbytes
 from millstream.text.summaries import never_raising, value_text
@@ -124,6 +125,7 @@ class LoopState:
         cut_short: Whether an interrupt has ended a loop inside the current callback.
         data_position: Gives `data_state`.
         position: Gives where the run is in its data, as it is saved.
+        skips: The batches that the run leaves out; `skips.batch_of(step)` is the number of the batch that a step has.
     """
 
     state: PyTree
@@ -147,6 +149,7 @@ class LoopState:
     cut_short: bool = False
     data_position: Callable[[], PyTree] = lambda: None
     position: Callable[[], tuple[dict[str, PyTree], PyTree]] = lambda: ({"kind": "iterable"}, None)
+    skips: Skips = dataclasses.field(default_factory=Skips)
 
     @property
     def data_state(self) -> PyTree:
