@@ -34,8 +34,8 @@ RESULTS = """
 Backend BatchInfo BatchIterator Callback Checkpoint DataPartitionType Difference
 Entries Executor ExplainedStage Explanation GymnaxSourceState HostSource
 IndexedSource Layout LoaderState LoaderStats LoopOutput LoopState ManagedState ManagedStep Observer
-Overview OverviewRow PlanFolder ReadBatch Reading Report Request SavedRun Schedule Strategy Stream StreamItem
-StreamIterator TimedStage Transform TriedOptions Tuning Verification VerificationRow View
+Overview OverviewRow PlanFolder ReadBatch Reading ReplayedStep Report Request SavedRun Schedule Strategy Stream
+StreamItem StreamIterator TimedStage Transform TriedOptions Tuning Verification VerificationRow View
 """.split()
 # Methods that only the library calls, and functions whose caller is named.
 PROTOCOL = """
@@ -370,8 +370,14 @@ def _write_checkpoint(path: pathlib.Path) -> None:
     ms.train_loop(0, BATCHES, {ms.on_train_step: step, ms.every(1): ms.checkpoint(path)}, stop=2)
 
 
+def _write_run(path: pathlib.Path) -> None:
+    tasks = {ms.every(1): [lambda state: state + 1, ms.checkpoint(path)]}
+    ms.loop(0, loader(), tasks, stop=2, key=_key())
+
+
 _WRITERS: dict[str, Callable[[pathlib.Path], Any]] = {
     "images": _write_images,
+    "replayed": _write_run,
     "saved": _write_checkpoint,
     "series.csv": _write_text("Temp,Sunspots\n" + "".join(f"{day}.5,{day}\n" for day in range(60))),
     "t.array_record": _write_records,
@@ -536,6 +542,7 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     **{f"datasets.{name}{made}": _series for name in SERIES for made in ("", ".make_disk_source")},
     "datasets.dataset_to_jax": lambda f: {"dataset": ms.datasets.DigitsDataset("test")},
     "datasets.time_series_windows": lambda f: {"series": np.arange(20.0, dtype=np.float32), "context_length": 3},
+    "replay": lambda f: {"directory": f / "replayed", "loader": loader()},
     "managed.Accumulate": lambda f: {"microbatches": 2},
     "managed.ManagedState.create": lambda f: {"params": _params(), "tx": _sgd()},
     "managed.ManagedState.apply_gradients": lambda f: {"grads": _params()},

@@ -363,7 +363,8 @@ def main(folder, *words):
             run_together(name, options.get("terminated"))
     else:
         faults.set(options.get("place"), int(options.get("count", 1)), int(options.get("number", signal.SIGKILL)))
-        run(folder)
+        skip = [tuple(map(int, each.split("-"))) for each in options.get("skip", "").split(",") if each]
+        run(folder, skip=skip)
 
 
 if __name__ == "__main__":

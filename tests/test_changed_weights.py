@@ -132,6 +132,25 @@ def test_weights_change_where_batches_grow_too(key):
     assert output.elapsed.samples == 5 * 4 + 8 * 6 + 4 and fused.elapsed.samples == output.elapsed.samples
 
 
+def test_a_step_before_the_first_change_can_be_replayed_and_no_other(key, tmp_path):
+    run(key, 6, folder=tmp_path)
+    assert int(ms.replay(tmp_path, weighted(), 3).batch["x"].sum()) == by_hand(key)[1][2]
+    with pytest.raises(ValueError, match=r"changed the weights of its samples, last at step 4\. With"):
+        ms.replay(tmp_path, weighted(), 5)
+    run(key, 9, folder=tmp_path)
+    with pytest.raises(ValueError, match="last at step 8"):
+        ms.replay(tmp_path, weighted(), 3)
+
+
+def test_batches_are_left_out_where_weights_change(key, tmp_path):
+    skips = {"skip": [(5, 8), (11, 12)]}
+    output = run(key, 10, **skips)
+    assert run(key, 10, fuse=4, **skips).history.to_dict()["sum"] == output.history.to_dict()["sum"]
+    run(key, 6, folder=tmp_path, **skips)
+    assert run(key, 10, folder=tmp_path).history.to_dict()["sum"] == output.history.to_dict()["sum"]
+    assert output.history.to_dict()["sum"] != run(key, 10).history.to_dict()["sum"]
+
+
 REFUSED: dict[str, tuple[Any, str]] = {
     "no weights": (
         lambda key: ms.loop(START, plain(), {ms.every(1): mine}, stop=2, key=key),

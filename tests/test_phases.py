@@ -374,6 +374,23 @@ def test_a_run_is_changed_at_a_step_and_the_change_is_saved(key, tmp_path):
     train(ms.phases({0: small(), 6: large(), 10: small()}), 12)
 
 
+@pytest.mark.parametrize("options", [{}, {"fuse": 4}])
+def test_batches_are_left_out_of_phases(options, key, tmp_path):
+    """Phases begin at batches of the data, so a range that is left out leaves them where they are."""
+    counts = by_step().sample_counter(by_step().init_state(key))(range(30))
+    kept = [number for number in range(30) if not (3 <= number < 7 or 10 <= number < 12)]
+    lengths = by_step().epoch_lengths
+    assert lengths is not None
+    tasks = [(ms.every(1), step), (ms.every(2), ms.checkpoint(tmp_path))]
+    skip: Any = {"skip": [(3, 7), (10, 12)]}
+    ms.loop(START, by_step(), tasks, stop=4, key=key, resume=tmp_path, **options, **skip)
+    history = ms.loop(START, by_step(), tasks, stop=14, key=key, resume=tmp_path, **options).history
+    samples, epochs = history.collect("samples", "epochs")
+    assert list(samples) == np.cumsum([counts[number] for number in kept])[:14].tolist()
+    assert list(epochs) == [lengths.completed(kept[number + 1]) for number in range(14)]
+    assert ms.replay(tmp_path, by_step(), 6).data_step == kept[5]
+
+
 # What is said, and what is refused
 
 

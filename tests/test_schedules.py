@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import millstream as ms
 from millstream.loops._clock import Clock
+from millstream.loops.schedules import Epochs
 
 
 def moments(steps, *, samples=4, epoch=None, seconds=0.1):
@@ -126,7 +127,7 @@ def test_combinations_are_those_of_logic(data):
 @given(st.integers(1, 9), st.integers(0, 40), st.integers(1, 5))
 def test_what_is_foretold_is_what_is_due(period, steps, epoch):
     for schedule in (ms.every(period), ms.every(epochs=period), ms.loops.always(), ms.never()):
-        told = schedule.next_due(steps, epoch)
+        told = schedule.next_due(steps, Epochs(epoch))
         asked = [elapsed.steps for elapsed in moments(100, epoch=epoch) if elapsed.steps > steps and schedule(elapsed)]
         assert told == (asked[0] if asked else float("inf")) or (told is not None and told > 100)
 

@@ -68,6 +68,15 @@ SCRIPT = """
             assert output.elapsed.samples == int(output.state) == 17
             assert sorted(output.outputs["y"].tolist()) == list(range(0, 50, 3))
 
+    def check_skips(mesh):
+        loader = ms.DataLoader(stages, sharding=mesh)
+        start = jax.device_put(np.int32(0), NamedSharding(mesh, PartitionSpec()))
+        seen = np.concatenate([expected[number][0]["y"][expected[number][1]] for number in (0, 3, 4)])
+        for fuse in (None, 2):
+            how = {"key": jax.random.key(0), "stop": 3, "fuse": fuse, "skip": [(1, 3)]}
+            output = ms.loop(start, loader, {ms.loops.always(): rows}, **how)
+            np.testing.assert_array_equal(output.outputs["y"], seen)
+
     def check_iterable(mesh):
         samples = [{"x": x, "y": y} for x, y in zip(DATA["x"], DATA["y"])]
         drawn = [ms.sources.IterableSource(samples, shuffle_buffer=9), *stages[1:]]
@@ -88,6 +97,7 @@ SCRIPT = """
         check_counts(mesh)
         check_iterable(mesh)
     check_counts(explicit, executor=ms.Threads(2))
+    check_skips(auto)
     print("fine")
 """
 

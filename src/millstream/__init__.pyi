@@ -15,6 +15,7 @@ from millstream import sources as sources
 from millstream import transforms as transforms
 from millstream import views as views
 from millstream.callbacks._record import record as record
+from millstream.inspect._replay import replay as replay
 from millstream.loader.loader import DataLoader as DataLoader
 from millstream.loader.phased import phases as phases
 from millstream.loops._checkpoint import checkpoint as checkpoint
@@ -66,7 +67,6 @@ from millstream.transforms.map import MapTransform as MapTransform
 from millstream.transforms.map import RandomMapTransform as RandomMapTransform
 from millstream.transforms.pad import PadTransform as PadTransform
 from millstream.transforms.rename import RenameTransform as RenameTransform
-from millstream.transforms.time_series import TimeSeriesBatchTransform as TimeSeriesBatchTransform
 
 __version__: str
 __all__: list[str]

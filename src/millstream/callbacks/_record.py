@@ -42,6 +42,7 @@ def _describe_run(loop_state: LoopState, loaders: Mapping[str, Any]) -> dict[str
         loaders: Further loaders by their names.
     """
     data = {} if loop_state.dataset is None else {loop_state.name: loop_state.dataset}
+    skips = loop_state.skips
     return {
         "loop": loop_state.name,
         "date": time.time(),
@@ -51,6 +52,7 @@ def _describe_run(loop_state: LoopState, loaders: Mapping[str, Any]) -> dict[str
         "loaders": {name: _pipeline(loader) for name, loader in {**data, **loaders}.items()},
         "tasks": [[_when(task.schedule), task.name] for task in loop_state.tasks],
         "stop": None if loop_state.stops is None else repr(loop_state.stops),
+        "skip": [[*each, step] for each, (step, _) in zip(skips.ranges, skips.gaps, strict=True)],
     }
 
 

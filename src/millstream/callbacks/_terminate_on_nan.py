@@ -92,7 +92,7 @@ class terminate_on_nan(Observer):
         self._has_reported = True
         # The run ends, so waiting does no harm; another entry may have been the first, in a row that was left out.
         first = min([*found, *self._find(history, None)], key=lambda one: one.row)
-        text = _report(history, first)
+        text = _report(history, first, loop_state.skips.batch_of(history.elapsed(first.row).steps))
         if self._raises:
             raise FloatingPointError(text)
         loop_state.stop(text)
@@ -144,12 +144,12 @@ def _is_finite(value: Any) -> bool:
     return not jnp.issubdtype(array.dtype, jnp.inexact) or bool(np.isfinite(array).all())
 
 
-def _report(history: History, first: _Found) -> str:
+def _report(history: History, first: _Found, batch: int) -> str:
     elapsed = history.elapsed(first.row)
     epochs = "" if elapsed.epochs is None else f" ({elapsed.epochs} epochs complete)"
     value = f"{first.value:g}" if isinstance(first.value, float) else "partly not finite"
     return (
         f"{_CALLER} found {'.'.join(first.path)} to be {value} at step {elapsed.steps}{epochs}. Until then all it "
-        f"watches was finite. With a DataLoader, loader.next_batch(loader.init_state(key, step={elapsed.steps - 1})) "
+        f"watches was finite. With a DataLoader, loader.next_batch(loader.init_state(key, step={batch})) "
         'gives the batch of that step again, and jax.config.update("jax_debug_nans", True) finds the operation.'
     )

@@ -273,7 +273,8 @@ class CheckpointStore:
             like: A tree like the one that was saved, of arrays or `jax.ShapeDtypeStruct`s. It says what the result is:
                 its classes, NumPy or JAX, and the devices. A leaf that is on no device in particular stays so. None
                 gives a dict of what was saved, as NumPy arrays, by their paths. Or a function that makes such a tree of
-                the checkpoint, whose own tree is None then; it may raise `DamagedCheckpoint`.
+                the checkpoint, whose own tree is None then, or None if it is to stay so; it may raise
+                `DamagedCheckpoint`.
 
         Raises:
             DamagedCheckpoint: The checkpoint of that step is damaged; or all are, and the message lists them.
@@ -365,7 +366,10 @@ class CheckpointStore:
             inner = folder / _FILES
             files = {path.name: _read_file(path) for path in sorted(inner.iterdir())} if inner.exists() else {}
             found = Checkpoint(None, document, files, step, manifest.read_manifest(folder).metrics)
-        like = like(found) if isinstance(like, types.FunctionType) else like
+        if isinstance(like, types.FunctionType):
+            like = like(found)
+            if like is None:  # the document and the files are all that is wanted
+                return found
         with storage_errors(f"{_CALLER}.load cannot read checkpoint {step} in {self.directory}"):
             return dataclasses.replace(found, tree=self._read_tree(step, arrays, saved, like))
 

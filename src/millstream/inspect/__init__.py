@@ -1,4 +1,4 @@
-"""Three questions about a loader: what it does, whether it keeps its promises, and how it is read fastest."""
+"""Questions about a loader: what it does, whether it keeps its promises, how it is read fastest, what a step had."""
 
 from millstream._lazy import table_of_contents
 

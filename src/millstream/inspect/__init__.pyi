@@ -1,8 +1,10 @@
-"""Three questions about a loader: what it does, whether it keeps its promises, and how it is read fastest."""
+"""Questions about a loader: what it does, whether it keeps its promises, how it is read fastest, what a step had."""
 
 from millstream.inspect._explain import ExplainedStage as ExplainedStage
 from millstream.inspect._explain import Explanation as Explanation
 from millstream.inspect._explain import explain as explain
+from millstream.inspect._replay import ReplayedStep as ReplayedStep
+from millstream.inspect._replay import replay as replay
 from millstream.inspect._tune import tune as tune
 from millstream.inspect._tuning import TimedStage as TimedStage
 from millstream.inspect._tuning import TriedOptions as TriedOptions

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from types import GenericAlias
@@ -305,12 +306,9 @@ class DataLoader(Generic[B, S]):
         """How long each epoch is, if they differ because batches change at given steps; None if they do not."""
         return self._source.plan.epochs if isinstance(self._source, PhasedPipeline) else None
 
-    def phase_steps_left(self, state: S) -> int | None:
-        """How many batches of a state's phase are left; None if no other phase comes after it."""
-        if not isinstance(self._source, PhasedPipeline):
-            return None
-        step: Any = state
-        return self._source.plan.phase_steps_left(int(step.step))
+    def phase_steps_left(self, step: int) -> float:
+        """How many batches of a phase are left from batch number `step` on; infinity if it is the last phase."""
+        return self._source.plan.phase_steps_left(step) if isinstance(self._source, PhasedPipeline) else math.inf
 
     @functools.cached_property
     def _masking(self) -> tuple[str, ...]:

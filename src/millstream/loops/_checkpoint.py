@@ -19,6 +19,7 @@ from millstream.loops.loop_state import LoopState, S
 from millstream.loops.saved_run import SavedRun, load_run, reached, save_run
 from millstream.loops.schedules import as_period
 from millstream.loops.signatures import Point
+from millstream.loops.skips import Skips
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import (
     describe_value,
@@ -168,7 +169,7 @@ class checkpoint(Observer):
                 f"Given: {', '.join(metrics)}."
             )
         self._had_monitor |= name in metrics
-        position, data = save_position(data_state, None, None)
+        position, data = save_position(data_state, None, None, Skips())
         save_run(
             self._store,
             state=state,

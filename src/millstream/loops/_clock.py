@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from millstream.loops.elapsed import Elapsed
-from millstream.loops.schedules import Period
+from millstream.loops.schedules import Epochs, Period
+from millstream.loops.skips import Skips
 from millstream.plan.phases import EpochLengths
 
 
@@ -44,17 +45,25 @@ class Clock:
     Args:
         start: How far an earlier run had come; None for a new one.
         epoch: How long an epoch is; None if unknown.
+        skips: Batches that are left out; they count in epochs that are given in steps.
+
+    Attributes:
+        now: How far the run is.
+        epochs: Where epochs end, if they are given in steps.
     """
 
-    def __init__(self, start: Elapsed | None, epoch: Period | EpochLengths | None) -> None:
+    def __init__(self, start: Elapsed | None, epoch: Period | EpochLengths | None, skips: Skips | None = None) -> None:
         begun = 0.0 if start is None else start.time
         self._epoch = epoch
+        steps = epoch.units.get("steps") if isinstance(epoch, Period) else None
+        length = epoch if isinstance(epoch, EpochLengths) else None if steps is None else int(steps)
+        self.epochs = None if length is None else Epochs(length, Skips() if skips is None else skips)
         self._origin = time.perf_counter() - begun
         # The date on which the run would have started, had it never been stopped: so its date is always now.
         elapsed = (Elapsed() if start is None else start).replace(date_start=time.time() - begun, final=False)
         if epoch is not None:
-            before = self._completed(elapsed.step_before()) if elapsed.steps else 0
-            elapsed = elapsed.replace(epochs=self._completed(elapsed), epochs_before=before)
+            before = self._count(epoch, elapsed.step_before()) if elapsed.steps else 0
+            elapsed = elapsed.replace(epochs=self._count(epoch, elapsed), epochs_before=before)
         self.now = elapsed
 
     def tick(self, samples: int, now: float | None = None) -> Elapsed:
@@ -88,7 +97,7 @@ class Clock:
         last = before
         if count > 1:
             earlier = before.replace(steps=steps[-1] - 2, samples=reached[-2] - samples[-2])
-            earlier.epochs = before.epochs if self._epoch is None else self._completed(earlier)
+            earlier.epochs = before.epochs if self._epoch is None else self._count(self._epoch, earlier)
             # Of steps that are one program, the last is the only one at which something can be due because of the time.
             last = self._after(earlier, samples[-2], before.time if moments is None else times[-2])
         self.now = self._after(last, samples[-1], times[-1])
@@ -98,32 +107,24 @@ class Clock:
         """How many epochs were complete at each of some steps, which had reached that many samples."""
         if self.now.epochs is None:
             return None
-        if isinstance(self.epoch, EpochLengths):
-            return [self.epoch.completed(count) for count in steps]
-        unit, length = ("none", 1) if self.epoch is None else self.epoch
-        counts = {"steps": steps, "samples": samples}.get(unit)
-        if counts is None:
+        if self.epochs is not None:
+            return self.epochs.count_each(steps)
+        length = self._epoch.units.get("samples") if isinstance(self._epoch, Period) else None
+        if length is None:
             return [self.now.epochs] * len(steps)
-        whole = int(length)  # as steps and samples are
-        return [count // whole for count in counts]
+        whole = int(length)  # as samples are
+        return [count // whole for count in samples]
 
-    @property
-    def epoch_steps(self) -> int | None:
-        """Steps of an epoch, if it is given in steps."""
-        steps = self._epoch.units.get("steps") if isinstance(self._epoch, Period) else None
-        return None if steps is None else int(steps)
+    def _count(self, epoch: Period | EpochLengths, elapsed: Elapsed) -> int:
+        if self.epochs is not None:
+            return self.epochs.count(elapsed.steps)
+        assert isinstance(epoch, Period)
+        return epoch.count(elapsed)
 
     @property
     def epoch(self) -> tuple[str, float] | EpochLengths | None:
         """How long an epoch is: a unit and a number, or how long each one is."""
         return next(iter(self._epoch.units.items())) if isinstance(self._epoch, Period) else self._epoch
-
-    def _completed(self, elapsed: Elapsed) -> int:
-        """How many epochs are complete."""
-        assert self._epoch is not None
-        if isinstance(self._epoch, EpochLengths):
-            return self._epoch.completed(elapsed.steps)
-        return self._epoch.count(elapsed)
 
     def _after(self, before: Elapsed, samples: int, now: float) -> Elapsed:
         elapsed = Elapsed(
@@ -138,5 +139,5 @@ class Clock:
             before.steps == 0 or before.epochs != before.epochs_before,
         )
         if self._epoch is not None:
-            elapsed.epochs = self._completed(elapsed)
+            elapsed.epochs = self._count(self._epoch, elapsed)
         return elapsed

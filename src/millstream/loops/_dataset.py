@@ -12,9 +12,11 @@ import numpy as np
 
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.schedules import Period
+from millstream.loops.skips import Ranges, Skips
 from millstream.pipeline.phased import until_step
-from millstream.pipeline.state import IterableState, LoaderState, plain_state, state_from_plain
+from millstream.pipeline.state import IterableState, LoaderState, check_position, plain_state, state_from_plain
 from millstream.plan.phases import EpochLengths
+from millstream.plan.plan import STEP_LIMIT
 from millstream.reading.contracts import IndexedSource, PyTree, Stream, T
 from millstream.text.errors import describe_value, differences, function_name, raised_in
 
@@ -33,17 +35,18 @@ _MANY = 2**16  # batches asked for at once, if an epoch has no more and nobody k
 _HOPELESS = 100  # batches in a row that cannot be read, if an epoch has no more
 
 
-def save_position(state: PyTree, iterator: Any, loader: Any) -> tuple[Position, PyTree]:
+def save_position(state: PyTree, iterator: Any, loader: Any, skips: Skips) -> tuple[Position, PyTree]:
     """A position in the data as plain values, and what of it are arrays.
 
     Args:
         state: The state of a loader, or None.
         iterator: What the batches come from, if it is not a loader.
         loader: The loader, for what it can say of itself.
+        skips: Its batches that the run leaves out.
     """
     if isinstance(state, LoaderState):
         contents = [list(pair) for pair in contents_of(loader)]
-        return {"kind": "loader", **plain_state(state), "contents": contents}, None
+        return {"kind": "loader", **plain_state(state), "contents": contents, **skips.plain()}, None
     if state is not None:
         return {"kind": "stream"}, state
     if hasattr(iterator, "get_state") and hasattr(iterator, "set_state"):
@@ -64,6 +67,7 @@ def require_position(position: Any) -> None:
         for what, said in (*position["origin"], *position["contents"]):
             if not isinstance(what, str) or not isinstance(said, str):
                 raise ValueError("what the loader says of itself is not text")
+        Skips.at_position(position)
 
 
 def contents_of(loader: Any) -> tuple[tuple[str, str], ...]:
@@ -85,6 +89,16 @@ def loader_state_at(caller: str, position: Position, loader: Any, key: Any) -> L
     state = loader.init_state(words if key is None else key)
     if not isinstance(state, LoaderState):
         raise ValueError(f"{caller} {_saved_of(position)}, and now there is a stream. {_ON_PURPOSE}")
+    if differing := data_differences(position, loader, state):
+        raise ValueError(
+            f"{caller} resumes only with the same data in the same order. They differ in\n{differing}\n{_ON_PURPOSE}"
+        )
+    in_order = isinstance(state, IterableState)
+    return saved_loader_state(position) if in_order else loader.init_state(words, position["step"])
+
+
+def data_differences(position: Position, loader: Any, state: LoaderState) -> str:
+    """A line for each thing in which a loader, or the key of its state, differs from a saved position."""
     # A run that was saved by hand may not have said what its samples are, and one that cannot be read says nothing.
     # What a pipeline does from a later step on may be changed.
     step = position["step"]
@@ -94,12 +108,7 @@ def loader_state_at(caller: str, position: Position, loader: Any, key: Any) -> L
     origin, saved_origin = until_step(state.origin, step), until_step(position["origin"], step)
     now = {**origin, **{what: found[what] for what in known}, "key": np.asarray(state.key).tolist()}
     then = {**saved_origin, **{what: saved[what] for what in known}, "key": position["key"]}
-    if differing := differences(then, now):
-        raise ValueError(
-            f"{caller} resumes only with the same data in the same order. They differ in\n{differing}\n{_ON_PURPOSE}"
-        )
-    in_order = isinstance(state, IterableState)
-    return saved_loader_state(position) if in_order else loader.init_state(words, position["step"])
+    return differences(then, now)
 
 
 def seek(caller: str, position: Position, dataset: Iterable[Any], steps: int) -> Any:
@@ -209,10 +218,11 @@ class LoaderBatches:
 
     may_break = True
 
-    def __init__(self, caller: str, loader: Any, state: PyTree, steps: int | None) -> None:
+    def __init__(self, caller: str, loader: Any, state: PyTree, steps: int | None, skips: Skips) -> None:
         self._caller = caller
         self._loader = loader
         self._left = steps
+        self._skips = skips
         self._in_vain = 0  # batches that were asked for since one has come
         self._iterator = self._open(state)
 
@@ -221,6 +231,9 @@ class LoaderBatches:
         if steps is None:  # what is drawn in order would be drawn again, if it was opened again in the middle of a pass
             in_order = isinstance(state, IterableState)
             steps = sys.maxsize if in_order else max(self._loader.steps_per_epoch, _MANY)
+        if self._skips.ranges:  # nothing that is left out is read ahead: the iterator ends before it
+            state = past_skips(self._loader, state, self._skips)
+            steps = int(min(steps, self._skips.until_next(int(state.step))))
         self._in_vain += steps
         return self._loader.iterate(state, steps=steps)
 
@@ -240,7 +253,7 @@ class LoaderBatches:
             return batch
 
     def _open_again(self) -> None:
-        """Continue after the last batch; those that were skipped, because they could not be read, are made up for."""
+        """Continue after the last batch; those that were not handed out, for whatever reason, are made up for."""
         if self._in_vain >= max(self._loader.steps_per_epoch or 0, _HOPELESS):
             raise RuntimeError(
                 f"{self._caller} needs batches that can be read. The loader has skipped the last {self._in_vain:,}. "
@@ -315,6 +328,7 @@ def open_batches(
     data_state: PyTree,
     batch_size_fn: Callable[[Any], int] | None,
     position: dict[str, Any] | None = None,
+    skips: Skips | None = None,
 ) -> Batches | LoaderBatches:
     """The batches that come after `start`.
 
@@ -327,11 +341,14 @@ def open_batches(
         data_state: The state of a loader to begin with, instead of the key.
         batch_size_fn: How many samples a batch has, if its shape does not say it.
         position: Where in an iterable to begin, as it was saved; None to start from the beginning.
+        skips: Batches of a loader that are left out.
     """
     if isinstance(dataset, Loader):
         last = None if stop is None else stop.units.get("steps")
         steps = None if last is None else max(int(last) - start.steps, 0)
-        return LoaderBatches(caller, dataset, loader_state(caller, dataset, key, data_state, start.steps), steps)
+        skips = Skips() if skips is None else skips
+        state = loader_state(caller, dataset, key, data_state, skips.with_left_out(start.steps))
+        return LoaderBatches(caller, dataset, state, steps, skips)
     if position is not None:
         return Batches(seek(caller, position, dataset, start.steps), batch_size_fn)
     if data_state is not None:
@@ -351,6 +368,70 @@ def loader_state(caller: str, loader: Any, key: Any, data_state: PyTree, step: i
             )
         key = jax.random.key(0)  # any will do
     return loader.init_state(key, step) if step else loader.init_state(key)
+
+
+def past_skips(loader: Any, state: LoaderState, skips: Skips) -> LoaderState:
+    """The state of a loader before the next batch that is not left out."""
+    batch = int(state.step)
+    sought = skips.seek(batch)
+    return state if sought == batch else loader.init_state(state.key, sought)
+
+
+def skips_of(
+    caller: str, ranges: Ranges, dataset: Any, position: Position | None, data_state: PyTree, steps: int
+) -> Skips:
+    """What a run leaves out of its data; ranges that lie where it has already been are refused.
+
+    Args:
+        caller: The caller's name, for errors.
+        ranges: Batches to leave out, as the user gives them.
+        dataset: A loader or an iterable.
+        position: Where the run that is resumed was; None if none is.
+        data_state: The state of a loader to begin with; None to begin with its key.
+        steps: How far the run is.
+    """
+    if ranges:
+        _require_any_step(caller, dataset)
+        dataset.init_state(jax.random.key(0), ranges[-1][1])  # is refused now rather than there, if it is too far
+    if position is not None:
+        before = Skips.at_position(position)
+        skips, batch = before.joined(ranges), position.get("step", 0)
+    else:
+        before = skips = Skips().joined(ranges)
+        is_indexed = isinstance(data_state, LoaderState) and not isinstance(data_state, IterableState)
+        batch = check_position(caller, data_state, STEP_LIMIT) if is_indexed else skips.with_left_out(steps)
+        if skips.count_kept(batch) != steps:  # these data were not begun with at the run's beginning
+            before = Skips(begun=(int(steps), batch))
+            skips = before.joined(ranges)
+    for first, last in ranges:
+        if before.joined(((first, last),)).count_kept(batch) != before.count_kept(batch):
+            step = steps - before.count_kept(batch) + before.count_kept(first)
+            raise ValueError(
+                f"{caller} cannot leave out batches that come before where the data are: at batch {batch:,} after "
+                f"{steps:,} steps. Got ({first}, {last}) in skip. "
+                + (
+                    f"Begin with a data_state at batch {first:,} or before it."
+                    if position is None
+                    else f"Resume from a checkpoint of step {step:,} or earlier; this deletes the later ones: "
+                    f"with ms.checkpoints.CheckpointStore(directory) as store: store.discard_after({step})."
+                )
+            )
+    return skips
+
+
+def _require_any_step(caller: str, dataset: Any) -> None:
+    """Refuse to leave out batches of what has to be drawn in order."""
+    if isinstance(dataset, Loader):
+        state = dataset.init_state(jax.random.key(0))
+        if isinstance(state, LoaderState) and not isinstance(state, IterableState):
+            return
+        found = "an IterableSource" if isinstance(state, LoaderState) else "a stream"
+    else:
+        found = describe_value(dataset)
+    raise TypeError(
+        f"{caller} can leave out batches only of a loader that starts at any step: a DataLoader over an indexed "
+        f"source. The batches of {found} have to be drawn in order. Leave skip out."
+    )
 
 
 def one_pass(caller: str, loader: Any, key: Any, data_state: PyTree, step: int) -> Iterator[Any]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from millstream.loops._acting import Acting
 from millstream.loops._calls import TaskCalls, apply_output, due, warn_of_rows
-from millstream.loops._dataset import Loader, loader_state
+from millstream.loops._dataset import Loader, loader_state, past_skips
 from millstream.loops._dispatch_limiter import array_of
 from millstream.loops._history import History
 from millstream.loops._run_parts import RunParts
@@ -20,8 +20,10 @@ from millstream.loops.elapsed import INT32_LIMIT, Elapsed
 from millstream.loops.log_entries import Logs
 from millstream.loops.loop_state import LoopState
 from millstream.loops.saved_run import SavedRun
-from millstream.loops.schedules import Period
+from millstream.loops.schedules import Epochs, Period
+from millstream.loops.skips import Skips
 from millstream.pipeline.placement import readable
+from millstream.pipeline.state import LoaderState
 from millstream.pipeline.static_part import is_number
 from millstream.plan.phases import EpochLengths
 from millstream.text.errors import describe_value, table
@@ -30,7 +32,10 @@ _MOST_ROWS = 2**30  # of the batches of a program, if it is unknown how many row
 
 
 class Carry(NamedTuple):
-    """What a program hands from step to step: the state, and the elapsed with the last step if a step sees them."""
+    """What a program hands from step to step: the state, and its timing if a step sees it.
+
+    That is the elapsed, the last step, and after which steps how many batches are left out.
+    """
 
     state: Any
     timing: Any
@@ -62,7 +67,7 @@ class Body:
 
     def __call__(self, carry: Carry, batch: Any, mask: jax.Array) -> tuple[Carry, Logs]:
         state, timing = carry
-        elapsed = self._after(timing[0], timing[1], mask) if self.times else Elapsed()
+        elapsed = self._after(timing[0], timing[1], timing[2], mask) if self.times else Elapsed()
         loop_state = LoopState(state, History(), elapsed, (batch, mask))
         for call, name in self._calls:
             before = jax.tree.leaves_with_path(loop_state.state)  # taken now: a module may be changed in place
@@ -71,19 +76,21 @@ class Body:
                 apply_output(loop_state, output, name)
             _refuse_new_numbers(name, before, loop_state.state)
         warn_of_rows("fuse=", loop_state.logs, mask.size)
-        return Carry(loop_state.state, (elapsed, timing[1]) if self.times else None), loop_state.logs
+        return Carry(loop_state.state, (elapsed, *timing[1:]) if self.times else None), loop_state.logs
 
-    def _after(self, before: Elapsed, last: jax.Array, mask: jax.Array) -> Elapsed:
+    def _after(self, before: Elapsed, last: jax.Array, gaps: jax.Array | None, mask: jax.Array) -> Elapsed:
         """How far the run is one step later."""
         count: Any = before.samples
-        steps, samples = before.steps + 1, count + jnp.sum(mask, dtype=jnp.int32).astype(count.dtype)
+        steps: Any = before.steps + 1
+        samples = count + jnp.sum(mask, dtype=jnp.int32).astype(count.dtype)
         elapsed = before.replace(steps=steps, samples=samples, samples_before=count, final=steps == last)
+        reached = steps if gaps is None else steps + jnp.sum(jnp.where(gaps[0] <= steps, gaps[1], 0), dtype=steps.dtype)
         if isinstance(self._epoch, EpochLengths):
-            epochs = self._epoch.completed_traced(jnp, elapsed.steps)
+            epochs: Any = self._epoch.completed_traced(jnp, reached)
         elif self._epoch is None or self._epoch[0] not in ("steps", "samples"):
             return elapsed
         else:
-            reached = getattr(elapsed, self._epoch[0])
+            reached = reached if self._epoch[0] == "steps" else samples
             epochs = (reached // jnp.asarray(self._epoch[1], reached.dtype)).astype(jnp.int32)
         starts = (before.epochs != before.epochs_before) | (before.steps == 0)
         return elapsed.replace(epochs=epochs, epochs_before=before.epochs, starts_epoch=starts)
@@ -125,6 +132,7 @@ class FusedData:
         last: Its last step; infinity if that is not known.
         width: The most steps per program.
         acting: Sets the policy before each batch; None if there is none to set.
+        skips: Batches that are left out.
 
     Attributes:
         state: The loader's state after the last program.
@@ -144,6 +152,7 @@ class FusedData:
         last: float,
         width: int,
         acting: Acting | None,
+        skips: Skips,
     ) -> None:
         if not isinstance(loader, Loader) or not hasattr(loader, "run_steps"):
             raise TypeError(
@@ -155,17 +164,25 @@ class FusedData:
         self._before_fn = None if acting is None else acting.before
         self._last = np.int32(last if last < INT32_LIMIT else 0)
         self._width = width
-        state = loader_state(caller, loader, key, data_state, start.steps)
+        self._skips = skips
+        self._gaps = np.array(skips.gaps, np.int32).T if skips.ranges else None
+        state = loader_state(caller, loader, key, data_state, skips.with_left_out(start.steps))
         self._samples_at = self._loader.sample_counter(state)
-        self._drawn = 0
+        # Where the data are: asking the state would wait for the program that makes it.
+        self._first = self._batch = int(state.step) if isinstance(state, LoaderState) else 0
         self.masks: np.ndarray | None = None
         self.state = state
 
-    @property
-    def most(self) -> int:
-        """How many steps the next program can have: one phase of the data at most."""
-        left = getattr(self._loader, "phase_steps_left", lambda state: None)(self.state)
-        return self._width if left is None else min(self._width, left)
+    def most(self) -> float:
+        """How many steps the next program can have: up to batches that are left out, and within a phase of the data."""
+        batch = self._skips.seek(self._batch)
+        left = getattr(self._loader, "phase_steps_left", lambda step: math.inf)(batch)
+        return min(self._width, self._skips.until_next(batch), left)
+
+    def _next_state(self) -> Any:
+        """The state before the next batch that is not left out."""
+        is_next = self._skips.seek(self._batch) == self._batch
+        return self.state if is_next else past_skips(self._loader, self.state, self._skips)
 
     def samples(self, count: int) -> list[int]:
         """How many samples each of the next steps has."""
@@ -175,18 +192,25 @@ class FusedData:
                     f"{self._caller} cannot count samples ahead: a stage sets the mask, and the policy that makes the "
                     "next batches is not known yet. Give schedules and stop= in steps or epochs, or leave fuse out."
                 )
-            return self._loader.count_samples(self.state, count, width=self._width)
-        return self._samples_at(range(self._drawn, self._drawn + count))
+            return self._loader.count_samples(self._next_state(), count, width=self._width)
+        first = self._skips.seek(self._batch) - self._first
+        return self._samples_at(range(first, first + count))
 
     def run(self, body: Body, state: Any, now: Elapsed, count: int) -> tuple[Any, Logs, list[int]]:
         """Some steps; the state after them, what they logged (a row for each, and unused ones), and their samples."""
         samples = [_MOST_ROWS] if self._samples_at is None else self.samples(count)
-        carry = Carry(state, (_as_carry(now, now.samples + sum(samples)), self._last) if body.times else None)
+        timing = (_as_carry(now, now.samples + sum(samples)), self._last, self._gaps) if body.times else None
         steps: Any = _WithMask(body) if self._samples_at is None else body
         self.state, (state, _), logs = self._loader.run_steps(
-            self.state, carry, steps, count, width=self._width, before_fn=self._before_fn, caller=self._caller
+            self._next_state(),
+            Carry(state, timing),
+            steps,
+            count,
+            width=self._width,
+            before_fn=self._before_fn,
+            caller=self._caller,
         )
-        self._drawn += count
+        self._batch = self._skips.seek(self._batch) + count
         if self._samples_at is None:
             logs, masks = logs
             self.masks = masks = np.asarray(readable(masks))[:count]
@@ -238,7 +262,7 @@ def split_tasks(caller: str, tasks: list[Task]) -> tuple[list[Task], list[Task],
 
 
 def steps_until_due(
-    before: list[Task], after: list[Task], stop: Any, ahead: "Ahead", most: int, epoch: int | None
+    before: list[Task], after: list[Task], stop: Any, ahead: "Ahead", most: int, epochs: Epochs | None
 ) -> int:
     """How many steps can be taken at once.
 
@@ -248,25 +272,25 @@ def steps_until_due(
         stop: A function of the elapsed that ends the run.
         ahead: How far it is, and the elapsed of coming steps, for schedules that have to be asked.
         most: No more than that many steps.
-        epoch: Steps of an epoch, if it is given in steps.
+        epochs: Where epochs end, if they are given in steps.
     """
     count, now = most, ahead.now
     for task in after:
         assert task.schedule is not None
-        count = int(min(count, _first_due(task.schedule, now.steps, epoch, ahead, count) - now.steps))
+        count = int(min(count, _first_due(task.schedule, now.steps, epochs, ahead, count) - now.steps))
     if stop is not None:
         count = min(count, next((number + 1 for number in range(count) if stop(ahead[number])), count))
     for task in before:
         assert task.schedule is not None
         # What is due at the next step is done before it, so only later ones count.
-        later = _first_due(task.schedule, now.steps + 1, epoch, ahead, count)
+        later = _first_due(task.schedule, now.steps + 1, epochs, ahead, count)
         count = int(min(count, max(later - now.steps - 1, 1)))
     return count
 
 
-def _first_due(schedule: Any, steps: int, epoch: int | None, ahead: "Ahead", most: int) -> float:
+def _first_due(schedule: Any, steps: int, epochs: Epochs | None, ahead: "Ahead", most: int) -> float:
     """The first step after `steps` at which a schedule is due."""
-    told = schedule.next_due(steps, epoch)
+    told = schedule.next_due(steps, epochs)
     if told is not None:
         # Nobody foretells the end of a run. A schedule that is due now, for whatever reason, is cut there for nothing.
         ends = ahead.last <= ahead.now.steps + most and schedule(ahead.now.replace(final=True))
@@ -322,9 +346,9 @@ class FusedSteps:
         while True:
             if parts.weights is not None and parts.weights.is_new:
                 data = self._open(parts.draw_by_new_weights(data.state), last)
-            now, most = clock.now, int(min(data.most, last - clock.now.steps))
+            now, most = clock.now, int(min(data.most(), last - clock.now.steps))
             ahead = Ahead(now, last, lambda data=data, most=most: clock.ahead(data.samples(most)))
-            count = steps_until_due(self._before, self._cuts, self._asked, ahead, most, clock.epoch_steps)
+            count = steps_until_due(self._before, self._cuts, self._asked, ahead, most, clock.epochs)
             loop_state.batch, loop_state.logs = None, Logs()
             parts.in_step = True
             if self._call_before(ahead):
@@ -354,7 +378,15 @@ class FusedSteps:
     def _open(self, data_state: Any, last: float) -> FusedData:
         parts = self._parts
         parts.batches = data = FusedData(
-            parts.caller, parts.dataset, parts.key, data_state, parts.clock.now, last, self._width, parts.acting
+            parts.caller,
+            parts.dataset,
+            parts.key,
+            data_state,
+            parts.clock.now,
+            last,
+            self._width,
+            parts.acting,
+            parts.skips,
         )
         return data
 
@@ -376,7 +408,7 @@ class FusedSteps:
         """Whether something may be due before the next step; if not, nobody has to know its samples."""
         steps = ahead.now.steps + 1
         schedules = [task.schedule for task in self._before if task.schedule is not None]
-        told = [schedule.next_due(steps - 1, self._parts.clock.epoch_steps) for schedule in schedules]
+        told = [schedule.next_due(steps - 1, self._parts.clock.epochs) for schedule in schedules]
         return steps == ahead.last or any(due is None or due <= steps for due in told)
 
     def draw_again(self, saved: SavedRun) -> None:

@@ -1,7 +1,7 @@
 """The loop."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -31,6 +31,7 @@ def loop(
     key: jax.Array | np.ndarray | None = None,
     data_state: PyTree = None,
     resume: str | os.PathLike[str] | bool | None = None,
+    skip: Sequence[tuple[int, int]] | None = None,
     epoch_duration: Point | None = None,
     fuse: int | None = None,
     catch_keyboard_interrupt: bool = True,
@@ -69,6 +70,11 @@ def loop(
         data_state: The state of a loader to begin with, instead of a key.
         resume: A directory that `ms.checkpoint` saves to, or True for that of the loop's own: continue with the run
             that was saved there last, as if it had never stopped; if there is none, begin.
+        skip: Batches of a `DataLoader` to leave out, as ranges of their numbers, such as `[(51_200, 51_260)]`: the 60
+            batches that come after the first 51,200, which are those of steps 51,201 to 51,260 of a run that leaves out
+            nothing. Steps are counted without a gap; an epoch ends where that of the data does, so it has fewer steps,
+            and one that is left out as a whole counts as complete. The ranges are saved with the run: when it is
+            resumed, those that were saved hold as well as those given, which may not lie where it has already been.
         epoch_duration: How long an epoch is, in steps or as `at(samples=...)`; a `DataLoader` says it itself.
         fuse: Steps per dispatch, for compiled steps over a `DataLoader` whose data are arrays: that many steps become
             one program. Logs and schedules stay the same; callbacks see no batch.
@@ -96,6 +102,7 @@ def loop(
             key=key,
             data_state=data_state,
             resume=resume,
+            skip=skip,
             epoch_duration=epoch_duration,
             fuse=fuse,
             catch_keyboard_interrupt=catch_keyboard_interrupt,

@@ -7,7 +7,16 @@ from typing import Any
 
 from millstream.loops._acting import Policy, resolve_policy
 from millstream.loops._clock import Clock
-from millstream.loops._dataset import Batches, Loader, LoaderBatches, as_dataset, epoch_of, open_batches, save_position
+from millstream.loops._dataset import (
+    Batches,
+    Loader,
+    LoaderBatches,
+    as_dataset,
+    epoch_of,
+    open_batches,
+    save_position,
+    skips_of,
+)
 from millstream.loops._dispatch_limiter import DispatchLimiter
 from millstream.loops._history import History
 from millstream.loops._tasks import Task, as_pairs, bind_all, bind_some, parts
@@ -17,6 +26,7 @@ from millstream.loops.loop_state import LoopState
 from millstream.loops.preemption import PreemptionPoint
 from millstream.loops.saved_run import SavedRun, load_run, restore_callbacks
 from millstream.loops.schedules import Period, as_epoch, as_stop
+from millstream.loops.skips import as_ranges
 from millstream.pipeline.state import LoaderState
 from millstream.reading.contracts import PyTree
 from millstream.reading.interrupts import Interrupts
@@ -40,6 +50,7 @@ class LoopOptions:
     key: Any = None
     data_state: PyTree = None
     resume: str | os.PathLike[str] | bool | None = None
+    skip: Any = None
     epoch_duration: Any = None
     fuse: int | None = None
     catch_keyboard_interrupt: bool = True
@@ -57,6 +68,7 @@ class RunParts:
         observers: What looks at complete rows, savers last: what they save is a step that is complete.
         savers: Callbacks that save the run.
         saved: The run that this one resumes.
+        skips: The batches that it leaves out.
         last: The last step, if the stop is one.
         batches: Where batches come from, once that is open.
         rewound: The data state before a batch that came in the moment of an interrupt.
@@ -79,6 +91,7 @@ class RunParts:
         size_fn = options.batch_size_fn
         if size_fn is not None and not callable(size_fn):
             raise TypeError(f"{caller} needs batch_size_fn to be a function. Got {describe_value(size_fn)}.")
+        ranges = as_ranges(caller, options.skip)
         dataset = as_dataset(caller, dataset)
         self.dataset: Any = dataset
         self.acting = resolve_policy(caller, options.policy, dataset)
@@ -110,14 +123,16 @@ class RunParts:
             restore_callbacks(callbacks, self.saved)
             if self.weights is not None:
                 dataset = self.dataset = self.weights.resume(elapsed.steps, self.saved.unfinished is not None)
-                position: Any = self.saved.data_state
-                own_state = dataset.init_state(position.key, position.step)
-                self.saved = dataclasses.replace(self.saved, data_state=own_state)
+                at: Any = self.saved.data_state
+                self.saved = dataclasses.replace(self.saved, data_state=dataset.init_state(at.key, at.step))
             data_state = self.saved.data_state
+        position, steps = None if self.saved is None else self.saved.position, 0 if elapsed is None else elapsed.steps
+        self.skips = skips_of(caller, ranges, dataset, position, data_state, steps)
         epoch_duration = options.epoch_duration
         if epoch_duration is None and isinstance(dataset, Loader):
             epoch_duration = epoch_of(dataset)
-        self.clock = Clock(elapsed, None if epoch_duration is None else as_epoch(caller, epoch_duration))
+        epoch = None if epoch_duration is None else as_epoch(caller, epoch_duration)
+        self.clock = Clock(elapsed, epoch, self.skips)
         if history is not None:
             history.begin_run(None if elapsed is None else elapsed.steps)
         self.key, self.data_state, self._batch_size_fn = options.key, data_state, size_fn
@@ -143,6 +158,7 @@ class RunParts:
         self.loop_state.sample_weights = self.weights
         self.loop_state.data_position = self._data_state_now
         self.loop_state.position = self._position
+        self.loop_state.skips = self.skips
         if self.saved is not None:
             self._go_on_from(self.saved)
 
@@ -177,14 +193,15 @@ class RunParts:
     def _position(self) -> tuple[dict[str, Any], PyTree]:
         if self.batches is None and self.saved is not None:
             position = self.saved.position
-            return position, self.saved.data_state if position["kind"] == "stream" else None
+            more = self.skips.plain() if position["kind"] == "loader" else {}
+            return {**position, **more}, self.saved.data_state if position["kind"] == "stream" else None
         loader, iterator = (self.dataset if isinstance(self.dataset, Loader) else None), None
         if isinstance(self.batches, Batches):  # whatever state such an iterator shows, a loop cannot make one at it
             iterator = self.batches.iterator
         state = None if iterator is not None else self._data_state_now()
         if self.weights is not None and state is not None:  # a resumed loop is given the loader that this one was given
             state = self.weights.given.init_state(state.key, state.step)
-        return save_position(state, iterator, loader)
+        return save_position(state, iterator, loader, self.skips)
 
     def draw_by_new_weights(self, state: LoaderState) -> LoaderState:
         """Draw from a different loader after a state, and the state of that one there."""
@@ -204,4 +221,5 @@ class RunParts:
             key=self.key,
             data_state=self.data_state if data_state is None else data_state,
             batch_size_fn=self._batch_size_fn,
+            skips=self.skips,
         )

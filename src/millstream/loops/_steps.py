@@ -56,13 +56,13 @@ class Steps:
 
     def _next_due(self) -> float | None:
         """The next step at which more is due than the step itself; None if a schedule cannot tell."""
-        parts, epoch = self._parts, self._parts.clock.epoch_steps
-        if parts.clock.epoch is not None and epoch is None:
+        parts, epochs = self._parts, self._parts.clock.epochs
+        if parts.clock.epoch is not None and epochs is None:
             return None
         schedules: list[Any] = [task.schedule for task in (*parts.tasks, *parts.observers)]
         if parts.stop is not None:
             schedules.append(as_schedule(parts.caller, parts.stop))
-        told = [schedule.next_due(parts.clock.now.steps, epoch) for schedule in schedules if schedule is not None]
+        told = [schedule.next_due(parts.clock.now.steps, epochs) for schedule in schedules if schedule is not None]
         return None if None in told else min(told, default=math.inf)
 
     def _some_steps(self, burst: StepBurst, batches: Any, alone: Task | None, most: float) -> bool | None:

@@ -45,6 +45,7 @@ def train_loop(
     key: jax.Array | np.ndarray | None = None,
     data_state: PyTree = None,
     resume: str | os.PathLike[str] | bool | None = None,
+    skip: Sequence[tuple[int, int]] | None = None,
     fuse: int | None = None,
     limit_batches: int | None = None,
     fast_dev_run: bool | int = False,
@@ -93,6 +94,7 @@ def train_loop(
         elapsed: As in `loop`.
         data_state: As in `loop`.
         resume: As in `loop`.
+        skip: As in `loop`.
         fuse: As in `loop`.
         limit_batches: At most that many batches per epoch and per test, to try things out.
         fast_dev_run: Run one step (or that many) and one test of as many batches, without callbacks that leave
@@ -157,6 +159,7 @@ def train_loop(
         elapsed=elapsed,
         data_state=data_state,
         resume=resume,
+        skip=skip,
         epoch_duration=epoch,
         fuse=fuse,
         policy=policy if has_policy(dataset) else None,

@@ -24,13 +24,14 @@ class SampleWeights(Callback):
         self._now: np.ndarray | None = None  # the weights that were set; None if none were
         self._before: np.ndarray | None = None  # those in force until then
         self._since = 0  # the step that set them
+        self._changes = 0  # how often steps have set some
 
     def set(self, weights: Any, step: int) -> None:
         """Draw by these weights after a step."""
         found = np.array(weights, np.float64)  # a copy, which later changes leave as it is
         self._loader = self.given.with_weights(found)
         if not self.is_new:  # of several changes in one step, the earlier ones have given no batch
-            self._before = self._now
+            self._before, self._changes = self._now, self._changes + 1
         self._now, self._since, self.is_new = found, step, True
 
     def take(self) -> Any:
@@ -53,9 +54,11 @@ class SampleWeights(Callback):
             return {}
         # In words of 32 bits, which arrays of JAX keep as they are.
         before = np.zeros(0) if self._before is None else self._before
-        return {"now": self._now.view(np.uint32), "before": before.view(np.uint32), "since": self._since}
+        arrays = {"now": self._now.view(np.uint32), "before": before.view(np.uint32)}
+        return {**arrays, "since": self._since, "changes": self._changes}
 
     def set_state(self, state: dict[str, Any]) -> None:
         if state:
             now, before = (np.array(state[name]).view(np.float64) for name in ("now", "before"))
-            self._now, self._before, self._since = now, before if before.size else None, state["since"]
+            self._now, self._before = now, before if before.size else None
+            self._since, self._changes = state["since"], state["changes"]

@@ -12,6 +12,7 @@ from millstream.loops._history import History
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.log_entries import Logs
 from millstream.loops.schedules import Period, Schedule
+from millstream.loops.skips import Skips
 from millstream.reading.contracts import PyTree
 from millstream.reading.memory import nbytes
 from millstream.text.errors import describe_value
@@ -128,6 +129,7 @@ class LoopState:
         sample_weights: The weights that samples are drawn by; None if the loader does not draw by weight.
         data_position: Gives `data_state`.
         position: Gives where the run is in its data, as it is saved.
+        skips: The batches that the run leaves out; `skips.batch_of(step)` is the number of the batch that a step has.
     """
 
     state: PyTree
@@ -152,6 +154,7 @@ class LoopState:
     sample_weights: "SampleWeights | None" = None
     data_position: Callable[[], PyTree] = lambda: None
     position: Callable[[], tuple[dict[str, PyTree], PyTree]] = lambda: ({"kind": "iterable"}, None)
+    skips: Skips = dataclasses.field(default_factory=Skips)
 
     @property
     def data_state(self) -> PyTree:

@@ -12,12 +12,20 @@ import numpy as np
 from millstream.checkpoints import Checkpoint, CheckpointStore
 from millstream.errors import DamagedCheckpoint, NoCheckpoint
 from millstream.files import plain
-from millstream.loops._dataset import Position, loader_state_at, require_position, saved_loader_state
+from millstream.loops._dataset import (
+    Position,
+    data_differences,
+    loader_state_at,
+    require_position,
+    saved_loader_state,
+)
 from millstream.loops._history import History
 from millstream.loops.callback import Callback
 from millstream.loops.elapsed import FIELDS, Elapsed
 from millstream.loops.history_parts import decode_history, encode_history
 from millstream.loops.loop_state import S, state_text
+from millstream.loops.skips import Skips
+from millstream.pipeline.state import IterableState, LoaderState
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value
 
@@ -213,8 +221,14 @@ class SavedRun(Generic[S]):
     step: int
     metrics: Mapping[str, float | None]
 
+    @property
+    def skip(self) -> list[tuple[int, int]]:
+        """The batches that it leaves out, as ranges; see `skip` of `loop`."""
+        return list(Skips.at_position(self.position).ranges)
+
     def __repr__(self) -> str:
-        return f"SavedRun(step {self.step:,}, {state_text(self.state)}, {self.history}, {self.elapsed})"
+        skip = f", skip={self.skip}" if self.skip else ""
+        return f"SavedRun(step {self.step:,}, {state_text(self.state)}, {self.history}, {self.elapsed}{skip})"
 
 
 def save_run(
@@ -299,6 +313,52 @@ def load_run(
     )
     reached[str(store.directory)] = saved.step
     return saved
+
+
+def saved_batch(caller: str, directory: str | os.PathLike[str], loader: Any, step: int) -> LoaderState:
+    """The state of a loader before the batch that a step of a saved run had, or will have.
+
+    Args:
+        caller: The caller's name, for errors.
+        directory: Where the run was saved.
+        loader: The loader of the run.
+        step: The step, counted from 1 on.
+    """
+    run: list[_SavedDocument] = []
+    with CheckpointStore(directory, read_only=True) as store:
+        try:
+            store.load(like=lambda checkpoint: run.append(_decode_run(checkpoint)))
+        except NoCheckpoint:
+            raise NoCheckpoint(f"{caller} found no checkpoint in {store.directory}.") from None
+    position, steps = run[-1].position, run[-1].elapsed.steps
+    state = loader.init_state(jnp.asarray(position["key"], jnp.uint32)) if position["kind"] == "loader" else None
+    if not isinstance(state, LoaderState) or isinstance(state, IterableState) or "progress" in position:
+        raise ValueError(
+            f"{caller} needs a run over a loader that starts at any step: a DataLoader over an indexed source. The "
+            f"data of the run in {store.directory}, or of the loader that was given, have to be drawn in order."
+        )
+    if differing := data_differences(position, loader, state):
+        raise ValueError(f"{caller} needs the loader of the run in {store.directory}. They differ in\n{differing}")
+    skips = Skips.at_position(position)
+    first, batch = skips.begun
+    if step <= first:
+        raise ValueError(
+            f"{caller} knows the batches of the run in {store.directory} from step {first + 1:,} on: until then it "
+            f"went through other data. Got step {step:,}."
+        )
+    if skips.count_kept(position["step"]) - skips.count_kept(batch) != steps - first:
+        raise ValueError(
+            f"{caller} cannot tell which batch step {step:,} had: the run in {store.directory} is at batch "
+            f"{position['step']:,} after {steps:,} steps, so it was without batches that could not be read."
+        )
+    weights = {name: entry[1] for name, entry in run[-1].callbacks.get("SampleWeights", {}).items()}
+    if weights and (weights["changes"] > 1 or step > weights["since"]):
+        raise ValueError(
+            f"{caller} cannot make the batch of step {step:,}: the run in {store.directory} changed the weights of its "
+            f"samples, last at step {weights['since']:,}. With the weights of that time, batch number "
+            f"{skips.batch_of(step):,} of loader.with_weights(weights) is the one."
+        )
+    return loader.init_state(state.key, skips.batch_of(step))
 
 
 @dataclasses.dataclass(frozen=True)

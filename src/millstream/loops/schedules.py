@@ -1,14 +1,44 @@
 """The schedules there are, and the words that make them."""
 
+import dataclasses
 import datetime
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypedDict, Unpack
 
 from millstream.loops.elapsed import Elapsed, require_elapsed, seconds
+from millstream.loops.skips import Skips
 from millstream.plan.phases import EpochLengths
 from millstream.text.errors import describe_value, require_int
 from millstream.text.keywords import answer_keywords
+
+
+@dataclasses.dataclass(frozen=True)
+class Epochs:
+    """Where the epochs of a run end, if they are given in steps: where those of its data do.
+
+    Attributes:
+        length: Batches of an epoch, or of each one, those that the run leaves out included.
+        skips: Which it leaves out.
+    """
+
+    length: int | EpochLengths
+    skips: Skips = dataclasses.field(default_factory=Skips)
+
+    def count(self, steps: int) -> int:
+        """How many are complete after that many steps."""
+        batches = self.skips.with_left_out(steps)
+        return batches // self.length if isinstance(self.length, int) else self.length.completed(batches)
+
+    def count_each(self, steps: range) -> list[int]:
+        """The same for several numbers of steps."""
+        if self.skips.ranges or not isinstance(self.length, int):
+            return [self.count(step) for step in steps]
+        return [step // self.length for step in steps]
+
+    def end(self, number: int) -> int:
+        """The first step after which that many are complete."""
+        return self.skips.steps_to(number * self.length if isinstance(self.length, int) else self.length.end(number))
 
 
 class Schedule:
@@ -26,12 +56,13 @@ class Schedule:
         """Whether it is due at the current step."""
         raise NotImplementedError
 
-    def next_due(self, steps: int, epoch: int | None) -> float | None:
+    def next_due(self, steps: int, epochs: Epochs | None) -> float | None:
         """The first step after `steps` at which it is due, inf if none, None if it has to be asked.
 
         Args:
             steps: Steps so far.
-            epoch: Steps of an epoch, if it is given in steps.
+            epochs: Where epochs end, if they are given in steps: `epochs.count(steps)` are complete after some steps,
+                and `epochs.end(3)` is the step that completes the third.
         """
         return None
 
@@ -140,12 +171,18 @@ class Period(Schedule):
         ((unit, value),) = self.units.items()
         return int((elapsed.steps if unit == "steps" else _now_and_before(elapsed, unit)[0]) // value)
 
-    def next_due(self, steps: int, epoch: int | None) -> float | None:
-        lengths = {"steps": 1, "epochs": epoch}
-        told = [(value, lengths.get(unit)) for unit, value in self.units.items()]
-        if self._date is not None or any(length is None for _, length in told):
+    def next_due(self, steps: int, epochs: Epochs | None) -> float | None:
+        points: list[float] = []
+        for unit, value in self.units.items():
+            if unit == "steps":
+                points.append(value)
+            elif unit == "epochs" and epochs is not None:
+                points.append(epochs.end(int(value)))
+            else:
+                return None
+        if self._date is not None:
             return None
-        point = min(value * length for value, length in told if length is not None)
+        point = min(points)
         return point if point > steps else math.inf
 
     def __repr__(self) -> str:
@@ -231,7 +268,7 @@ class _Constant(Schedule):
     def __call__(self, elapsed: Elapsed) -> bool:
         return self.always
 
-    def next_due(self, steps: int, epoch: int | None) -> float | None:
+    def next_due(self, steps: int, epochs: Epochs | None) -> float | None:
         return steps + 1 if self.always else math.inf
 
     def __repr__(self) -> str:
@@ -243,7 +280,7 @@ class _Last(Schedule):
         require_elapsed(self, elapsed)
         return elapsed.final
 
-    def next_due(self, steps: int, epoch: int | None) -> float | None:
+    def next_due(self, steps: int, epochs: Epochs | None) -> float | None:
         return math.inf  # where a run ends is known to whoever asks
 
     def __repr__(self) -> str:
@@ -263,11 +300,12 @@ class _Every(Schedule):
         now, before = _now_and_before(elapsed, self._unit)
         return now // self._period > before // self._period
 
-    def next_due(self, steps: int, epoch: int | None) -> float | None:
+    def next_due(self, steps: int, epochs: Epochs | None) -> float | None:
         if self._unit == "steps":
             return (steps // self._period + 1) * self._period
-        if self._unit == "epochs" and epoch is not None:
-            return (steps // (epoch * self._period) + 1) * epoch * self._period
+        if self._unit == "epochs" and epochs is not None:
+            period = int(self._period)
+            return epochs.end((epochs.count(steps) // period + 1) * period)
         return None
 
     def __repr__(self) -> str:
@@ -318,8 +356,11 @@ class EpochBegins(Schedule):
     def __call__(self, elapsed: Elapsed) -> bool:
         return elapsed.starts_epoch
 
-    def next_due(self, steps: int, epoch: int | None) -> float | None:
-        return None if epoch is None else -(-steps // epoch) * epoch + 1
+    def next_due(self, steps: int, epochs: Epochs | None) -> float | None:
+        if epochs is None:
+            return None
+        complete = epochs.count(steps)
+        return (steps if steps in (0, epochs.end(complete)) else epochs.end(complete + 1)) + 1
 
 
 class EpochEnds(Schedule):
@@ -331,8 +372,8 @@ class EpochEnds(Schedule):
     def __call__(self, elapsed: Elapsed) -> bool:
         return elapsed.ends_epoch or (self._last and elapsed.final)
 
-    def next_due(self, steps: int, epoch: int | None) -> float | None:
-        return None if epoch is None else (steps // epoch + 1) * epoch
+    def next_due(self, steps: int, epochs: Epochs | None) -> float | None:
+        return None if epochs is None else epochs.end(epochs.count(steps) + 1)
 
 
 class _First(Schedule):

@@ -4,6 +4,7 @@ import bisect
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from types import ModuleType
 from typing import NamedTuple
@@ -59,11 +60,14 @@ class EpochLengths:
         later = steps - first - first_length
         return xp.where(later < 0, completed, completed + 1 + later // length)
 
+    def end(self, number: int) -> int:
+        """The first step after which that many epochs are complete."""
+        return bisect.bisect_left(range(STEP_LIMIT), number, key=self.completed)
+
     def steps_of(self, step: int) -> range:
         """All steps of the epoch that a step belongs to."""
-        epoch, steps = self.completed(step), range(STEP_LIMIT)
-        ends = (bisect.bisect_left(steps, which, key=self.completed) for which in (epoch, epoch + 1))
-        return range(*ends)
+        epoch = self.completed(step)
+        return range(self.end(epoch), self.end(epoch + 1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,9 +93,9 @@ class PhasedPlan:
         number = bisect.bisect_right(self.starts, step) - 1
         return number, step - self.starts[number]
 
-    def phase_steps_left(self, step: int) -> int | None:
-        """How many steps of a step's phase are left, itself included; None if no other phase comes after it."""
-        return next((start - step for start in self.starts if start > step), None)
+    def phase_steps_left(self, step: int) -> float:
+        """How many steps of a step's phase are left, itself included; infinity if no other phase comes after it."""
+        return next((start - step for start in self.starts if start > step), math.inf)
 
     def split(self, steps: range) -> list[tuple[int, range]]:
         """Some steps in order, as a phase and its own numbers of its steps, for each phase that has any."""

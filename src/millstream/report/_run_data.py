@@ -122,6 +122,11 @@ class RunData:
         found = panels(self.history, None, None)
         return {subject: found[subject] for subject in found if self.times is None or subject not in _MEASURED}
 
+    @property
+    def skip(self) -> list[list[int]]:
+        """The batches that it left out: the first of each range, the first after it, and the step before it."""
+        return self.beginnings[-1].get("skip", []) if self.beginnings else []
+
     @functools.cached_property
     def epoch_ends(self) -> dict[int, int]:
         """The step at which each epoch ended, as far as that was logged."""

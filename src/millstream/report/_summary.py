@@ -42,7 +42,7 @@ def run_tables(run: RunData) -> str:
     newest = run.beginnings[-1]
     loaders = enumerate(newest["loaders"].items())
     parts = [_pipeline(name, loader, is_open=number == 0) for number, (name, loader) in loaders]
-    parts += [_tasks(newest), _state(newest["state"]), _versions(run.beginnings)]
+    parts += [_left_out(run), _tasks(newest), _state(newest["state"]), _versions(run.beginnings)]
     return "".join(parts)
 
 
@@ -85,6 +85,19 @@ def _pipeline(name: str, loader: dict[str, Any], *, is_open: bool) -> str:
     table = html_table(_STAGES, stages, numbers=("bytes per batch", "memory")) if stages else ""
     plan = html_table(("plan", ""), [(key, _text(value)) for key, value in loader["plan"].items()])
     return _section(f"Pipeline: {name}", table + (plan if loader["plan"] else ""), is_open=is_open)
+
+
+def _left_out(run: RunData) -> str:
+    rows = [
+        (
+            f"{first:,} to {last - 1:,}" if last - first > 1 else f"{first:,}",
+            f"{last - first:,}",
+            f"after step {step:,}",
+        )
+        for first, last, step in run.skip
+    ]
+    table = html_table(("batches", "count", "left out"), rows, numbers=("count",))
+    return _section("Batches left out", table, is_open=True) if rows else ""
 
 
 def _tasks(beginning: dict[str, Any]) -> str:
@@ -139,6 +152,9 @@ def tiles(run: RunData) -> list[Tile]:
         newest = run.history.elapsed()
         made.append(("steps", f"{newest.steps:,}", "" if newest.epochs is None else f"{newest.epochs:,} epochs"))
         made.append(("samples", f"{newest.samples:,}", ""))
+    if run.skip:
+        left_out, ranges = sum(last - first for first, last, _ in run.skip), len(run.skip)
+        made.append(("batches left out", f"{left_out:,}", "in one range" if ranges == 1 else f"in {ranges:,} ranges"))
     seconds = wall_time(run)
     made.append(("time", _length(seconds), _ended(run)))
     speed = _speed(run)

@@ -21,7 +21,7 @@ class TimeSeriesBatchTransform(Transform):
 
     Example:
         >>> source = ms.ArraySampleSource({"context": np.zeros((100, 24, 3)), "target": np.zeros((100, 1))})
-        >>> loader = ms.DataLoader([source, ms.BatchTransform(32), ms.TimeSeriesBatchTransform()])
+        >>> loader = ms.DataLoader([source, ms.BatchTransform(32), ms.transforms.TimeSeriesBatchTransform()])
         >>> loader.element_spec()["context"].shape
         (32, 24, 3)
 
