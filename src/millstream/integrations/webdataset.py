@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from millstream.files.data_files import is_remote, open_file
-from millstream.integrations._table import Path, Paths, listed_paths
+from millstream.files.paths import Path, Paths, listed_paths
 from millstream.integrations._tar_samples import index_samples
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree

@@ -18,10 +18,10 @@ import numpy as np
 from millstream.files.atomic import settle, temporary_path
 from millstream.files.changed import Stamp
 from millstream.files.lock import locked
+from millstream.files.plan_file import DamagedPlan, PlanWriter, open_plan
 from millstream.files.safe_path import require_trust
 from millstream.text.bar_line import ProgressLine
 from millstream.text.errors import describe_value, require_path, require_positive
-from millstream.views._plan_file import DamagedPlan, PlanWriter, open_plan
 
 _TEMPORARY = re.compile(r"\.(.+\.plan)(?:\.values)?(?:\.[0-9a-f]{32})?\.part")
 _OLD = 7 * 86_400.0  # seconds after which no one will continue what a killed process has begun
