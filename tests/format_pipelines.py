@@ -2,6 +2,7 @@
 
 import functools
 import io
+import json
 import sqlite3
 import tarfile
 import tempfile
@@ -108,6 +109,35 @@ def zarr_group() -> str:
     return place("samples.zarr")
 
 
+@functools.cache
+def token_file() -> str:
+    """A document for each sample: its label, and an end."""
+    np.stack([np.arange(1, SAMPLES + 1), np.zeros(SAMPLES)], 1).astype(np.uint16).tofile(place("samples.bin"))
+    return place("samples.bin")
+
+
+def labelled(document: dict[str, np.ndarray]) -> dict[str, Any]:
+    return {"label": np.int32(document["tokens"][0] - 1)}
+
+
+@functools.cache
+def json_lines() -> str:
+    with open(place("samples.jsonl"), "w") as file:
+        file.writelines(json.dumps({"label": number, "half": number / 2}) + "\n" for number in range(SAMPLES))
+    return place("samples.jsonl")
+
+
+@functools.cache
+def tfrecord_file() -> str:
+    from tensorboardX.record_writer import RecordWriter
+
+    writer = RecordWriter(place("samples.tfrecord"))
+    for image, label in zip(*data().values(), strict=True):
+        writer.write(image.tobytes() + label.tobytes())
+    writer.close()
+    return place("samples.tfrecord")
+
+
 def unpacked(key: str, files: dict[str, bytes]) -> dict[str, Any]:
     return {"image": np.load(io.BytesIO(files["image.npy"])), "label": np.int32(files["label.cls"])}
 
@@ -212,4 +242,7 @@ FORMATS = {
     "host, zarr": zarr,
     "host, tar": tar,
     "host, safetensors": safetensors,
+    "host, token file": lambda: [ms.sources.TokenFileSource(token_file(), np.uint16, end_token=0).map(labelled), BATCH],
+    "host, JSON lines": lambda: [ms.sources.JsonlSource(json_lines()), BATCH],
+    "host, TFRecord": lambda: [ms.sources.TFRecordSource(tfrecord_file()).map(from_record), BATCH],
 }

@@ -341,6 +341,13 @@ def _write_records(path: pathlib.Path) -> None:
     writer.close()
 
 
+def _write_tfrecord(path: pathlib.Path) -> None:
+    writer = _module("tensorboardX.record_writer").RecordWriter(str(path))
+    for number in range(4):
+        writer.write(b"\n\x0c\n\n\n\x01n\x12\x05\x1a\x03\n\x01" + bytes([number]))  # an Example with a number
+    writer.close()
+
+
 def _write_zarr(path: pathlib.Path) -> None:
     _module("zarr").create_array(path, shape=(8,), dtype="float32", chunks=(4,))[:] = np.arange(8)
 
@@ -361,6 +368,8 @@ _WRITERS: dict[str, Callable[[pathlib.Path], Any]] = {
     "series.csv": _write_text("Temp,Sunspots\n" + "".join(f"{day}.5,{day}\n" for day in range(60))),
     "t.array_record": _write_records,
     "t.arrow": _write_arrow,
+    "lines.jsonl": _write_text('{"x": 1.5}\n' * 4),
+    "t.bin": lambda path: np.arange(8, dtype=np.uint16).tofile(path),
     "t.csv": _write_text("a,b\n1,2\n3,4\n5,6\n7,8\n"),
     "t.db": _write_database,
     "t.idx": lambda path: write_idx(path, pipelines.data()["label"]),
@@ -370,6 +379,8 @@ _WRITERS: dict[str, Callable[[pathlib.Path], Any]] = {
     "t.png": lambda path: _image().save(path),
     "t.safetensors": lambda path: _module("safetensors.numpy").save_file({"x": np.zeros((4, 2), np.float32)}, path),
     "t.tar": lambda path: path.write_bytes(tar_bytes({f"{number}.cls": b"1" for number in range(4)}, "w")),
+    "t.tfrecord": _write_tfrecord,
+    "t.txt": _write_text("oats\nrye\n"),
     "t.zarr": _write_zarr,
 }
 
@@ -475,6 +486,10 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "MixedLoader.iterate": lambda f: {"state": _state(mixed())},
     "IterableSource": lambda f: {"iterable": [{"x": np.float32(1)}] * 4},
     "NpySource": lambda f: {"paths": f / "t.npy"},
+    "JsonlSource": lambda f: {"paths": f / "lines.jsonl"},
+    "TFRecordSource": lambda f: {"paths": f / "t.tfrecord", "parse": "example"},
+    "TextLinesSource": lambda f: {"paths": f / "t.txt"},
+    "TokenFileSource": lambda f: {"paths": f / "t.bin", "dtype": np.uint16},
     "Processes": lambda f: {"workers": 1},
     "RandomHostMapTransform": lambda f: {"fn": lambda value, rng: value},
     "RandomMapTransform": lambda f: {"fn": lambda value, mask, key: value},

@@ -293,7 +293,9 @@ def _mapped(folder):
     return ms.HostArraySource({"x": np.load(folder / "x.npy", mmap_mode="r")})
 
 
-IN_FILES = {f"host, {name}" for name in ("Arrow file", "SQLite", "ArrayRecord", "zarr", "tar", "safetensors")}
+IN_FILES = {
+    f"host, {name}" for name in ("Arrow file", "SQLite", "ArrayRecord", "zarr", "tar", "safetensors", "JSON lines")
+}
 IN_FILES |= {"host, Parquet", "host, Parquet, little kept"}
 
 

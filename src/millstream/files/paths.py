@@ -38,7 +38,7 @@ def _expanded(caller: str, path: Path, suffixes: Sequence[str]) -> Sequence[Path
     if not os.path.isdir(path):
         return sorted(glob.glob(os.fspath(path), recursive=True)) or [path]  # which is then said not to be there
     folder = pathlib.Path(path)
-    found = [file for file in folder.rglob("*") if file.suffix in suffixes and file.is_file()]
+    found = [file for file in folder.rglob("*") if file.name.endswith(tuple(suffixes)) and file.is_file()]
     # Names of files and folders that start with a dot or an underscore belong to the programs that wrote the others.
     own = [file for file in found if not any(part[0] in "._" for part in file.relative_to(folder).parts)]
     if not own:
