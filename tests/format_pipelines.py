@@ -3,6 +3,7 @@
 import functools
 import io
 import json
+import pathlib
 import sqlite3
 import tarfile
 import tempfile
@@ -138,6 +139,37 @@ def tfrecord_file() -> str:
     return place("samples.tfrecord")
 
 
+@functools.cache
+def hdf5_file() -> str:
+    import h5py
+
+    with h5py.File(place("samples.h5"), "w") as file:
+        for name, array in data().items():
+            file.create_dataset(name, data=array, chunks=(4, *array.shape[1:]) if name == "image" else None)
+    return place("samples.h5")
+
+
+def hdf5() -> Any:
+    from millstream.integrations.hdf5 import Hdf5Source
+
+    return [Hdf5Source(hdf5_file()), BATCH]
+
+
+@functools.cache
+def mds_folder() -> str:
+    rows = [image.tobytes() + label.tobytes() for image, label in zip(*data().values(), strict=True)]
+    places = np.cumsum([4 * (SAMPLES + 2), *map(len, rows)]).astype(np.uint32)
+    contents = np.uint32(SAMPLES).tobytes() + places.tobytes() + b"".join(rows)
+    shard = {"format": "mds", "version": 2, "compression": None, "samples": SAMPLES, "zip_data": None}
+    shard |= {"column_names": ["image", "label"], "column_encodings": ["ndarray:uint8:2,3,1", "int32"]}
+    shard |= {"column_sizes": [6, 4], "raw_data": {"basename": "a.mds", "bytes": len(contents)}}
+    folder = pathlib.Path(place("mds"))
+    folder.mkdir()
+    (folder / "a.mds").write_bytes(contents)
+    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": [shard]}))
+    return str(folder)
+
+
 def unpacked(key: str, files: dict[str, bytes]) -> dict[str, Any]:
     return {"image": np.load(io.BytesIO(files["image.npy"])), "label": np.int32(files["label.cls"])}
 
@@ -244,5 +276,7 @@ FORMATS = {
     "host, safetensors": safetensors,
     "host, token file": lambda: [ms.sources.TokenFileSource(token_file(), np.uint16, end_token=0).map(labelled), BATCH],
     "host, JSON lines": lambda: [ms.sources.JsonlSource(json_lines()), BATCH],
+    "host, MDS": lambda: [ms.sources.MdsSource(mds_folder()), BATCH],
+    "host, HDF5": hdf5,
     "host, TFRecord": lambda: [ms.sources.TFRecordSource(tfrecord_file()).map(from_record), BATCH],
 }

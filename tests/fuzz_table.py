@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import json
 import pathlib
 import pkgutil
 import sqlite3
@@ -341,6 +342,20 @@ def _write_records(path: pathlib.Path) -> None:
     writer.close()
 
 
+def _write_hdf5(path: pathlib.Path) -> None:
+    with _module("h5py").File(path, "w") as file:
+        file["x"] = np.arange(8, dtype=np.float32)
+
+
+def _write_mds(path: pathlib.Path) -> None:
+    column = {"column_names": ["n"], "column_encodings": ["int"], "column_sizes": [8], "compression": None}
+    shard = {**column, "format": "mds", "version": 2, "samples": 2, "zip_data": None}
+    shard["raw_data"] = {"basename": "a.mds", "bytes": 32}
+    path.mkdir()
+    (path / "a.mds").write_bytes(np.array([2, 16, 24, 32], np.uint32).tobytes() + np.array([5, 6]).tobytes())
+    (path / "index.json").write_text(json.dumps({"version": 2, "shards": [shard]}))
+
+
 def _write_tfrecord(path: pathlib.Path) -> None:
     writer = _module("tensorboardX.record_writer").RecordWriter(str(path))
     for number in range(4):
@@ -364,6 +379,7 @@ def _write_checkpoint(path: pathlib.Path) -> None:
 
 _WRITERS: dict[str, Callable[[pathlib.Path], Any]] = {
     "images": _write_images,
+    "mds": _write_mds,
     "saved": _write_checkpoint,
     "series.csv": _write_text("Temp,Sunspots\n" + "".join(f"{day}.5,{day}\n" for day in range(60))),
     "t.array_record": _write_records,
@@ -372,6 +388,7 @@ _WRITERS: dict[str, Callable[[pathlib.Path], Any]] = {
     "t.bin": lambda path: np.arange(8, dtype=np.uint16).tofile(path),
     "t.csv": _write_text("a,b\n1,2\n3,4\n5,6\n7,8\n"),
     "t.db": _write_database,
+    "t.h5": _write_hdf5,
     "t.idx": lambda path: write_idx(path, pipelines.data()["label"]),
     "t.jsonl": _write_text('{"steps": 1, "loss": 1.0}\n'),
     "t.npy": lambda path: np.save(path, pipelines.data()["image"]),
@@ -487,6 +504,7 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "IterableSource": lambda f: {"iterable": [{"x": np.float32(1)}] * 4},
     "NpySource": lambda f: {"paths": f / "t.npy"},
     "JsonlSource": lambda f: {"paths": f / "lines.jsonl"},
+    "MdsSource": lambda f: {"folder": f / "mds"},
     "TFRecordSource": lambda f: {"paths": f / "t.tfrecord", "parse": "example"},
     "TextLinesSource": lambda f: {"paths": f / "t.txt"},
     "TokenFileSource": lambda f: {"paths": f / "t.bin", "dtype": np.uint16},
@@ -587,6 +605,7 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "grain.GrainSource": lambda f: {"dataset": [{"x": np.float32(1)}] * 4},
     "grain.RandomAccess": lambda f: {"source": pipelines.source()},
     "grain.to_grain": lambda f: {"loader": loader()},
+    "hdf5.Hdf5Source": lambda f: {"paths": f / "t.h5"},
     "huggingface.HuggingFaceBatches": lambda f: {"dataset": _hugging().to_iterable_dataset(), "batch_size": 1},
     "huggingface.HuggingFaceSource": lambda f: {"dataset": _hugging()},
     "images.Coefficients": lambda f: {"scale": 1.0, "offset": 0.0},

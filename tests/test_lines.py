@@ -11,6 +11,7 @@ import hypothesis.strategies as st
 import jax
 import numpy as np
 import pytest
+import zstandard
 from conftest import assert_trees_equal
 from damage import damaged
 from hypothesis import given, settings
@@ -21,7 +22,6 @@ from millstream.files import file_index, unpacked
 from millstream.sources import lines
 from millstream.sources.lines import JsonlSource, TextLinesSource
 
-zstandard = pytest.importorskip("zstandard")
 DAMAGES = 100
 PACKED = {".gz": gzip.compress, ".zst": zstandard.ZstdCompressor(write_checksum=True).compress}
 

@@ -294,7 +294,8 @@ def _mapped(folder):
 
 
 IN_FILES = {
-    f"host, {name}" for name in ("Arrow file", "SQLite", "ArrayRecord", "zarr", "tar", "safetensors", "JSON lines")
+    f"host, {name}"
+    for name in ("Arrow file", "SQLite", "ArrayRecord", "zarr", "tar", "safetensors", "JSON lines", "MDS", "HDF5")
 }
 IN_FILES |= {"host, Parquet", "host, Parquet, little kept"}
 

@@ -90,7 +90,7 @@ class RecordSource(HostSource):
     def _made(self, index: int, record: bytes) -> Any:
         try:
             return self._sample(index, record)
-        except ValueError as error:
+        except Exception as error:
             raise noted(error, f"This came from {type(self).__name__} at sample {index}.")  # noqa: B904
 
     def _sample(self, index: int, record: bytes) -> PyTree:
