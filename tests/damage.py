@@ -1,8 +1,14 @@
-"""Damaged copies of files: what disks, networks and interrupted programs leave of them."""
+"""Damaged copies of files: what disks, networks and interrupted programs leave of them.
 
+`DAMAGES=500 pytest tests/test_mds.py` makes five hundred of each file.
+"""
+
+import os
 from collections.abc import Iterator
 
 import numpy as np
+
+DAMAGES = int(os.environ.get("DAMAGES", "100"))
 
 
 def damaged(data: bytes, count: int, seed: int = 0) -> Iterator[bytes]:

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 from conftest import assert_trees_equal
+from damage import DAMAGES
 from test_bad_input import refuses
 
 import millstream as ms
@@ -178,7 +179,7 @@ def test_a_damaged_file_with_checksums_never_gives_a_wrong_byte(folder):
         for name, array in arrays().items():
             file.create_dataset(name, data=array, chunks=True, fletcher32=True)
     here = str(pathlib.Path(__file__).parent)
-    command = [sys.executable, "-c", DAMAGE, str(folder), "100"]
+    command = [sys.executable, "-c", DAMAGE, str(folder), str(DAMAGES)]
     done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 10
+    assert int(done.stdout) > DAMAGES // 10

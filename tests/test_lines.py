@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import zstandard
 from conftest import assert_trees_equal
-from damage import damaged
+from damage import DAMAGES, damaged
 from hypothesis import given, settings
 from test_bad_input import refuses
 
@@ -22,7 +22,6 @@ from millstream.files import file_index, unpacked
 from millstream.sources import lines
 from millstream.sources.lines import JsonlSource, TextLinesSource
 
-DAMAGES = 100
 PACKED = {".gz": gzip.compress, ".zst": zstandard.ZstdCompressor(write_checksum=True).compress}
 
 

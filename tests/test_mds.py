@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import zstandard
 from conftest import assert_trees_equal
-from damage import damaged
+from damage import DAMAGES, damaged
 from PIL import Image
 from test_bad_input import refuses
 
@@ -17,7 +17,6 @@ import millstream as ms
 from millstream.files.safe_path import UnsafePath
 from millstream.sources.mds import MdsSource
 
-DAMAGES = 100
 VALUE_CODES = {"uint16": 16, "int64": 65, "float32": 34}
 
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 from conftest import assert_trees_equal
-from damage import damaged
+from damage import DAMAGES, damaged
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given, settings
 from tensorboardX.record_writer import RecordWriter
@@ -21,8 +21,6 @@ from millstream.files import checksum
 from millstream.sources import tfrecord
 from millstream.sources.example_message import decode_example
 from millstream.sources.tfrecord import TFRecordSource
-
-DAMAGES = 100
 
 
 def write(path, records):

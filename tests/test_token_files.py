@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 from conftest import assert_trees_equal
-from damage import damaged
+from damage import DAMAGES, damaged
 from hypothesis import given, settings
 from loopback import Loopback
 from test_bad_input import refuses
@@ -25,7 +25,6 @@ from millstream.sources import token_file
 from millstream.sources.token_file import TokenFileSource
 
 END = 0
-DAMAGES = 100
 
 
 def megatron(path, documents, dtype=np.uint16, code=8):

@@ -7,6 +7,7 @@ from typing import IO, Any, Protocol
 from millstream.files.data_files import File, LocalFile
 from millstream.files.file_index import chunks, file_identity
 from millstream.files.plan_folder import PlanFolder, kept_file
+from millstream.text.bar_line import ProgressLine
 from millstream.text.errors import needs
 
 # Unpacked data may be this many times larger than packed; what is below the free size cannot hurt anybody.
@@ -64,11 +65,15 @@ def unpacked(caller: str, file: File, folder: PlanFolder | None) -> File:
     make, damage = _PACKED[kind][2](caller)
 
     def write(stream: IO[bytes]) -> None:
-        done = 0
-        for data in _plain(caller, file, kind, make, damage):
-            done += len(data)
-            require_ratio(f"{caller}: {file.name}", done, file.size)
-            stream.write(data)
+        done, progress = 0, ProgressLine(caller)
+        try:
+            for at, data in _plain(caller, file, kind, make, damage):
+                done += len(data)
+                require_ratio(f"{caller}: {file.name}", done, file.size)
+                stream.write(data)
+                progress.show(f"{file.name}, {at / file.size:.0%} unpacked")
+        finally:
+            progress.close()
 
     return LocalFile(caller, kept_file(folder, caller, file.stamp[0], file_identity(caller, file, "unpacked"), write))
 
@@ -91,14 +96,17 @@ def _packing(caller: str, file: File) -> str | None:
 
 def _plain(
     caller: str, file: File, kind: str, make: Callable[[], _Unpacker], damage: type[Exception]
-) -> Iterator[bytes]:
-    """The bytes of a packed file; streams follow each other, and gzip allows for zeros after the last."""
+) -> Iterator[tuple[int, bytes]]:
+    """The bytes of a packed file, each part with the place that was reached there.
+
+    Streams follow each other, and gzip allows for zeros after the last.
+    """
     unpacker, begun = make(), False
     for at, data in chunks(file, size=_PIECE):
         try:
             while data := data if begun else data.lstrip(b"\0"):
                 begun = True
-                yield unpacker.decompress(data)
+                yield at, unpacker.decompress(data)
                 data = b""
                 if unpacker.eof:
                     data = unpacker.unused_data

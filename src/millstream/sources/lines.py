@@ -37,7 +37,7 @@ class TextLinesSource(RecordSource):
     Args:
         paths: A file, a folder, a pattern such as "data/*.txt.gz", an address, or a list of such; in UTF-8.
         plans: Where it is kept where lines begin, and what was unpacked: a folder, or `ms.views.plans(folder)`; by
-            default in memory, which packed files do not fit into.
+            default in memory. Packed files need it.
         ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
         prefetch_size: How many samples are read before they are needed.
     """
@@ -76,7 +76,7 @@ class JsonlSource(RecordSource):
     Args:
         paths: A file, a folder, a pattern such as "data/*.jsonl.zst", an address, or a list of such; in UTF-8.
         plans: Where it is kept where lines begin, and what was unpacked: a folder, or `ms.views.plans(folder)`; by
-            default in memory, which packed files do not fit into.
+            default in memory. Packed files need it.
         ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
         prefetch_size: How many samples are read before they are needed.
     """
@@ -85,7 +85,7 @@ class JsonlSource(RecordSource):
         self, paths: Paths, *, plans: Plans = None, ordering: Ordering = "shuffle", prefetch_size: int = 64
     ) -> None:
         check_reading("JsonlSource", ordering, prefetch_size)
-        kinds = (".jsonl", ".ndjson", ".json")
+        kinds = (".jsonl", ".ndjson")
         folder, endings = folder_of("JsonlSource", plans), [kind + packing for kind in kinds for packing in _PACKINGS]
         files = [open_file("JsonlSource", path) for path in find_files("JsonlSource", paths, endings)]
         records = _indexed("JsonlSource", files, _filled_bounds, folder)

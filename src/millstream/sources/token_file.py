@@ -24,6 +24,7 @@ from millstream.sources.array import check_reading
 from millstream.sources.file_rows import RangedRows, map_rows, take_rows
 from millstream.sources.npy import read_npy_header
 from millstream.text.errors import noted, table, whole_number
+from millstream.text.summaries import never_raising
 
 _CALLER = "TokenFileSource"
 _MAPPED = 256  # files: a map needs a descriptor as long as it is there, and 1,024 is a usual limit
@@ -125,6 +126,8 @@ class TokenFileSource(HostSource):
 class _TokenRow(HostSource):
     """The tokens of files, each a sample."""
 
+    shown_as = f"{_CALLER}.tokens"
+
     def __init__(self, files: "_TokenFiles", stamps: Sequence[Any], ordering: Ordering, prefetch_size: int) -> None:
         self._files, self.stamps, self._caller = files, stamps, _CALLER
         self.ordering: Ordering = ordering
@@ -136,6 +139,10 @@ class _TokenRow(HostSource):
 
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
         self._files.take(indices, out[0])
+
+    @never_raising
+    def __repr__(self) -> str:
+        return f"{self.shown_as}({len(self):,} samples, {self.sample_spec})"
 
 
 def _spec(dtype: np.dtype, *shape: int) -> Any:
