@@ -107,6 +107,14 @@ def test_text_and_lists_are_python_objects(folder):
     assert ms.DataLoader(padded).element_spec()["ids"].shape == (3, 4)
 
 
+def test_what_is_before_the_file_and_what_was_never_written(folder):
+    with h5py.File(folder / "a.h5", "w", userblock_size=512) as file:
+        file["x"] = np.arange(6)
+        file.create_dataset("y", (6, 2), np.int16, fillvalue=7)
+    found = Hdf5Source(folder / "a.h5").read(np.array([4, 1]))
+    assert found["x"].tolist() == [4, 1] and found["y"].tolist() == [[7, 7], [7, 7]]
+
+
 def test_big_endian_numbers_are_those_of_this_machine(folder):
     with h5py.File(folder / "a.h5", "w") as file:
         file["x"] = np.arange(5, dtype=">i4")
@@ -138,7 +146,7 @@ def test_what_does_not_fit_together_is_refused(folder):
         Hdf5Source(folder / "c.h5")
     with refuses(ValueError, "each column once", "'z'"):
         Hdf5Source(folder / "a.h5", ["z"])
-    with refuses(ValueError, "cannot read", "b.h5", "y"):
+    with refuses(ValueError, "the same datasets in every file", "b.h5 has no 'y'"):
         Hdf5Source([folder / "a.h5", folder / "b.h5"], ["y"])
     (folder / "d.h5").write_bytes(b"no HDF5 at all")
     with refuses(ValueError, "Hdf5Source cannot read", "d.h5", "as HDF5"):

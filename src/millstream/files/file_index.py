@@ -26,7 +26,7 @@ def chunks(file: File, start: int = 0, size: int = _CHUNK) -> Iterator[tuple[int
 def file_index(
     caller: str, file: File, kind: str, scan: Iterable[tuple[int, np.ndarray]], folder: PlanFolder | None
 ) -> np.ndarray:
-    """What a scan finds in a file, as one array of int64, mapped if it is kept.
+    """What a scan finds in a file, as one array of numbers, mapped if it is kept.
 
     Args:
         caller: The caller's name, for errors.
@@ -43,7 +43,7 @@ def file_index(
         # Before the lock of the plan is held: who waits for it looks at its file to see whether its maker gets on.
         found = _found(caller, file, scan)
         kept = kept_array(folder, caller, name, of, lambda making: making.store(found.dtype, len(found), [found]))
-    return kept[0]
+    return np.asarray(kept[0])  # which is mapped all the same
 
 
 def file_identity(caller: str, file: File, kind: str) -> bytes:
@@ -65,6 +65,6 @@ def _found(caller: str, file: File, scan: Iterable[tuple[int, np.ndarray]]) -> n
             parts.append(part)
             if time.monotonic() - begun > _PATIENCE:
                 progress.show(f"{file.name}, {done / file.size:.0%} looked through")
-        return np.concatenate(parts).astype(np.int64, copy=False)
+        return np.concatenate(parts)
     finally:
         progress.close()

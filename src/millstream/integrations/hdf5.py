@@ -181,6 +181,8 @@ class _Hdf5File:
         """Look at these datasets, which must be there and have as many rows."""
         lengths = {}
         for name in columns:
+            if name not in self._file():
+                raise ValueError(f"{_CALLER} needs the same datasets in every file. {self.path} has no {name!r}.")
             try:
                 dataset = self._dataset(name)
                 shape, kind = tuple(dataset.shape), _kind(dataset)
@@ -212,7 +214,7 @@ class _Hdf5File:
         if mapped is not None:
             return mapped[local]
         dataset, (kind, shape) = self._dataset(name), self.kinds[name]
-        numbers = local // (self.length if dataset.chunks is None else int(dataset.chunks[0]))
+        numbers = local // (1 if dataset.chunks is None else int(dataset.chunks[0]))
         if kind == _TEXT:
             dataset = dataset.asstr()
         found = None
