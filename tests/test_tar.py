@@ -116,7 +116,7 @@ def test_the_stream_is_the_same_on_every_executor_and_goes_on_where_it_was(shard
 def test_headers_are_read_once_if_they_are_kept(shards, folder, server, monkeypatch):
     name = "caf\xe9".encode("latin-1").decode("utf-8", "surrogateescape")
     (folder / "odd.tar").write_bytes(tar([(f"{name}.cls", b"7")]))
-    (folder / "big.tar").write_bytes(tar([*members(range(SAMPLES)), ("last.bin", bytes(4 << 20))]))
+    (folder / "big.tar").write_bytes(tar([*members(range(SAMPLES)), ("filler", bytes(4 << 20))]))
     server.put("/big.tar", (folder / "big.tar").read_bytes())
     cloud.configure(cache_limit=0)
     paths = {"near": shards, "odd": folder / "odd.tar", "far": f"{server.address}/big.tar"}

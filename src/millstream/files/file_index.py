@@ -49,7 +49,7 @@ def file_index(
 def file_identity(caller: str, file: File, kind: str) -> bytes:
     """A hash that tells what is found in a file from what is found in others."""
     pieces = hashlib.sha256()
-    if isinstance(file, LocalFile):  # others have a version
+    if isinstance(file, LocalFile) or not file.stamp[2]:  # others have a version
         size = min(_PIECE, file.size)
         starts = np.unique(np.linspace(0, file.size - size, _PIECES).astype(np.int64))
         for piece in file.read_ranges([(start, size) for start in starts.tolist()]):
