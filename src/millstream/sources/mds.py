@@ -38,7 +38,7 @@ _CODES = {8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "
 _CODES |= {64: "uint64", 65: "int64", 66: "float64"}
 _DIGITS = re.compile(r"[+-]?\d{1,4000}")
 
-Decoder = Callable[[bytes], Any]
+Decoder = Callable[[bytes], PyTree]
 
 
 class MdsSource(RecordSource):
