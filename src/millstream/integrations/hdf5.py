@@ -165,29 +165,29 @@ class _Hdf5File:
         """The paths of all datasets with rows."""
         import h5py
 
-        found: list[str] = []
+        file, found = self._file(), list[str]()
 
         def visit(name: str, item: Any) -> None:
             if isinstance(item, h5py.Dataset) and item.shape:
                 found.append(name)
 
         try:
-            self._file().visititems(visit)
+            file.visititems(visit)
         except _FAULTS as error:
             raise self._damaged(error) from None
         return found
 
     def choose(self, columns: Sequence[str]) -> None:
         """Look at these datasets, which must be there and have as many rows."""
-        lengths = {}
+        file, lengths = self._file(), {}
         for name in columns:
-            if name not in self._file():
-                raise ValueError(f"{_CALLER} needs the same datasets in every file. {self.path} has no {name!r}.")
             try:
-                dataset = self._dataset(name)
-                shape, kind = tuple(dataset.shape), _kind(dataset)
+                dataset = self._dataset(name) if name in file else None
+                shape, kind = ((), None) if dataset is None else (tuple(dataset.shape), _kind(dataset))
             except _FAULTS as error:
                 raise self._damaged(error) from None
+            if dataset is None:
+                raise ValueError(f"{_CALLER} needs the same datasets in every file. {self.path} has no {name!r}.")
             if kind is None:
                 raise ValueError(
                     f"{_CALLER} reads numbers, text and lists of numbers. {self.path}[{name!r}] is {dataset.dtype}. "
