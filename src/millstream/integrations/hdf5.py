@@ -235,7 +235,9 @@ class _Hdf5File:
             offset = None if dataset.external or dataset.is_virtual else dataset.id.get_offset()
             dtype = dataset.dtype
             size = int(np.prod(dataset.shape, dtype=object)) * dtype.itemsize
-            plain = offset is not None and dtype.kind in "iufb" and offset + size <= self._local.size
+            # What was never written has no place, but in a file with a user block HDF5 names one.
+            there = offset is not None and dataset.id.get_storage_size() == size and offset + size <= self._local.size
+            plain = there and dtype.kind in "iufb"
             rows = map_rows(self._local, dtype, tuple(dataset.shape), offset) if plain else None
             self._mapped[name] = rows if isinstance(rows, np.ndarray) else None
         return self._mapped[name]

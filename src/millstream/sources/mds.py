@@ -235,9 +235,7 @@ def _entries(index: File) -> list[Any]:
         raise ValueError(f"{_CALLER} cannot read {index.name}: it is not JSON ({error}). Get it again.") from None
     shards = found.get("shards") if isinstance(found, dict) and found.get("version") == 2 else None
     if not isinstance(shards, list) or not shards:
-        raise ValueError(
-            f"{_CALLER} needs the index of an MDS dataset, of version 2, with shards. {index.name} is not."
-        )
+        raise ValueError(f"{_CALLER} needs an index of MDS shards, of version 2. {index.name} is not such an index.")
     return shards
 
 
