@@ -387,7 +387,7 @@ def test_what_is_wrong_with_a_megatron_index_is_said(folder):
         return bytes(data)
 
     for data, words in (
-        (b"TNTIDX\0\0" + good[8:], ["starts with b'TNTIDX", "MMIDIDX"]),
+        (b"TNTIDX\0\0" + good[8:], ["this with b'TNTIDX", "MMIDIDX", "move it away"]),
         (changed(9, "<Q", 2), ["version 2", "known are version 1"]),
         (changed(17, "<B", 7), ["dtype 7", "8 (<u2)"]),
         (changed(18, "<Q", 1 << 60), ["sequences", "need", "bytes"]),

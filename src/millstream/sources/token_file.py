@@ -368,7 +368,10 @@ def _megatron_documents(index: File) -> tuple[np.dtype, np.ndarray]:
     """The dtype of tokens, and where documents begin and the last one ends, in tokens."""
     head = index.read_at(0, min(_MEGATRON_HEAD.size, index.size))
     if len(head) < _MEGATRON_HEAD.size or not head.startswith(_MEGATRON):
-        raise _damaged(index, f"it starts with {head[:9]!r}, and an index of Megatron with {_MEGATRON!r}")
+        raise ValueError(
+            f"{_CALLER} takes {index.name} for Megatron's index of the .bin beside it. Such an index starts with "
+            f"{_MEGATRON!r}, and this with {head[:9]!r}. Get it again, or move it away if it is something else."
+        )
     _, version, code, sequences, documents = _MEGATRON_HEAD.unpack(head)
     if version != 1 or code not in _MEGATRON_DTYPES:
         known = ", ".join(f"{number} ({dtype})" for number, dtype in _MEGATRON_DTYPES.items())
