@@ -119,13 +119,18 @@ def plans(directory: str | os.PathLike[str], *, version: str | None = None, time
             Change it when they change. Code and values that can be seen count as well.
         timeout: Seconds to wait for a different process that is making the same plan and gets no further.
     """
-    folder = require_path("plans", "directory to be the path of a folder", directory).expanduser()
-    if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"plans needs directory to be a folder. {folder} is a file.")
+    folder = _directory("plans", "directory", directory)
     if version is not None and not isinstance(version, str):
         raise TypeError(f"plans needs version to be a text such as '2'. Got {describe_value(version)}.")
     require_positive("plans", "timeout", timeout, "a number of seconds")
-    return PlanFolder(folder.absolute(), version, timeout)
+    return PlanFolder(folder, version, timeout)
+
+
+def _directory(caller: str, name: str, given: str | os.PathLike[str]) -> pathlib.Path:
+    folder = require_path(caller, f"{name} to be the path of a folder", given).expanduser()
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{caller} needs {name} to be a folder. {folder} is a file.")
+    return folder.absolute()
 
 
 # What views take as `plans=`.
@@ -139,7 +144,7 @@ def folder_of(caller: str, given: Any) -> PlanFolder | None:
     if isinstance(given, PlanFolder):
         return given
     if isinstance(given, str | os.PathLike):
-        return plans(given)
+        return PlanFolder(_directory(caller, "plans", given))
     raise TypeError(
         f"{caller} needs plans to be a folder, such as ms.views.plans('data/plans'). Got {describe_value(given)}."
     )
