@@ -107,6 +107,13 @@ def test_text_and_lists_are_python_objects(folder):
     assert ms.DataLoader(padded).element_spec()["ids"].shape == (3, 4)
 
 
+def test_datasets_in_one_piece_are_mapped_and_others_are_not(folder):
+    for layout, mapped in (("in one piece", True), ("in chunks", False)):
+        source = Hdf5Source(write(folder / f"{mapped}.h5", arrays(), layout))
+        file = source._table._files[0]  # pyright: ignore[reportAttributeAccessIssue]
+        assert {name: file._map(name) is not None for name in arrays()} == dict.fromkeys(arrays(), mapped)
+
+
 def test_what_is_before_the_file_and_what_was_never_written(folder):
     with h5py.File(folder / "a.h5", "w", userblock_size=512) as file:
         file["x"] = np.arange(6)

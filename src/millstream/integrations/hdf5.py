@@ -1,5 +1,6 @@
 """Datasets of HDF5 files."""
 
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -232,15 +233,22 @@ class _Hdf5File:
         """A dataset of numbers that lies in the file in one piece, mapped; None for others."""
         if name not in self._mapped:
             dataset = self._dataset(name)
-            offset = None if dataset.external or dataset.is_virtual else dataset.id.get_offset()
-            dtype = dataset.dtype
-            size = int(np.prod(dataset.shape, dtype=object)) * dtype.itemsize
-            # What was never written has no place, but in a file with a user block HDF5 names one.
-            there = offset is not None and dataset.id.get_storage_size() == size and offset + size <= self._local.size
-            plain = there and dtype.kind in "iufb"
-            rows = map_rows(self._local, dtype, tuple(dataset.shape), offset) if plain else None
+            offset = self._offset(dataset)
+            rows = None if offset is None else map_rows(self._local, dataset.dtype, tuple(dataset.shape), offset)
             self._mapped[name] = rows if isinstance(rows, np.ndarray) else None
         return self._mapped[name]
+
+    def _offset(self, dataset: Any) -> int | None:
+        """Where the numbers of a dataset begin, if they lie in the file in one piece, as NumPy has them."""
+        import h5py
+
+        numbers = dataset.dtype.kind in "iufb" and dataset.id.get_type().equal(h5py.h5t.py_create(dataset.dtype))
+        if not numbers or dataset.external or dataset.is_virtual:
+            return None
+        offset, size = dataset.id.get_offset(), math.prod(dataset.shape) * dataset.dtype.itemsize
+        # What was never written has no place, but in a file with a user block HDF5 names one.
+        there = offset is not None and dataset.id.get_storage_size() == size and offset + size <= self._local.size
+        return offset if there else None
 
     def _dataset(self, name: str) -> Any:
         import h5py
