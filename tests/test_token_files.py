@@ -191,6 +191,18 @@ def test_views_know_the_lengths_without_reading(corpus, monkeypatch):
         at += len(document)
 
 
+@pytest.mark.parametrize("mapped", [2, 256], ids=["in ranges", "mapped"])
+def test_windows_reach_from_file_to_file(corpus, monkeypatch, mapped):
+    folder, documents = corpus
+    monkeypatch.setattr(token_file, "_MAPPED", mapped)
+    source = TokenFileSource(str(folder / "part-*.bin"), np.uint16, end_token=END)
+    flat = np.concatenate(documents)
+    for options in ({"stride": 1}, {"stride": 3, "step": 4}, {"stride": 1, "end": "pad"}):
+        found = ms.views.windows(source.tokens, 50, **options)
+        expected = ms.views.windows(ms.HostArraySource({"tokens": flat.astype(np.uint16)}), 50, **options)
+        assert_trees_equal(found.read(np.arange(len(found))), expected.read(np.arange(len(expected))))
+
+
 def test_many_files_are_read_without_keeping_them_open(corpus, monkeypatch):
     folder, documents = corpus
     monkeypatch.setattr(token_file, "_MAPPED", 2)

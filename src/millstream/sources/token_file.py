@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import DTypeLike
 
 from millstream.files.data_files import File, LocalFile, is_remote, open_file
@@ -140,6 +141,9 @@ class _TokenRow(HostSource):
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
         self._files.take(indices, out[0])
 
+    def read_runs(self, starts: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
+        self._files.take_runs(starts, out[0])
+
     @never_raising
     def __repr__(self) -> str:
         return f"{self.shown_as}({len(self):,} samples, {self.sample_spec})"
@@ -222,13 +226,32 @@ class _TokenFiles:
                     pieces = _read_spans(tokens, begins.tolist(), stops.tolist())
                     out[rows] = narrowed(_CALLER, np.concatenate(list(pieces)), out.dtype)
 
+    def take_runs(self, starts: np.ndarray, out: np.ndarray) -> None:
+        """Write the tokens from each of `starts` on into a row of `out`."""
+        length = out.shape[1]
+        for rows, first, part in self._by_file(starts):
+            begins = starts[rows] - first
+            inside = begins + length <= part.count
+            if inside.any():
+                with _unchanged(part, starts[rows]):
+                    found = self._windows(part, begins[inside], length)
+                out[rows[inside]] = narrowed(_CALLER, found, out.dtype)
+            for row in rows[~inside].tolist():  # from one file into the next
+                self.take(np.arange(starts[row], starts[row] + length), out[row])
+
+    def _windows(self, part: _Part, begins: np.ndarray, length: int) -> np.ndarray:
+        tokens = self._rows(part)
+        if isinstance(tokens, np.ndarray):
+            return sliding_window_view(tokens, length)[begins]  # one call copies all of them
+        return np.stack(list(_read_spans(tokens, begins.tolist(), (begins + length).tolist())))
+
     def _rows(self, part: _Part) -> np.ndarray | RangedRows:
         return part.mapped if self._maps else part.ranged
 
     def _by_file(self, tokens: np.ndarray) -> Iterator[tuple[np.ndarray, int, _Part]]:
         """Each file that some tokens are in: which of them, the number of its first one, and the file."""
         numbers = np.searchsorted(self.firsts, tokens, side="right") - 1
-        for number in np.unique(numbers).tolist():
+        for number in np.flatnonzero(np.bincount(numbers)).tolist():  # np.unique would sort all tokens of windows
             yield np.flatnonzero(numbers == number), int(self.firsts[number]), self._parts[number]
 
 
