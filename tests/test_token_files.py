@@ -197,7 +197,8 @@ def test_windows_reach_from_file_to_file(corpus, monkeypatch, mapped):
     monkeypatch.setattr(token_file, "_MAPPED", mapped)
     source = TokenFileSource(str(folder / "part-*.bin"), np.uint16, end_token=END)
     flat = np.concatenate(documents)
-    for options in ({"stride": 1}, {"stride": 3, "step": 4}, {"stride": 1, "end": "pad"}):
+    ways: list[dict[str, Any]] = [{"stride": 1}, {"stride": 3, "step": 4}, {"stride": 1, "end": "pad"}]
+    for options in ways:
         found = ms.views.windows(source.tokens, 50, **options)
         expected = ms.views.windows(ms.HostArraySource({"tokens": flat.astype(np.uint16)}), 50, **options)
         assert_trees_equal(found.read(np.arange(len(found))), expected.read(np.arange(len(expected))))
