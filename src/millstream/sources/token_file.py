@@ -237,7 +237,7 @@ class _TokenFiles:
                     found = self._windows(part, begins[inside], length)
                 out[rows[inside]] = narrowed(_CALLER, found, out.dtype)
             for row in rows[~inside].tolist():  # from one file into the next
-                self.take(np.arange(starts[row], starts[row] + length), out[row])
+                self.take(starts[row] + np.arange(length), out[row])
 
     def _windows(self, part: _Part, begins: np.ndarray, length: int) -> np.ndarray:
         tokens = self._rows(part)
