@@ -2,6 +2,8 @@
 
 import functools
 import io
+import json
+import pathlib
 import sqlite3
 import tarfile
 import tempfile
@@ -108,6 +110,66 @@ def zarr_group() -> str:
     return place("samples.zarr")
 
 
+@functools.cache
+def token_file() -> str:
+    """A document for each sample: its label, and an end."""
+    np.stack([np.arange(1, SAMPLES + 1), np.zeros(SAMPLES)], 1).astype(np.uint16).tofile(place("samples.bin"))
+    return place("samples.bin")
+
+
+def labelled(document: dict[str, np.ndarray]) -> dict[str, Any]:
+    return {"label": np.int32(document["tokens"][0] - 1)}
+
+
+@functools.cache
+def json_lines() -> str:
+    with open(place("samples.jsonl"), "w") as file:
+        file.writelines(json.dumps({"label": number, "half": number / 2}) + "\n" for number in range(SAMPLES))
+    return place("samples.jsonl")
+
+
+@functools.cache
+def tfrecord_file() -> str:
+    from tensorboardX.record_writer import RecordWriter
+
+    writer = RecordWriter(place("samples.tfrecord"))
+    for image, label in zip(*data().values(), strict=True):
+        writer.write(image.tobytes() + label.tobytes())
+    writer.close()
+    return place("samples.tfrecord")
+
+
+@functools.cache
+def hdf5_file() -> str:
+    import h5py
+
+    with h5py.File(place("samples.h5"), "w") as file:
+        for name, array in data().items():
+            file.create_dataset(name, data=array, chunks=(4, *array.shape[1:]) if name == "image" else None)
+    return place("samples.h5")
+
+
+def hdf5() -> Any:
+    from millstream.integrations.hdf5 import Hdf5Source
+
+    return [Hdf5Source(hdf5_file()), BATCH]
+
+
+@functools.cache
+def mds_folder() -> str:
+    rows = [image.tobytes() + label.tobytes() for image, label in zip(*data().values(), strict=True)]
+    places = np.cumsum([4 * (SAMPLES + 2), *map(len, rows)]).astype(np.uint32)
+    contents = np.uint32(SAMPLES).tobytes() + places.tobytes() + b"".join(rows)
+    shard = {"format": "mds", "version": 2, "compression": None, "samples": SAMPLES, "zip_data": None}
+    shard |= {"column_names": ["image", "label"], "column_encodings": ["ndarray:uint8:2,3,1", "int32"]}
+    shard |= {"column_sizes": [6, 4], "raw_data": {"basename": "a.mds", "bytes": len(contents)}}
+    folder = pathlib.Path(place("mds"))
+    folder.mkdir()
+    (folder / "a.mds").write_bytes(contents)
+    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": [shard]}))
+    return str(folder)
+
+
 def unpacked(key: str, files: dict[str, bytes]) -> dict[str, Any]:
     return {"image": np.load(io.BytesIO(files["image.npy"])), "label": np.int32(files["label.cls"])}
 
@@ -212,4 +274,9 @@ FORMATS = {
     "host, zarr": zarr,
     "host, tar": tar,
     "host, safetensors": safetensors,
+    "host, token file": lambda: [ms.sources.TokenFileSource(token_file(), np.uint16, end_token=0).map(labelled), BATCH],
+    "host, JSON lines": lambda: [ms.sources.JsonlSource(json_lines()), BATCH],
+    "host, MDS": lambda: [ms.sources.MdsSource(mds_folder()), BATCH],
+    "host, HDF5": hdf5,
+    "host, TFRecord": lambda: [ms.sources.TFRecordSource(tfrecord_file()).map(from_record), BATCH],
 }

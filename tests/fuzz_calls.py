@@ -206,7 +206,9 @@ def _judged(case: Case, wrong: dict[str, Any], error: Exception) -> str:
     notes = "\n".join(getattr(error, "__notes__", []))
     if notes and _names_call(case.name, notes) and (_names_argument(wrong, text) or "Raised in" in notes):
         return ""  # code of the user's, or of a package, was called: its error keeps its type
-    if not isinstance(error, REFUSALS) or not _names_call(case.name, text) or not _names_argument(wrong, text):
+    own = wrong.get("name")  # which a loop has in errors in place of its function's name
+    named = _names_call(case.name, text) or (isinstance(own, str) and own != "" and text.startswith(own))
+    if not isinstance(error, REFUSALS) or not named or not _names_argument(wrong, text):
         return f"{type(error).__name__}: {text[:400]}\n{_place(error)}"
     asked = not isinstance(error, TypeError) and any("SECRET" in case.wrong.get(name, "") for name in ADDRESSES)
     shown = asked and "SECRET" in text

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import json
 import pathlib
 import pkgutil
 import sqlite3
@@ -356,6 +357,27 @@ def _write_records(path: pathlib.Path) -> None:
     writer.close()
 
 
+def _write_hdf5(path: pathlib.Path) -> None:
+    with _module("h5py").File(path, "w") as file:
+        file["x"] = np.arange(8, dtype=np.float32)
+
+
+def _write_mds(path: pathlib.Path) -> None:
+    column = {"column_names": ["n"], "column_encodings": ["int"], "column_sizes": [8], "compression": None}
+    shard = {**column, "format": "mds", "version": 2, "samples": 2, "zip_data": None}
+    shard["raw_data"] = {"basename": "a.mds", "bytes": 32}
+    path.mkdir()
+    (path / "a.mds").write_bytes(np.array([2, 16, 24, 32], np.uint32).tobytes() + np.array([5, 6]).tobytes())
+    (path / "index.json").write_text(json.dumps({"version": 2, "shards": [shard]}))
+
+
+def _write_tfrecord(path: pathlib.Path) -> None:
+    writer = _module("tensorboardX.record_writer").RecordWriter(str(path))
+    for number in range(4):
+        writer.write(b"\n\x0c\n\n\n\x01n\x12\x05\x1a\x03\n\x01" + bytes([number]))  # an Example with a number
+    writer.close()
+
+
 def _write_zarr(path: pathlib.Path) -> None:
     _module("zarr").create_array(path, shape=(8,), dtype="float32", chunks=(4,))[:] = np.arange(8)
 
@@ -378,12 +400,16 @@ def _write_run(path: pathlib.Path) -> None:
 _WRITERS: dict[str, Callable[[pathlib.Path], Any]] = {
     "images": _write_images,
     "replayed": _write_run,
+    "mds": _write_mds,
     "saved": _write_checkpoint,
     "series.csv": _write_text("Temp,Sunspots\n" + "".join(f"{day}.5,{day}\n" for day in range(60))),
     "t.array_record": _write_records,
     "t.arrow": _write_arrow,
+    "lines.jsonl": _write_text('{"x": 1.5}\n' * 4),
+    "tokens.bin": lambda path: np.arange(8, dtype=np.uint16).tofile(path),
     "t.csv": _write_text("a,b\n1,2\n3,4\n5,6\n7,8\n"),
     "t.db": _write_database,
+    "t.h5": _write_hdf5,
     "t.idx": lambda path: write_idx(path, pipelines.data()["label"]),
     "t.jsonl": _write_text('{"steps": 1, "loss": 1.0}\n'),
     "t.npy": lambda path: np.save(path, pipelines.data()["image"]),
@@ -391,6 +417,8 @@ _WRITERS: dict[str, Callable[[pathlib.Path], Any]] = {
     "t.png": lambda path: _image().save(path),
     "t.safetensors": lambda path: _module("safetensors.numpy").save_file({"x": np.zeros((4, 2), np.float32)}, path),
     "t.tar": lambda path: path.write_bytes(tar_bytes({f"{number}.cls": b"1" for number in range(4)}, "w")),
+    "t.tfrecord": _write_tfrecord,
+    "t.txt": _write_text("oats\nrye\n"),
     "t.zarr": _write_zarr,
 }
 
@@ -500,6 +528,11 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "MixedLoader.iterate": lambda f: {"state": _state(mixed())},
     "IterableSource": lambda f: {"iterable": [{"x": np.float32(1)}] * 4},
     "NpySource": lambda f: {"paths": f / "t.npy"},
+    "JsonlSource": lambda f: {"paths": f / "lines.jsonl"},
+    "MdsSource": lambda f: {"folder": f / "mds"},
+    "TFRecordSource": lambda f: {"paths": f / "t.tfrecord", "parse": "example"},
+    "TextLinesSource": lambda f: {"paths": f / "t.txt"},
+    "TokenFileSource": lambda f: {"paths": f / "tokens.bin", "dtype": np.uint16},
     "Processes": lambda f: {"workers": 1},
     "RandomHostMapTransform": lambda f: {"fn": lambda value, rng: value},
     "RandomMapTransform": lambda f: {"fn": lambda value, mask, key: value},
@@ -599,6 +632,7 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "grain.GrainSource": lambda f: {"dataset": [{"x": np.float32(1)}] * 4},
     "grain.RandomAccess": lambda f: {"source": pipelines.source()},
     "grain.to_grain": lambda f: {"loader": loader()},
+    "hdf5.Hdf5Source": lambda f: {"paths": f / "t.h5"},
     "huggingface.HuggingFaceBatches": lambda f: {"dataset": _hugging().to_iterable_dataset(), "batch_size": 1},
     "huggingface.HuggingFaceSource": lambda f: {"dataset": _hugging()},
     "images.Coefficients": lambda f: {"scale": 1.0, "offset": 0.0},

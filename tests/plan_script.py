@@ -13,7 +13,7 @@ import time
 import numpy as np
 
 import millstream as ms
-from millstream.views import _plan_file, plan_folder
+from millstream.files import plan_file, plan_folder
 
 SAMPLES = 600
 SOURCE = ms.DatasetSource([{"x": np.int32(i)} for i in range(SAMPLES)], "sequential")
@@ -66,7 +66,7 @@ def eight_at_once(folder):
 
 
 def killed_and_continued(folder):
-    _plan_file._INTERVAL = 0.0  # a record after every batch, where a user's run takes a second
+    plan_file._INTERVAL = 0.0  # a record after every batch, where a user's run takes a second
     first, seen = 0, collections.Counter()
     for executor, at in [(None, 0), (None, 5), (None, 100), (ms.Threads(2), 450), (ms.Processes(2), 599)]:
         os.environ["DELAY"] = "0.005" if isinstance(executor, ms.Processes) else "0"

@@ -20,10 +20,11 @@ from format_pipelines import FORMATS
 from hypothesis import given, settings
 
 import millstream as ms
+from millstream.files import plan_file
 from millstream.files.lock import locked
 from millstream.files.safe_path import NotPlainFile
 from millstream.reading.memory import mapped_file
-from millstream.views import _measure, _plan_file
+from millstream.views import _measure
 from millstream.views._measure import lengths_of
 
 N = 37
@@ -292,7 +293,10 @@ def _mapped(folder):
     return ms.HostArraySource({"x": np.load(folder / "x.npy", mmap_mode="r")})
 
 
-IN_FILES = {f"host, {name}" for name in ("Arrow file", "SQLite", "ArrayRecord", "zarr", "tar", "safetensors")}
+IN_FILES = {
+    f"host, {name}"
+    for name in ("Arrow file", "SQLite", "ArrayRecord", "zarr", "tar", "safetensors", "JSON lines", "MDS", "HDF5")
+}
 IN_FILES |= {"host, Parquet", "host, Parquet, little kept"}
 
 
@@ -367,7 +371,7 @@ def test_worker_processes_measure_without_jax(folder):
 
 
 def test_an_error_leaves_nothing_and_an_interrupt_what_can_be_continued(folder, monkeypatch):
-    monkeypatch.setattr(_plan_file, "_INTERVAL", 0.0)
+    monkeypatch.setattr(plan_file, "_INTERVAL", 0.0)
     monkeypatch.setattr(_measure, "_TRIAL", 60.0)  # an interrupt comes to the main thread
     plans, log, stop = folder / "plans", folder / "log", folder / "stop"
     body = """
@@ -431,7 +435,7 @@ def test_what_was_left_long_ago_is_removed(folder):
 
 
 def regions():
-    record, data = _plan_file._RECORD.size, 4 * len(range(6, N))
+    record, data = plan_file._RECORD.size, 4 * len(range(6, N))
     places = [
         *range(0, record, 5),
         record,
@@ -464,7 +468,7 @@ def _flipped(old, place):
 @pytest.mark.parametrize("always", [True, False], ids=["small", "large"])
 def test_every_damage_is_found_and_the_plan_made_again(folder, monkeypatch, always):
     if not always:  # large files are read only if they were written to
-        monkeypatch.setattr(_plan_file, "_SMALL", 0)
+        monkeypatch.setattr(plan_file, "_SMALL", 0)
     keep, expected = function(SAME), list(range(6, N))
     ms.views.select(arrays(), keep, plans=folder)
     [name] = names(folder)
@@ -510,18 +514,18 @@ def test_whatever_is_left_of_a_file_that_was_being_written_is_continued_or_begun
     path, of = memory / "writing.part", bytes(range(32))
     path.unlink(missing_ok=True)
     for stop in sorted(cuts):
-        writer = _plan_file.PlanWriter(path, of, values.dtype, len(values))
+        writer = plan_file.PlanWriter(path, of, values.dtype, len(values))
         writer.write(values[writer.done : stop])
         writer._save()
         writer._file.close()
         if torn < size(path):  # a bit of it is lost, anywhere
             path.write_bytes(_flipped(path.read_bytes(), torn))
-    with _plan_file.PlanWriter(path, of, values.dtype, len(values)) as writer:
+    with plan_file.PlanWriter(path, of, values.dtype, len(values)) as writer:
         assert writer.done in {0, *cuts}
         writer.write(values[writer.done :])
         writer.finish()
-    found, digest = _plan_file.open_plan(path, of)
-    assert found.tolist() == values.tolist() and digest == _plan_file.hashlib.sha256(values.tobytes()).hexdigest()
+    found, digest = plan_file.open_plan(path, of)
+    assert found.tolist() == values.tolist() and digest == plan_file.hashlib.sha256(values.tobytes()).hexdigest()
 
 
 # What is shown
@@ -534,7 +538,7 @@ class Terminal(io.StringIO):
 
 def test_a_terminal_sees_how_far_it_is_and_that_it_continues(folder, monkeypatch):
     monkeypatch.setattr(_measure, "_PATIENCE", 0.0)
-    monkeypatch.setattr(_plan_file, "_INTERVAL", 0.0)
+    monkeypatch.setattr(plan_file, "_INTERVAL", 0.0)
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     stop = folder / "stop"
     body = """

@@ -23,7 +23,7 @@ from test_bad_input import refuses
 
 import millstream as ms
 from millstream.files import remote_options
-from millstream.integrations import cloud
+from millstream.integrations import _tar_samples, cloud
 from millstream.integrations.safetensors import SafetensorsSource
 from millstream.integrations.webdataset import WebDatasetSource
 
@@ -111,6 +111,29 @@ def test_the_stream_is_the_same_on_every_executor_and_goes_on_where_it_was(shard
     assert_trees_equal(rest, stream_of(ms.HostArraySource(data), key, state=state)[0])
     seen = [batch["cls"][mask] for batch, mask in found[:6]]
     assert sorted(np.concatenate(seen).tolist()) == list(range(SAMPLES))
+
+
+def test_headers_are_read_once_if_they_are_kept(shards, folder, server, monkeypatch):
+    name = "caf\xe9".encode("latin-1").decode("utf-8", "surrogateescape")
+    (folder / "odd.tar").write_bytes(tar([(f"{name}.cls", b"7")]))
+    (folder / "big.tar").write_bytes(tar([*members(range(SAMPLES)), ("filler", bytes(4 << 20))]))
+    server.put("/big.tar", (folder / "big.tar").read_bytes())
+    cloud.configure(cache_limit=0)
+    paths = {"near": shards, "odd": folder / "odd.tar", "far": f"{server.address}/big.tar"}
+    sources = {}
+    for turn in range(2):
+        with ms.views.plans(folder / "plans"):
+            for key, path in paths.items():
+                sources[key, turn] = WebDatasetSource(path, ["cls"])
+        monkeypatch.setattr(_tar_samples, "tar_members", None)
+    for key in paths:
+        first, again = sources[key, 0], sources[key, 1]
+        assert list(first.keys) == list(again.keys)
+        assert first.read(np.arange(len(first)))["cls"].tolist() == again.read(np.arange(len(first)))["cls"].tolist()
+    path = folder / "train-01.tar"
+    path.write_bytes(tar(members(range(40, 45))))
+    with pytest.raises(TypeError, match="not callable"):  # it is a different file, whose headers are looked for
+        WebDatasetSource(shards, ["cls"], plans=folder / "plans")
 
 
 @pytest.mark.parametrize("limit", [0, 1 << 30], ids=["uncached", "cached"])

@@ -15,7 +15,7 @@ from typing import IO, Any, cast
 from millstream.files.atomic import settle, temporary_path
 from millstream.files.lock import locked
 from millstream.files.safe_path import safe_path
-from millstream.sources.file_rows import FREE_BYTES, RATIO
+from millstream.files.unpacked import FREE_BYTES, RATIO
 
 _TIMEOUT = 600.0
 _ADVICE = "Get it again from its publisher."

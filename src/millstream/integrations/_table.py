@@ -1,16 +1,12 @@
 """What all tables have in common: rows by number, columns as arrays."""
 
 import dataclasses
-import glob
-import os
-import pathlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any, Protocol
 
 import numpy as np
 
-from millstream.files.data_files import is_remote
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
 from millstream.reading.dtypes import can_become, narrowed
@@ -24,11 +20,8 @@ from millstream.text.errors import (
     listed,
     noted,
     require_callable,
-    require_path,
 )
 
-Path = str | os.PathLike[str]
-Paths = Path | Sequence[Path]
 Row = dict[str, Any]
 
 
@@ -44,40 +37,6 @@ def made_samples(
             note = f"This came from {function_name(fn)}, the {argument} of {caller}, at sample {index}."
             raise noted(error, note)  # noqa: B904 (`from` would take away the error's own cause)
     return samples
-
-
-def listed_paths(caller: str, paths: Paths) -> list[Path]:
-    """One path or several, as a list. A set is refused: samples are numbered in the order of the files."""
-    if isinstance(paths, str | os.PathLike):
-        paths = [paths]
-    found = listed(paths)
-    if found is None or not all(isinstance(path, str | os.PathLike) for path in found):
-        raise TypeError(f"{caller} needs a path, or a list of paths. Got {describe_value(paths)}.")
-    for path in found:
-        require_path(caller, "a path, or a list of paths", path)
-    return found
-
-
-def find_files(caller: str, paths: Paths, suffixes: Sequence[str]) -> list[Path]:
-    """The files of paths, addresses, folders or patterns, in an order that depends on their names alone."""
-    found = [file for path in listed_paths(caller, paths) for file in _expanded(caller, path, suffixes)]
-    if not found:
-        raise ValueError(f"{caller} needs at least one file. Got an empty list of paths.")
-    return found
-
-
-def _expanded(caller: str, path: Path, suffixes: Sequence[str]) -> Sequence[Path]:
-    if is_remote(path) or os.path.isfile(path):
-        return [path]
-    if not os.path.isdir(path):
-        return sorted(glob.glob(os.fspath(path), recursive=True)) or [path]  # which is then said not to be there
-    folder = pathlib.Path(path)
-    found = [file for file in folder.rglob("*") if file.suffix in suffixes and file.is_file()]
-    # Names of files and folders that start with a dot or an underscore belong to the programs that wrote the others.
-    own = [file for file in found if not any(part[0] in "._" for part in file.relative_to(folder).parts)]
-    if not own:
-        raise FileNotFoundError(f"{caller} needs files named {' or '.join(suffixes)} in {path}. There are none.")
-    return sorted(own)
 
 
 class Table(Protocol):

@@ -10,7 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from millstream.files import plain
 from millstream.files.data_files import File, buffered, is_remote
+from millstream.files.file_index import file_index
+from millstream.files.plan_folder import PlanFolder
 
 _BLOCK = tarfile.BLOCKSIZE
 _REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
@@ -181,16 +184,19 @@ class SampleIndex:
     spans: np.ndarray
 
 
-def index_samples(caller: str, shards: list[File], extensions: list[str] | None) -> SampleIndex:
+def index_samples(
+    caller: str, shards: list[File], extensions: list[str] | None, folder: PlanFolder | None
+) -> SampleIndex:
     """Read the headers of all shards.
 
     Args:
         caller: The caller's name, for errors.
         shards: The tar files.
         extensions: Which files of a sample are wanted; None for those of the first.
+        folder: Where it is kept what the headers say; None for nowhere.
     """
     with concurrent.futures.ThreadPoolExecutor(min(_AT_ONCE, len(shards))) as pool:
-        found = list(pool.map(lambda shard: list(_samples(caller, shard)), shards))
+        found = list(pool.map(lambda shard: list(_samples(caller, shard, folder)), shards))
     if not any(found):
         raise ValueError(f"{caller} needs at least one sample. {shards[0].name} has no files named like 0001.jpg.")
     first = next(samples for samples in found if samples)[0][1]
@@ -210,11 +216,11 @@ def index_samples(caller: str, shards: list[File], extensions: list[str] | None)
     return SampleIndex(names, np.array(numbers, np.int32), np.array(keys), np.array(spans, np.int64))
 
 
-def _samples(caller: str, shard: File) -> Iterator[tuple[str, dict[str, Member]]]:
+def _samples(caller: str, shard: File, folder: PlanFolder | None) -> Iterator[tuple[str, dict[str, Member]]]:
     """Keys and files of the samples of a tar file, in order."""
     seen: set[str] = set()
     key, files = "", {}
-    for member in tar_members(caller, shard):
+    for member in tar_members(caller, shard) if folder is None else _kept_members(caller, shard, folder):
         found = _MEMBER.fullmatch(member.name)
         if found is None:
             continue
@@ -231,3 +237,20 @@ def _samples(caller: str, shard: File) -> Iterator[tuple[str, dict[str, Member]]
         files[name] = member
     if files:
         yield key, files
+
+
+def _kept_members(caller: str, shard: File, folder: PlanFolder) -> Iterator[Member]:
+    """The regular files in an archive, whose headers are read once."""
+    kept = file_index(caller, shard, "members", _encoded_members(caller, shard), folder)
+    names, lengths, starts, sizes = plain.decode(kept.tobytes())
+    ends = np.cumsum(lengths)
+    for begin, end, start, size in zip(ends - lengths, ends, starts.tolist(), sizes.tolist(), strict=True):
+        yield Member(names[begin:end].decode("utf-8", "surrogateescape"), start, size)
+
+
+def _encoded_members(caller: str, shard: File) -> Iterator[tuple[int, np.ndarray]]:
+    members = list(tar_members(caller, shard))
+    names = [member.name.encode("utf-8", "surrogateescape") for member in members]
+    numbers = np.array([(len(name), *member[1:]) for name, member in zip(names, members, strict=True)], np.int64)
+    encoded = plain.encode((b"".join(names), *numbers.reshape(-1, 3).T.copy()), caller)
+    yield shard.size, np.frombuffer(encoded, np.uint8)

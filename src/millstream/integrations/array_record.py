@@ -8,7 +8,8 @@ import numpy as np
 
 from millstream.files.changed import WatchedFiles, file_unreadable
 from millstream.files.data_files import LocalFile, local_path
-from millstream.integrations._table import Paths, listed_paths, made_samples
+from millstream.files.paths import Paths, listed_paths
+from millstream.integrations._table import made_samples
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
 from millstream.reading.host_source import HostSource

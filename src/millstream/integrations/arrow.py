@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from millstream.files.paths import Paths, find_files
 from millstream.integrations._chunked import ChunkedTable, as_columns, as_it_is, common_schema
 from millstream.integrations._file_chunks import DataFile, FileChunks, readable
-from millstream.integrations._table import Paths, Row, TableSource, check_options, chosen_columns, find_files
+from millstream.integrations._table import Row, TableSource, check_options, chosen_columns
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import needs, require_int

@@ -1,8 +1,8 @@
 """Files behind `s3://`, `gs://`, `https://` and whatever else fsspec knows, in place of paths.
 
-`NpySource`, `CsvSource`, `IdxSource` and the sources of Parquet, Arrow, tar and safetensors files take such addresses
-as they take paths. What is read is kept in a bounded cache on disk, answers that break off or come late are asked for
-again, and a file that changes while it is read is `FileChanged`.
+`NpySource`, `CsvSource`, `IdxSource` and the sources of Parquet, Arrow, tar, safetensors, token, text and TFRecord
+files take such addresses as they take paths. What is read is kept in a bounded cache on disk, answers that break off
+or come late are asked for again, and a file that changes while it is read is `FileChanged`.
 
 Example:
     >>> import fsspec, io

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from millstream.files.data_files import File, open_file
-from millstream.integrations._table import Path, Paths, listed_paths
+from millstream.files.paths import Path, Paths, listed_paths
 from millstream.plan.ordering import Ordering
 from millstream.reading.host_source import RowSource
 from millstream.sources.array import check_reading

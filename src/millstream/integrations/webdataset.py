@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from millstream.files.data_files import is_remote, open_file
-from millstream.integrations._table import Path, Paths, listed_paths
+from millstream.files.paths import Path, Paths, listed_paths
+from millstream.files.plan_folder import Plans, folder_of
 from millstream.integrations._tar_samples import index_samples
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
@@ -146,6 +147,8 @@ class WebDatasetSource(SampleReader):
         decode: Functions from bytes to a value, by the whole extension (`left.png`); they go before the known ones.
         sample_fn: `sample_fn(key, files)` makes a sample of the bytes of its files by extension; nothing is decoded
             before. It is called from several threads.
+        plans: Where it is kept what the headers say, so that later runs need not read them: a folder, or
+            `ms.views.plans(folder)`; by default in memory.
         ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
         prefetch_size: How many samples are read before they are needed.
         readers: How many threads read, if the loader has no executor; by default 4, and 16 from afar.
@@ -160,6 +163,7 @@ class WebDatasetSource(SampleReader):
         *,
         decode: Mapping[str, Callable[[bytes], Any]] | None = None,
         sample_fn: Callable[[str, dict[str, bytes]], PyTree] | None = None,
+        plans: Plans = None,
         ordering: Ordering = "shuffle",
         prefetch_size: int = 64,
         readers: int | None = None,
@@ -179,7 +183,7 @@ class WebDatasetSource(SampleReader):
         self._shards = [open_file(_CALLER, path) for path in paths]
         self.stamps = [shard.stamp for shard in self._shards]
         names = None if extensions is None else [_extension(name) for name in extensions]
-        self._index = index_samples(_CALLER, self._shards, names)
+        self._index = index_samples(_CALLER, self._shards, names, folder_of(_CALLER, plans))
         self._sample_fn = sample_fn
         self._decoders = {} if sample_fn is not None else _find_decoders(_CALLER, self._index.extensions, own)
         self.ordering: Ordering = ordering

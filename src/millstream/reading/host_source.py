@@ -80,6 +80,14 @@ class HostSource(Subscriptable):
         """
         raise NotImplementedError
 
+    def read_runs(self, starts: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
+        """Write the samples from each of `starts` on into a row of `out`: as many as its second axis is long.
+
+        Windows are read by it. A source whose samples lie one after the other may do it faster than by `read_rows`.
+        """
+        indices = starts[:, None] + np.arange(out[0].shape[1])
+        self.read_rows(indices.ravel(), [leaf.reshape(-1, *leaf.shape[2:]) for leaf in out], keys)
+
     def spec(self) -> PyTree:
         """The shape and dtype of one sample; None if it is a Python object."""
         return self.sample_spec.tree()

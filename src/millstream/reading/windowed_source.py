@@ -45,13 +45,16 @@ class WindowedSource(HostSource):
         return getattr(self._inner, "array_rows", None)
 
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
-        rows, real = self._window.rows(np, indices, self._ends)
         leaves = [out[place] for place in self._places]
-        if real is not None:
-            leaves.pop()[...] = real
         row_keys = None if keys is None else _row_keys(keys, self._window.length)
         # Memory that lies apart cannot be seen as rows.
-        if (real is None or real.all()) and all(leaf.flags.c_contiguous for leaf in leaves):
+        together = all(leaf.flags.c_contiguous for leaf in leaves)
+        if together and self._ends is None and self._window.step == 1:
+            return self._inner.read_runs(indices, leaves, row_keys)
+        rows, real = self._window.rows(np, indices, self._ends)
+        if real is not None:
+            leaves.pop()[...] = real
+        if together and (real is None or real.all()):
             flat = [leaf.reshape(-1, *leaf.shape[2:]) for leaf in leaves]
             self._inner.read_rows(rows.ravel(), flat, row_keys)
             return

@@ -14,6 +14,11 @@ from millstream.sources.fill import FillSource as FillSource
 from millstream.sources.host_array import HostArraySource as HostArraySource
 from millstream.sources.idx import IdxSource as IdxSource
 from millstream.sources.image_folder import ImageFolderSource as ImageFolderSource
+from millstream.sources.lines import JsonlSource as JsonlSource
+from millstream.sources.lines import TextLinesSource as TextLinesSource
+from millstream.sources.mds import MdsSource as MdsSource
 from millstream.sources.npy import NpySource as NpySource
+from millstream.sources.tfrecord import TFRecordSource as TFRecordSource
+from millstream.sources.token_file import TokenFileSource as TokenFileSource
 
 __all__: list[str]

@@ -12,10 +12,6 @@ from millstream.reading.dtypes import narrowed
 from millstream.reading.host_source import take_rows as take_array_rows
 from millstream.text.errors import noted
 
-# Unpacked data may be this many times larger than packed; what is below the free size cannot hurt anybody.
-RATIO = 200
-FREE_BYTES = 16 << 20
-
 
 class FileRows(Protocol):
     """What takes the place of an array where there is none; its dtype is in this machine's byte order."""
@@ -117,15 +113,6 @@ def require_shape(name: str, dtype: np.dtype, shape: tuple[int, ...], available:
         raise ValueError(
             f"{name} does not hold what its header says: shape {shape} of {dtype} needs {claimed} bytes, "
             f"and {available} are there. The file is cut short or damaged; get it again."
-        )
-
-
-def require_ratio(name: str, unpacked: int, packed: int) -> None:
-    """Refuse data that would unpack to far more than any honest file does."""
-    if unpacked > max(FREE_BYTES, RATIO * packed):
-        raise ValueError(
-            f"{name} would unpack from {packed} to {unpacked} bytes. At most {RATIO} times as much is allowed; "
-            "if you trust the file, unpack it yourself."
         )
 
 

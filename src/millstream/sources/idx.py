@@ -10,10 +10,11 @@ from typing import IO, cast
 import numpy as np
 
 from millstream.files.data_files import File, buffered, open_file
+from millstream.files.unpacked import require_ratio
 from millstream.plan.ordering import Ordering
 from millstream.reading.host_source import RowSource
 from millstream.sources.array import check_reading
-from millstream.sources.file_rows import RangedRows, map_rows, native, require_ratio, require_shape
+from millstream.sources.file_rows import RangedRows, map_rows, native, require_shape
 from millstream.sources.file_source import OpenedRows
 from millstream.text.errors import describe_value
 

@@ -14,11 +14,12 @@ from typing import IO
 import numpy as np
 
 from millstream.files.data_files import File, buffered, open_file
+from millstream.files.unpacked import require_ratio
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
 from millstream.reading.host_source import RowSource
 from millstream.sources.array import check_reading
-from millstream.sources.file_rows import RangedRows, map_rows, native, require_ratio, require_shape
+from millstream.sources.file_rows import RangedRows, map_rows, native, require_shape
 from millstream.sources.file_source import OpenedRows
 from millstream.text.errors import describe_value
 
@@ -58,7 +59,9 @@ class NpySource(RowSource):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Header:
+class NpyHeader:
+    """What a `.npy` says of its array, and how many bytes it takes to say it."""
+
     dtype: np.dtype
     shape: tuple[int, ...]
     fortran: bool
@@ -81,12 +84,13 @@ def map_numpy_file(path: str | os.PathLike[str]) -> Rows | dict[str, Rows]:
     with buffered(file, _HEADER_READ) as stream:
         if stream.peek(4)[:4] == b"PK\x03\x04":
             return _map_npz(file, stream)
-        header = _read_header(file.name, stream)
+        header = read_npy_header(file.name, stream)
     require_shape(file.name, header.dtype, header.shape, file.size - header.length)
     return map_rows(file, header.dtype, header.shape, header.length, fortran=header.fortran)
 
 
-def _read_header(name: str, file: IO[bytes]) -> _Header:
+def read_npy_header(name: str, file: IO[bytes]) -> NpyHeader:
+    """The header of a `.npy`, with the file at its beginning; `name` is what errors call it."""
     start = file.read(8)
     if len(start) < 8 or not start.startswith(_MAGIC) or start[6:] not in (b"\1\0", b"\2\0", b"\3\0"):
         raise ValueError(f"{name} is not an .npy file: it starts with {start!r}. Write it with np.save.")
@@ -99,7 +103,7 @@ def _read_header(name: str, file: IO[bytes]) -> _Header:
         dtype, shape, fortran = _parse_header(text)
     except ValueError as error:
         raise ValueError(f"{name} {error}") from None
-    return _Header(dtype, shape, fortran, 8 + width + len(text))
+    return NpyHeader(dtype, shape, fortran, 8 + width + len(text))
 
 
 @functools.lru_cache(maxsize=256)  # small arrays of a data set have few headers between them
@@ -149,7 +153,7 @@ def _member(file: File, stream: IO[bytes], archive: zipfile.ZipFile, member: zip
     if not local.startswith(b"PK\x03\x04") or start + member.file_size > file.size:
         raise ValueError(f"{name} lies outside its file. The file is cut short or damaged; get it again.")
     stream.seek(start)
-    header = _read_header(name, stream)
+    header = read_npy_header(name, stream)
     require_shape(name, header.dtype, header.shape, member.file_size - header.length)
     return map_rows(file, header.dtype, header.shape, start + header.length, fortran=header.fortran)
 
@@ -157,7 +161,7 @@ def _member(file: File, stream: IO[bytes], archive: zipfile.ZipFile, member: zip
 def _unpacked(name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
     require_ratio(name, member.file_size, member.compress_size)
     with archive.open(member) as stream:
-        header = _read_header(name, stream)
+        header = read_npy_header(name, stream)
         require_shape(name, header.dtype, header.shape, member.file_size - header.length)
         rows = np.frombuffer(stream.read(member.file_size - header.length), header.dtype)
     require_shape(name, header.dtype, header.shape, rows.nbytes)
@@ -166,7 +170,7 @@ def _unpacked(name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> n
 
 def decode_npy(name: str, data: bytes) -> np.ndarray:
     """The read-only array of a `.npy` that is in memory; `name` is what errors call it."""
-    header = _read_header(name, io.BytesIO(data))
+    header = read_npy_header(name, io.BytesIO(data))
     found = len(data) - header.length
     if min(header.shape, default=0) < 0 or math.prod(header.shape) * header.dtype.itemsize != found:
         raise ValueError(

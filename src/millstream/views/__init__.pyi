@@ -1,5 +1,7 @@
 """Which samples of a source there are."""
 
+from millstream.files.plan_folder import PlanFolder as PlanFolder
+from millstream.files.plan_folder import plans as plans
 from millstream.reading.view import View as View
 from millstream.views.draws import balanced as balanced
 from millstream.views.draws import weighted as weighted
@@ -12,8 +14,6 @@ from millstream.views.mixtures import ramp as ramp
 from millstream.views.order import permutation as permutation
 from millstream.views.parts import folds as folds
 from millstream.views.parts import split as split
-from millstream.views.plan_folder import PlanFolder as PlanFolder
-from millstream.views.plan_folder import plans as plans
 from millstream.views.regrouped import flat_map as flat_map
 from millstream.views.regrouped import windows as windows
 from millstream.views.subsets import repeat as repeat

@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 
 from millstream.files import plain
+from millstream.files.plan_file import VERSION
+from millstream.files.plan_folder import PlanFolder
 from millstream.plan.selection import digest_of
 from millstream.reading.contracts import IndexedSource
 from millstream.reading.fingerprint import identity
 from millstream.text.errors import describe_value, function_name
-from millstream.views._plan_file import VERSION
-from millstream.views.plan_folder import PlanFolder
 
 _LEAVES = (type(None), bool, int, float, complex, str, bytes)
 _DESCRIPTORS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)

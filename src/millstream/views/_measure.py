@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from millstream.files.plan_folder import Building, PlanFolder, Plans, find_plan, folder_of, kept_array
 from millstream.plan.planned import Request, sample_keys
 from millstream.plan.selection import index_dtype
 from millstream.reading.contracts import IndexedSource, PyTree
@@ -20,7 +21,6 @@ from millstream.reading.view import View
 from millstream.text.bar_line import ProgressLine
 from millstream.text.errors import describe_leaf, describe_value, function_name
 from millstream.views._made_of import made_of
-from millstream.views.plan_folder import Building, PlanFolder, Plans, find_plan, folder_of, kept_array
 
 # What samples have in common: a field by its name, what a function gives for each, or a value per sample.
 Property = str | Callable[[PyTree], PyTree] | Sequence[object] | np.ndarray

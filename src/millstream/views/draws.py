@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
+from millstream.files.plan_folder import Plans, folder_of
 from millstream.plan.selection import Drawn, digest_of, drawn, index_dtype, listed
 from millstream.plan.weights import drawn_by
 from millstream.reading.contracts import IndexedSource
@@ -10,7 +11,6 @@ from millstream.reading.executor import Executor
 from millstream.reading.view import View, view_of
 from millstream.text.errors import require_bool, whole_number
 from millstream.views._measure import Property, as_array, kept_tables, require_executor, require_source, values_of
-from millstream.views.plan_folder import Plans, folder_of
 
 _MOST = (1 << 31) - 1
 _ROWS = 500_000_000  # the table of that many has less than 2**31 entries, which is as far as a program can index

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from millstream.files.plan_folder import Plans
 from millstream.pipeline.bucketed import BucketedPipeline
 from millstream.pipeline.pipeline import MAX_IN_GRAPH
 from millstream.pipeline.transform import Transform
@@ -18,7 +19,6 @@ from millstream.reading.read_config import ReadConfig
 from millstream.reading.view import View, view_of
 from millstream.text.errors import describe_value, require_bool, require_choice, require_int, table, whole_number
 from millstream.views._measure import Property, lengths_of, require_executor, require_source
-from millstream.views.plan_folder import Plans
 
 _CANDIDATES = 512  # lengths that are considered where buckets are chosen
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from millstream.files.plan_folder import PlanFolder, Plans, folder_of
 from millstream.plan.selection import index_dtype, listed
 from millstream.reading.contracts import IndexedSource
 from millstream.reading.executor import Executor
@@ -17,7 +18,6 @@ from millstream.reading.view import View, view_of
 from millstream.text.errors import describe_value, require_int, require_mapping, whole_number
 from millstream.views._measure import Property, kept_tables, require_executor, require_source, values_of
 from millstream.views.joins import identities
-from millstream.views.plan_folder import PlanFolder, Plans, folder_of
 
 
 def split(

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from millstream.files.plan_folder import PlanFolder, Plans, folder_of
 from millstream.pipeline.pipeline import MAX_IN_GRAPH
 from millstream.pipeline.rows import WindowedArrays
 from millstream.plan.ordering import Ordering
@@ -28,7 +29,6 @@ from millstream.text.errors import (
     whole_number,
 )
 from millstream.views._measure import Property, as_array, measure, require_executor, require_source, values_of
-from millstream.views.plan_folder import PlanFolder, Plans, folder_of
 
 # What tells samples apart: `identities(caller, source, positions)` is a number per sample; None asks for all.
 Identities = Callable[[str, IndexedSource, np.ndarray | None], np.ndarray]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from millstream.files.plan_folder import Plans, folder_of
 from millstream.pipeline.pipeline import MAX_IN_GRAPH
 from millstream.plan.selection import Repeated, listed
 from millstream.reading.contracts import IndexedSource, PyTree
@@ -11,7 +12,6 @@ from millstream.reading.executor import Executor
 from millstream.reading.view import View, as_positions, view_of
 from millstream.text.errors import function_name, whole_number
 from millstream.views._measure import kept_positions, require_executor, require_source
-from millstream.views.plan_folder import Plans, folder_of
 
 
 def select(

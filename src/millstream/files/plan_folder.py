@@ -11,19 +11,19 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
-from millstream.files.atomic import settle, temporary_path
+from millstream.files.atomic import settle, temporary_path, written
 from millstream.files.changed import Stamp
 from millstream.files.lock import locked
+from millstream.files.plan_file import DamagedPlan, PlanWriter, open_plan
 from millstream.files.safe_path import require_trust
 from millstream.text.bar_line import ProgressLine
 from millstream.text.errors import describe_value, require_path, require_positive
-from millstream.views._plan_file import DamagedPlan, PlanWriter, open_plan
 
-_TEMPORARY = re.compile(r"\.(.+\.plan)(?:\.values)?(?:\.[0-9a-f]{32})?\.part")
+_TEMPORARY = re.compile(r"\.(.+\.(?:plan|unpacked))(?:\.values)?(?:\.[0-9a-f]{32})?\.part")
 _OLD = 7 * 86_400.0  # seconds after which no one will continue what a killed process has begun
 
 
@@ -119,14 +119,14 @@ def plans(directory: str | os.PathLike[str], *, version: str | None = None, time
             Change it when they change. Code and values that can be seen count as well.
         timeout: Seconds to wait for a different process that is making the same plan and gets no further.
     """
-    folder = _folder("plans", "directory", directory)
+    folder = _directory("plans", "directory", directory)
     if version is not None and not isinstance(version, str):
         raise TypeError(f"plans needs version to be a text such as '2'. Got {describe_value(version)}.")
     require_positive("plans", "timeout", timeout, "a number of seconds")
     return PlanFolder(folder, version, timeout)
 
 
-def _folder(caller: str, name: str, given: str | os.PathLike[str]) -> pathlib.Path:
+def _directory(caller: str, name: str, given: str | os.PathLike[str]) -> pathlib.Path:
     folder = require_path(caller, f"{name} to be the path of a folder", given).expanduser()
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{caller} needs {name} to be a folder. {folder} is a file.")
@@ -144,7 +144,7 @@ def folder_of(caller: str, given: Any) -> PlanFolder | None:
     if isinstance(given, PlanFolder):
         return given
     if isinstance(given, str | os.PathLike):
-        return plans(_folder(caller, "plans", given))
+        return PlanFolder(_directory(caller, "plans", given))
     raise TypeError(
         f"{caller} needs plans to be a folder, such as ms.views.plans('data/plans'). Got {describe_value(given)}."
     )
@@ -196,9 +196,47 @@ def kept_array(
     return found
 
 
-def _path(folder: PlanFolder, name: str, of: bytes) -> pathlib.Path:
+def kept_file(
+    folder: PlanFolder, caller: str, name: str, of: bytes, write: Callable[[IO[bytes]], None]
+) -> pathlib.Path:
+    """A file that is kept beside plans. If it is not there, or was written to, it is made, by one process at a time.
+
+    Args:
+        folder: Where it is kept.
+        caller: The caller's name, for errors.
+        name: What it is, in a word or two.
+        of: The hash of what it is made from.
+        write: Writes it.
+    """
+    final = _path(folder, name, of, "unpacked")
+    require_trust(folder.directory, caller)
+    if _is_kept(folder, name, of, final):
+        return final
+    folder.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        alone = _lock(stack, caller, final, folder.timeout)
+        if not _is_kept(folder, name, of, final):
+            _remove_old(folder.directory)
+            _path(folder, name, of).unlink(missing_ok=True)  # it is of a file that was written to since
+            with written(final, alone=alone) as stream:
+                write(stream)
+                stream.flush()
+                modified = int(time.time()) * 10**9  # in whole seconds, which every copying program keeps
+                os.utime(stream.fileno(), ns=(modified, modified))
+            found = np.array([final.stat().st_size, modified])
+            kept_array(folder, caller, name, of, lambda making: making.store(found.dtype, len(found), [found]))
+    return final
+
+
+def _is_kept(folder: PlanFolder, name: str, of: bytes, final: pathlib.Path) -> bool:
+    """Whether a file is there and as it was made."""
+    kept, there = find_plan(folder, name, of), Stamp.of(final)
+    return kept is not None and kept[0].tolist() == [there.size, there.mtime_ns]
+
+
+def _path(folder: PlanFolder, name: str, of: bytes, kind: str = "plan") -> pathlib.Path:
     word = re.sub(r"[^A-Za-z0-9_]+", "-", name).strip("-")[:60]
-    return folder.directory / f"{word}-{of.hex()[:16]}.plan"
+    return folder.directory / f"{word}-{of.hex()[:16]}.{kind}"
 
 
 def _sound(caller: str, final: pathlib.Path, of: bytes) -> tuple[np.ndarray, str] | None:

@@ -1,0 +1,98 @@
+"""Records of any length, one after the other in files: lines of text, TFRecords."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from millstream.files.data_files import File
+from millstream.plan.ordering import Ordering
+from millstream.reading.contracts import PyTree
+from millstream.reading.host_source import HostSource
+from millstream.reading.samples import first_sample, spec_or_objects
+from millstream.reading.stats import timed
+from millstream.text.errors import noted
+
+
+class RecordFiles:
+    """The records of files, numbered through.
+
+    Args:
+        caller: The source, in errors.
+        files: The files, which must not change. A copy in another process opens them again.
+        bounds: Where the records of each file begin, and where its last one ends.
+        names: What errors call each file.
+    """
+
+    def __init__(self, caller: str, files: Sequence[File], bounds: Sequence[np.ndarray], names: Sequence[str]) -> None:
+        self._caller, self._files, self._bounds, self._names = caller, files, bounds, names
+        self._ends = np.cumsum([len(part) - 1 for part in bounds], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def read(self, indices: np.ndarray) -> list[bytes]:
+        """The records at `indices`; those of a file are asked for together."""
+        found: list[bytes] = [b""] * len(indices)
+        numbers = np.searchsorted(self._ends, indices, side="right")
+        for number in np.unique(numbers).tolist():
+            rows, bounds = np.flatnonzero(numbers == number), self._bounds[number]
+            local = indices[rows] - (self._ends[number] - len(bounds) + 1)
+            starts, ends = bounds[local], bounds[local + 1]
+            ranges = list(zip(starts.tolist(), (ends - starts).tolist(), strict=True))
+            try:
+                for row, data in zip(rows.tolist(), self._files[number].read_ranges(ranges), strict=True):
+                    found[row] = data
+            except OSError as error:
+                raise noted(error, f"This came from {self._caller} at sample {indices[rows[0]]}.")  # noqa: B904
+        return found
+
+    def file(self, index: int) -> File:
+        """The file that a record is in."""
+        return self._files[self._number(index)]
+
+    def place(self, index: int) -> tuple[str, int, int]:
+        """The name of a record's file, its number there, and its first byte."""
+        number = self._number(index)
+        local = index - (int(self._ends[number]) - len(self._bounds[number]) + 1)
+        return self._names[number], local, int(self._bounds[number][local])
+
+    def _number(self, index: int) -> int:
+        return int(np.searchsorted(self._ends, index, side="right"))
+
+
+class RecordSource(HostSource):
+    """The records of files, each of which is made a sample."""
+
+    whole_samples = True
+
+    def __init__(self, records: RecordFiles, files: Sequence[File], ordering: Ordering, prefetch_size: int) -> None:
+        self._records = records
+        self.stamps = [file.stamp for file in files]
+        self.ordering: Ordering = ordering
+        self.prefetch_size = prefetch_size
+        self.first_sample, [sample] = first_sample(lambda index: self._samples(np.array([index])), range(len(records)))
+        self.sample_spec = spec_or_objects(type(self).__name__, sample)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
+        caller = type(self).__name__
+        for row, (index, sample) in enumerate(zip(indices.tolist(), self._samples(indices), strict=True)):
+            self.sample_spec.write(caller, out, row, index, sample)
+
+    def _samples(self, indices: np.ndarray) -> list[PyTree]:
+        with timed("read"):
+            records = self._records.read(indices)
+        return [self._made(index, record) for index, record in zip(indices.tolist(), records, strict=True)]
+
+    def _made(self, index: int, record: bytes) -> Any:
+        try:
+            return self._sample(index, record)
+        except Exception as error:
+            raise noted(error, f"This came from {type(self).__name__} at sample {index}.")  # noqa: B904
+
+    def _sample(self, index: int, record: bytes) -> PyTree:
+        """The sample that a record is; a ValueError names the file and the place."""
+        raise NotImplementedError
