@@ -65,7 +65,7 @@ class PackedSource(HostSource):
     def __init__(self, inner: IndexedSource, rows: PackedRows, length: int, leaves: RowLeaves) -> None:
         self._inner = host = as_host_source(inner)
         self._rows, self._length, self._name = rows, length, "pack"
-        self._unscored = leaves.unscored
+        self._unscored, self._ramp = leaves.unscored, np.arange(length, dtype=np.int32)
         self.ordering = host.ordering
         read_like(self, [host])
         # Planning some rows costs as much as planning a batch, which pays only if documents take long to read.
@@ -101,19 +101,15 @@ class PackedSource(HostSource):
             keys = np.stack(fold(np, (keys[pieces.rows, 0], keys[pieces.rows, 1]), pieces.numbers), axis=-1)
         with timed("reading"):
             samples = self._read_documents(documents, keys)
-        ends = np.flatnonzero(np.append(pieces.numbers[1:] == 0, True))  # the last piece of every row
-        used = pieces.places[ends] + pieces.counts[ends]
+        ends = np.append(np.flatnonzero(pieces.numbers == 0)[1:], len(pieces.numbers)) - 1  # the last of every row
         padding = np.zeros_like(pieces.counts)
-        padding[ends] = self._length - used
+        padding[ends] = self._length - pieces.places[ends] - pieces.counts[ends]
         for leaf in self._leaves:
             target = out[leaf.place]
-            arrays = [
-                self._array(leaf.name, number, sample, target.shape[2:], target.dtype)
-                for number, sample in zip(documents.tolist(), samples, strict=True)
-            ]
+            arrays = self._arrays(leaf.name, documents.tolist(), samples, target.shape[2:], target.dtype)
             self._require_planned(leaf.name, pieces, np.fromiter(map(len, arrays), np.int64, len(arrays))[which])
             self._write(leaf, pieces, [arrays[number] for number in which.tolist()], padding, target)
-        self._describe(pieces, used, out)
+        self._describe(pieces, padding, out)
 
     def _read_documents(self, documents: np.ndarray, keys: np.ndarray | None) -> list[PyTree]:
         inner = self._inner
@@ -169,38 +165,52 @@ class PackedSource(HostSource):
         else:  # memory that lies apart cannot be seen as one row
             target[...] = np.concatenate(parts).reshape(target.shape)
 
-    def _describe(self, pieces: Pieces, used: np.ndarray, out: Sequence[np.ndarray]) -> None:
-        """Write what rows say about their tokens, by sums along them: they cost the same, however short pieces are."""
+    def _describe(self, pieces: Pieces, padding: np.ndarray, out: Sequence[np.ndarray]) -> None:
+        """Write what rows say about their tokens."""
+        sizes = np.stack([pieces.counts, padding], axis=1).ravel()
+
+        def spread(numbers: np.ndarray) -> np.ndarray:
+            """A number of every piece at each of its tokens, and 0 in the padding."""
+            each = np.zeros(len(sizes), np.int32)
+            each[::2] = numbers
+            return np.repeat(each, sizes).reshape(-1, self._length)
+
         rows, places = pieces.rows, pieces.places
+        added = []
         if self._segments is not None:
-            numbers = out[self._segments]
-            numbers[...] = 0
-            numbers[rows, places] = 1
-            np.cumsum(numbers, axis=1, dtype=numbers.dtype, out=numbers)
+            out[self._segments][...] = spread(pieces.numbers + 1)
         if self._positions is not None:
-            positions = out[self._positions]
-            positions[...] = 1
-            positions[:, 0] = 0
-            later = np.flatnonzero(pieces.numbers)
-            positions[rows[later], places[later]] = 1 - pieces.counts[later - 1]
-            np.cumsum(positions, axis=1, dtype=positions.dtype, out=positions)
+            added.append(positions := out[self._positions])
+            np.subtract(self._ramp, spread(places), out=positions)
         if self._mask is not None:
-            mask = out[self._mask]
+            added.append(mask := out[self._mask])
             mask[...] = True
             if self._unscored == "first":
                 mask[rows, places] = False
             elif self._unscored == "last":
                 mask[rows, places + pieces.counts - 1] = False
-        added = [out[place] for place in (self._segments, self._positions, self._mask) if place is not None]
-        for row in np.flatnonzero(used < self._length).tolist():
+        padded = np.flatnonzero(padding)
+        for row, empty in zip(rows[padded].tolist(), padding[padded].tolist(), strict=True):
             for leaf in added:
-                leaf[row, used[row] :] = 0
+                leaf[row, self._length - empty :] = 0
 
-    def _array(self, name: str, number: int, sample: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """A leaf of a document, in the dtype of its row."""
-        value = self._value(name, number, sample)
-        if type(value) is np.ndarray and value.dtype == dtype and value.ndim and value.shape[1:] == shape:
-            return value  # the usual case, without a text
+    def _arrays(
+        self, name: str, documents: list[int], samples: list[PyTree], shape: tuple[int, ...], dtype: np.dtype
+    ) -> list[np.ndarray]:
+        """A leaf of every document, in the dtype of its row, which most documents have."""
+        try:
+            values = [sample[name] for sample in samples]
+        except (KeyError, IndexError, TypeError):  # one by one, to say which of them it is
+            values = [self._value(name, number, sample) for number, sample in zip(documents, samples, strict=True)]
+        axes = 1 + len(shape)
+        return [
+            value
+            if type(value) is np.ndarray and value.dtype == dtype and value.ndim == axes and value.shape[1:] == shape
+            else self._array(name, number, value, shape, dtype)
+            for number, value in zip(documents, values, strict=True)
+        ]
+
+    def _array(self, name: str, number: int, value: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         what = f"pack: sample {number}[{name!r}]"
         array = as_leaf(what, value)
         if not array.size and array.ndim == 1:
