@@ -84,6 +84,9 @@ def _grain(documents: int, steps: int, best: bool, workers: int = 0) -> Any:
 
     batches = grain_rows(Documents(documents), best).batch(BATCH, drop_remainder=True)
     if workers:
+        from absl import flags
+
+        flags.FLAGS.mark_as_parsed()  # 0.2.18 asks a flag that nobody has parsed in an ordinary script
         batches = batches.mp_prefetch(grain.multiprocessing.MultiprocessingOptions(num_workers=workers))
     return _rounds(lambda: map(_to_jax, batches), steps)
 

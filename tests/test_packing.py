@@ -180,7 +180,8 @@ GOLDEN = [
 
 def test_best_fit_leaves_little_padding():
     lengths = np.clip(np.random.default_rng(0).lognormal(5.5, 1.0, 30_000), 1, 20_000).astype(np.int64)
-    for rule, most in (("best-fit", 1.002), ("first-fit", 1.02), ("concat", 1.0001)):
+    bounds: dict[Any, float] = {"best-fit": 1.002, "first-fit": 1.02, "concat": 1.0001}
+    for rule, most in bounds.items():
         rows = PackedRows(Packing(2048, rule).table(lengths))
         assert rows.tokens == lengths.sum()
         assert len(rows) <= most * lengths.sum() / 2048 + 1
@@ -436,8 +437,9 @@ def test_packed_rows_are_verified_and_say_what_they_are(key):
 
 def test_parts_have_no_document_in_common():
     docs = documents(np.random.default_rng(0).integers(1, ROW + 1, 60))
-    for part in ({"too_long": "cut"}, {"max_segments": 2}):
-        view = ms.views.pack(source_of(docs), ROW, **part)
+    options: list[dict[str, Any]] = [{"too_long": "cut"}, {"max_segments": 2}]
+    for given_options in options:
+        view = ms.views.pack(source_of(docs), ROW, **given_options)
         tokens = []
         for rows in ms.views.split(view, {"train": 0.6, "test": 0.4}):
             found = rows.read(np.arange(len(rows)))
