@@ -6,6 +6,7 @@ functions import their library themselves, so that this module serves any enviro
 documents imports no JAX.
 """
 
+import functools
 import itertools
 from typing import Any
 
@@ -30,6 +31,12 @@ class Documents:
     def __getitem__(self, index: Any) -> dict[str, np.ndarray]:
         end = self._ends[index]
         return {"tokens": self._tokens[end - self.lengths[index] : end]}
+
+
+@functools.cache
+def documents_of(count: int) -> Documents:
+    """One set of them for all that a process runs: it takes 500 MB."""
+    return Documents(count)
 
 
 def lengths(count: int) -> np.ndarray:
@@ -82,7 +89,7 @@ def grain_rows(documents: Any, best: bool) -> Any:
 def _grain(documents: int, steps: int, best: bool, workers: int = 0) -> Any:
     import grain
 
-    batches = grain_rows(Documents(documents), best).batch(BATCH, drop_remainder=True)
+    batches = grain_rows(documents_of(documents), best).batch(BATCH, drop_remainder=True)
     if workers:
         from absl import flags
 
