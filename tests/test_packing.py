@@ -151,6 +151,23 @@ def test_rows_are_what_lists_and_loops_make(sizes, length, rule, too_long, most,
     assert len(view) == len(rows)
 
 
+@settings(max_examples=300)
+@given(
+    kinds=st.lists(st.integers(1, 9), min_size=2, max_size=4),
+    seed=st.integers(0, 10**6),
+    length=st.integers(9, 20),
+    most=st.none() | st.integers(2, 5),
+)
+def test_many_documents_of_few_lengths_fill_rows_in_turn(kinds, seed, length, most):
+    """Rows with equal room are filled together; those that came to it first come first."""
+    sizes = np.random.default_rng(seed).choice(kinds, 60)
+    rows = PackedRows(Packing(length, most=most, seed=None).table(sizes))
+    pieces = rows.pieces(np.arange(len(rows)))
+    found = [pieces.documents[pieces.rows == row].tolist() for row in range(len(rows))]
+    expected = best_fit([[0] * size for size in sizes], length, length if most is None else most)
+    assert found == sorted(sorted(row) for row in expected)
+
+
 @settings(max_examples=60)
 @given(sizes=SIZES.filter(any), rule=RULES, seed=st.integers(0, 2**40), block=st.sampled_from([5, 1 << 20]))
 def test_documents_are_shuffled_first_and_none_is_lost(sizes, rule, seed, block):
