@@ -561,6 +561,8 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "predict_loop": lambda f: _run({ms.on_predict_step: read}),
     "register_adapter": lambda f: {"kind": _Metric, "adapter": lambda metric: metric},
     "restore": lambda f: {"directory": f / "saved", "state": 0},
+    "segment_mask": lambda f: {"segments": np.array([1, 1, 2, 0], np.int32)},
+    "segment_positions": lambda f: {"segments": np.array([1, 1, 2, 0], np.int32)},
     "set_buffer_priorities": lambda f: {
         "state": _state(_buffered()),
         "indices": np.array([0]),
@@ -613,6 +615,7 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "views.flat_map": lambda f: {"source": pipelines.source(), "counts": np.ones(pipelines.SAMPLES, int)},
     "views.folds": lambda f: {"source": pipelines.source(), "count": 3},
     "views.mix": lambda f: {"sources": {"a": pipelines.source(), "b": pipelines.source()}, "weights": {"a": 1, "b": 2}},
+    "views.pack": lambda f: {"source": ms.DatasetSource([{"tokens": np.arange(n)} for n in (5, 3, 2)]), "length": 8},
     "views.permutation": lambda f: {"n": 10, "positions": np.arange(3)},
     "views.levels": lambda f: {"values": {0: 1.0, 10: 0.5}},
     "views.ramp": lambda f: {"start": 0.0, "end": 1.0, "samples": 10},

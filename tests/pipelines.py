@@ -161,6 +161,12 @@ PIPELINES: dict[str, Callable[[], Any]] = {
         ms.MapTransform(first_labels),
     ],
     "host, flat map": lambda: [ms.views.flat_map(source(), np.ones(SAMPLES, int), numbered), BATCH],
+    "host, packed": lambda: [
+        ms.views.pack(ms.DatasetSource([{"label": np.full(4 + i % 3, i)} for i in range(SAMPLES)]), 7, eos=9),
+        ms.RandomMapTransform(jitter),
+        ms.MapTransform(first_label),
+        BATCH,
+    ],
     "host callback": lambda: [source(), BATCH, ms.transforms.HostCallbackTransform(brighter)],
     "stream": lambda: [source(), lambda inner: Echo(inner), BATCH],
     "stream, dropped": lambda: [source(), lambda inner: Echo(inner), ms.BatchTransform(4, drop_last=True)],

@@ -60,6 +60,7 @@ VIEWS = {
     "weighted": lambda source: ms.views.weighted(source, np.arange(N), samples=50),
     "balanced": lambda source: ms.views.balanced(source[:30], "y", samples=24),
     "mixture": lambda source: ms.views.mix({"a": source[:20], "b": source[20:]}, {"a": 1, "b": 2}, samples=45),
+    "packed": lambda source: ms.views.pack(ms.views.windows(source, 3), 7),
     "slice of weighted": lambda source: ms.views.weighted(source, np.arange(N), samples=50)[10:40],
 }
 

@@ -95,6 +95,18 @@ def narrowed(caller: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return array.astype(dtype)
 
 
+def exactly(value: Any, dtype: np.dtype) -> np.ndarray | None:
+    """A number in a dtype; None if it would be a different number there."""
+    given = np.asarray(value)
+    try:
+        with np.errstate(all="ignore"):
+            kept = given.astype(dtype)
+    except OverflowError:  # a number of Python's of more than 64 bits
+        return None
+    same = bool(kept == given) or (bool(given != given) and bool(kept != kept))
+    return kept if same else None
+
+
 def to_jax_dtype(caller: str, value: Any) -> Any:
     """An array of NumPy as JAX keeps it, all else as it is; for a device, which cuts off integers without a word."""
     if not isinstance(value, np.ndarray | np.generic):

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from millstream.reading.contracts import IndexedSource, PyTree
-from millstream.reading.dtypes import can_become, check_array, kept_dtype, narrowed
+from millstream.reading.dtypes import can_become, check_array, exactly, kept_dtype, narrowed
 from millstream.reading.host_source import HostSource, SampleReader, as_host_source, item_of
 from millstream.reading.samples import NotAnArray, SampleSpec, first_sample, spec_of
 from millstream.reading.stats import timed
@@ -157,7 +157,7 @@ class PaddedSource(SampleReader):
         if is_array and len(value) <= len(target) and value.shape[1:] == target.shape[1:]:
             return value  # the usual case, without a text
         what = f"{self._name}: sample {index}[{name!r}]"
-        array, room = _as_leaf(what, value), len(target)
+        array, room = as_leaf(what, value), len(target)
         if len(array) > room:
             if self._too_long == "raise":
                 raise ValueError(
@@ -196,7 +196,7 @@ class PaddedSource(SampleReader):
                 sample = known if index == self.first_sample else self._inner.read_sample(index, key)[0]
             except Exception:  # which is reported when it is read for a batch
                 continue
-            array = _as_leaf(f"{self._name}: sample {index}[{leaf.name!r}]", sample[leaf.name])
+            array = as_leaf(f"{self._name}: sample {index}[{leaf.name!r}]", sample[leaf.name])
             if array.size or hasattr(sample[leaf.name], "dtype"):
                 return array
             found = index
@@ -233,7 +233,7 @@ class PaddedSource(SampleReader):
         return f"{self._inner!r} -> {self._name}"
 
 
-def _as_leaf(what: str, value: Any) -> np.ndarray:
+def as_leaf(what: str, value: Any) -> np.ndarray:
     """A leaf that has a length, as an array."""
     check_array(what, value)
     try:
@@ -247,11 +247,9 @@ def _as_leaf(what: str, value: Any) -> np.ndarray:
 
 def _place(spec: SampleSpec, leaf: PaddedLeaf) -> _Place:
     number = spec.template[leaf.name]
-    dtype, fill = spec.dtypes[number], np.asarray(leaf.fill)
-    with np.errstate(all="ignore"):
-        converted = fill.astype(dtype)
-        same = bool(converted == fill) or (bool(fill != fill) and bool(converted != converted))
-    if not same:
+    dtype = spec.dtypes[number]
+    fill = exactly(leaf.fill, dtype)
+    if fill is None:
         raise ValueError(f"PadTransform pads {leaf.name!r}, which is {dtype}, with {leaf.fill!r}, which is not.")
     mask = None if leaf.mask is None else spec.template[leaf.mask]
-    return _Place(leaf, converted, number, mask, None if leaf.positions is None else spec.template[leaf.positions])
+    return _Place(leaf, fill, number, mask, None if leaf.positions is None else spec.template[leaf.positions])

@@ -15,6 +15,8 @@ from millstream.transforms.map import MapTransform as MapTransform
 from millstream.transforms.map import RandomMapTransform as RandomMapTransform
 from millstream.transforms.pad import PadTransform as PadTransform
 from millstream.transforms.rename import RenameTransform as RenameTransform
+from millstream.transforms.segments import segment_mask as segment_mask
+from millstream.transforms.segments import segment_positions as segment_positions
 from millstream.transforms.time_series import TimeSeriesBatchTransform as TimeSeriesBatchTransform
 
 __all__: list[str]

@@ -12,6 +12,7 @@ from millstream.views.mixtures import levels as levels
 from millstream.views.mixtures import mix as mix
 from millstream.views.mixtures import ramp as ramp
 from millstream.views.order import permutation as permutation
+from millstream.views.packed import pack as pack
 from millstream.views.parts import folds as folds
 from millstream.views.parts import split as split
 from millstream.views.regrouped import flat_map as flat_map

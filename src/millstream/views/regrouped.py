@@ -74,7 +74,7 @@ def windows(
         executor: Where samples are looked at, if groups have to be found.
         plans: Where what was found is kept: a folder, or `ms.views.plans(folder)`; by default in memory.
     """
-    _require_fixed("windows", source, "take windows of its source, and weight those")
+    require_fixed("windows", source, "take windows of its source, and weight those")
     require_executor("windows", executor)
     length = whole_number("windows", "length", length, least=1, most=MAX_IN_GRAPH)
     step = whole_number("windows", "step", step, least=1, most=MAX_IN_GRAPH // length)
@@ -124,7 +124,7 @@ def flat_map(
         executor: Where samples are looked at, if counts have to be found.
         plans: Where what was found is kept: a folder, or `ms.views.plans(folder)`; by default in memory.
     """
-    _require_fixed("flat_map", source, "use flat_map on its source, and weight the result")
+    require_fixed("flat_map", source, "use flat_map on its source, and weight the result")
     require_executor("flat_map", executor)
     if fn is not None:
         require_callable("flat_map", "fn", fn, "sample, number")
@@ -228,7 +228,7 @@ class _FlatMapped:
         return identities(caller, self.source, np.searchsorted(self._firsts, indices, side="right") - 1)
 
 
-def _require_fixed(caller: str, source: Any, instead: str) -> None:
+def require_fixed(caller: str, source: Any, instead: str) -> None:
     """Refuse what is not a source, and a view that has different samples in every epoch."""
     require_source(caller, source)
     if isinstance(source, View) and source.selection.is_keyed:
