@@ -391,7 +391,7 @@ class DataLoader(Generic[B, S]):
     def stats(self) -> LoaderStats:
         """Counts and times of all batches of this loader so far; printed, a table that names the bottleneck."""
         stats = self._feed.stats
-        return dataclasses.replace(stats, reading=stats.reading.copy())
+        return dataclasses.replace(stats, reading=stats.reading.copy(), sources=self._feed.samples_by_source())
 
     def explain(self) -> "Explanation":
         """The pipeline as a table of its stages and its plan; see `ms.inspect.explain`.
@@ -488,7 +488,7 @@ class DataLoader(Generic[B, S]):
         self._warn_of_fresh_functions(body_fn)
         if isinstance(self._source, IndexedPipeline) and not self._has_scanned_to(state):
             check_run("scan_epoch", self._source, state, 0)
-        self._feed.begin_programs(self.steps_per_epoch)
+        self._feed.begin_programs(state, self.steps_per_epoch)
         try:
             run = self._scan_carry(compiled_scan, state, carry, body_fn, unroll)
         finally:
@@ -565,7 +565,7 @@ class DataLoader(Generic[B, S]):
             raise ValueError(f"{caller} needs a count from 0 to its width, {width}. Got {count}.")
         self._require_program(caller)
         static, carried = self._settled(state, carry, body_fn, before_fn)
-        self._feed.begin_programs(count)
+        self._feed.begin_programs(state, count)
         given = state, static, carried, np.int32(count), body_fn, before_fn, width
         run = self._run(compiled_steps, self._program.static, self._program.arrays, *given)
         return run[0], static.join(run[1]), run[2]

@@ -9,7 +9,7 @@ The order is version 1: golden vectors in the tests pin it, and any change to it
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 
 import numpy as np
@@ -43,22 +43,60 @@ def shuffled(xp: ModuleType, positions: Array, n: int, key: Key) -> Array:
         n: Number of samples, static.
         key: From `epoch_key` or `batch_order_key`; its arrays broadcast against `positions`.
     """
-    rows, columns = _grid(n)
-    width = positions.dtype.type(columns)
 
     def network(positions: Array, round_keys: Array) -> Array:
-        left, right = (positions // width).astype(np.uint32), (positions % width).astype(np.uint32)
-        for i in range(_rounds(n)):
-            if i % 2 == 0:
-                left = _add_modulo(xp, left, _scramble(right ^ round_keys[..., i]), rows)
-            else:
-                right = _add_modulo(xp, right, _scramble(left ^ round_keys[..., i]), columns)
-        return left.astype(positions.dtype) * width + right.astype(positions.dtype)
+        return _permuted(xp, n, positions, lambda i: round_keys[..., i])
 
     round_keys = _round_keys(xp, key, _rounds(n))
     shape = xp.broadcast_shapes(positions.shape, key[0].shape)
     start = xp.broadcast_to(positions, shape)
     return (_walk_in_numpy if xp is np else _walk_in_graph)(network, start, round_keys, n)
+
+
+def shuffled_in_domains(
+    positions: Array, which: Array, lengths: Sequence[int | None], keys: Key, second: Array, moving: Array
+) -> Array:
+    """The same for positions of several domains at once, traced: one walk, whose every step is one loop over them.
+
+    Args:
+        positions: Positions, each below the length of its domain.
+        which: The number of the domain of each.
+        lengths: Those of the domains; None for one whose positions stay.
+        keys: Two of each domain, along a last axis.
+        second: Whether a position has the second of them.
+        moving: Whether it is wanted; others stay.
+    """
+    import jax.numpy as jnp
+    from jax import lax
+
+    known = {number: length for number, length in enumerate(lengths) if length is not None}
+    round_keys = {rounds: _round_keys(jnp, keys, rounds) for rounds in set(map(_rounds, known.values()))}
+
+    def walk(state: tuple[Array, Array, dict[int, Array]]) -> tuple[Array, Array, dict[int, Array]]:
+        positions, walking, round_keys = state
+        found, outside = positions, jnp.zeros_like(walking)
+        for number, n in known.items():
+            first, other = round_keys[_rounds(n)][number]
+            moved = _permuted(jnp, n, positions, lambda i, one=first, two=other: jnp.where(second, two[i], one[i]))
+            mine = walking & (which == number)
+            found = jnp.where(mine, moved, found)
+            outside = outside | (mine & (moved >= np.uint32(n)))
+        return found, outside, round_keys
+
+    return lax.while_loop(lambda state: state[1].any(), walk, (positions, moving, round_keys))[0]
+
+
+def _permuted(xp: ModuleType, n: int, positions: Array, round_key: Callable[[int], Array]) -> Array:
+    """What the network makes of positions of its grid, which is barely larger than n."""
+    rows, columns = _grid(n)
+    width = positions.dtype.type(columns)
+    left, right = (positions // width).astype(np.uint32), (positions % width).astype(np.uint32)
+    for i in range(_rounds(n)):
+        if i % 2 == 0:
+            left = _add_modulo(xp, left, _scramble(right ^ round_key(i)), rows)
+        else:
+            right = _add_modulo(xp, right, _scramble(left ^ round_key(i)), columns)
+    return left.astype(positions.dtype) * width + right.astype(positions.dtype)
 
 
 def _walk_in_numpy(network: Network, positions: Array, round_keys: Array, n: int) -> Array:
