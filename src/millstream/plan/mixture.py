@@ -73,9 +73,9 @@ class Mixed:
     Half of the sources share the positions with the other half, each half divides its own in the same way, and so on. A
     division follows the exact share of its left half as a line, rounded to whole samples: the table has, for the start
     of every block and the end of an epoch, how many samples of the left half come before, by how much the line is above
-    that number, and its slope. So at any position, each division adds less than half a sample to what a source is away
-    from exact. How many samples of a source have come, over all epochs of the mixture, is the position in its own
-    epochs, each of which has an order of its own.
+    that number, and its slope. So each division adds at most half a sample to what a source is away from exact, at any
+    position; where shares jump it may be a whole one, which the next blocks make up for. How many samples of a source
+    have come, over all epochs of the mixture, is the position in its own epochs, each of which has its own order.
 
     Attributes:
         length: How many positions an epoch has.
@@ -162,8 +162,7 @@ class Mixed:
         if not self.changes:
             return np.uint32(0), block, place
         run = epoch * np.uint32(self.length) + positions
-        starts = np.array([change.after for change in self.changes], np.uint32)
-        changed = (run[..., None] >= starts).sum(-1, dtype=np.uint32)
+        changed = sum((run >= np.uint32(change.after)).astype(np.uint32) for change in self.changes)
         return changed, changed * np.uint32(self._rows) + block, place
 
     @property
@@ -184,7 +183,7 @@ class Mixed:
                 yield tree, rows, epoch[rows] * wholes[then, tree] + before + place + self._offsets[then, tree]
                 return
             column, left, right = tree
-            first, slope, above = np.take(quotas[:, column], row[rows], axis=0).T
+            first, slope, above = np.ascontiguousarray(quotas[row[rows], column].T)
             taken = _taken(place, slope, above)
             is_left = _taken(place + np.uint32(1), slope, above) > taken
             some = np.flatnonzero(is_left)
@@ -251,8 +250,10 @@ class Numbering:
 
     def at(self, xp: ModuleType, indices: Array) -> tuple[Array, Array]:
         """The number of the source at each index, and the row."""
+        number = sum(
+            ((indices >= first).astype(np.int32) for first in self.firsts[1:]), xp.zeros(indices.shape, np.int32)
+        )
         firsts, rows = (xp.asarray(np.array(part, indices.dtype)) for part in (self.firsts, self.rows))
-        number = (indices[..., None] >= firsts[1:]).sum(-1, dtype=np.int32)
         return number, indices - firsts[number] + rows[number]
 
     def of(self, index: int) -> tuple[int, int]:
@@ -338,9 +339,8 @@ def _first_epochs(parts: int, which: Array, epochs: Array, left: Array) -> Array
     """The first epoch of each source among the rows that are left."""
     import jax.numpy as jnp
 
-    numbers = jnp.arange(parts).reshape(-1, *(1,) * which.ndim)
-    among = jnp.where((which == numbers) & left, epochs, np.uint32(_NONE))
-    return among.min(axis=tuple(range(1, among.ndim)))
+    among = [jnp.where((which == number) & left, epochs, np.uint32(_NONE)) for number in range(parts)]
+    return jnp.stack([epochs.min() for epochs in among])
 
 
 def _shuffled_in_graph(
@@ -354,12 +354,12 @@ def _shuffled_in_graph(
     import jax.numpy as jnp
     from jax import lax
 
-    lengths = [part.length if part.shuffled and part.length > 1 else None for part in parts]
-    to_shuffle = np.array([length is not None for length in lengths])
+    lengths = [part.length for part in parts]
+    to_shuffle = np.array([part.shuffled and part.length > 1 for part in parts])
 
     def turn(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         found, left, firsts = state
-        two = firsts[:, None] + jnp.arange(2, dtype=np.uint32)
+        two = jnp.stack([firsts, firsts + np.uint32(1)], axis=1)
         later = epochs - firsts[which]
         now = left & (later < np.uint32(2))
         key = fold(jnp, (keys[0][:, None], keys[1][:, None]), two)
@@ -453,12 +453,13 @@ def _line(counts: np.ndarray, both: np.ndarray, left: np.ndarray) -> np.ndarray:
         left: And how many of the left half.
     """
     share = np.divide(left, both, out=np.zeros_like(both), where=both > 0)
-    exact = np.interp(counts, *(np.append(0.0, np.cumsum(one)) for one in (both, left)))
-    wanted = np.rint(exact * _ONE).astype(np.int64) + _HALF
-    # The line returns to the exact one, but a half without a share gets nothing, and no half more than twice its share.
+    around = (np.append(share[:1], share) + np.append(share, share[-1:])) / 2  # of the blocks that meet
+    exact, exact_of_both = (np.append(0.0, np.cumsum(one)) for one in (left, both))
+    # What both are above their exact number is shared as samples are there, and then corrected.
+    wanted = np.rint((exact + (counts - exact_of_both) * around) * _ONE).astype(np.int64) + _HALF
     sizes = np.diff(counts) * _ONE
-    least = np.ceil(np.maximum(2 * share - 1, 0.0) * sizes).astype(np.int64).tolist()
-    most = np.floor(np.minimum(2 * share, 1.0) * sizes).astype(np.int64).tolist()
+    least = np.where(share < 1.0, 0, sizes).tolist()  # nothing goes to a half whose share is zero
+    most = np.where(share > 0.0, sizes, 0).tolist()
     found, now = [_HALF], _HALF
     for target, low, high in zip(wanted[1:].tolist(), least, most, strict=True):
         now = min(max(target, now + low), now + high)

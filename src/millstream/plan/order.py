@@ -43,9 +43,17 @@ def shuffled(xp: ModuleType, positions: Array, n: int, key: Key) -> Array:
         n: Number of samples, static.
         key: From `epoch_key` or `batch_order_key`; its arrays broadcast against `positions`.
     """
+    rows, columns = _grid(n)
+    width = positions.dtype.type(columns)
 
     def network(positions: Array, round_keys: Array) -> Array:
-        return _permuted(xp, n, positions, lambda i: round_keys[..., i])
+        left, right = (positions // width).astype(np.uint32), (positions % width).astype(np.uint32)
+        for i in range(_rounds(n)):
+            if i % 2 == 0:
+                left = _add_modulo(xp, left, _scramble(right ^ round_keys[..., i]), rows)
+            else:
+                right = _add_modulo(xp, right, _scramble(left ^ round_keys[..., i]), columns)
+        return left.astype(positions.dtype) * width + right.astype(positions.dtype)
 
     round_keys = _round_keys(xp, key, _rounds(n))
     shape = xp.broadcast_shapes(positions.shape, key[0].shape)
@@ -54,14 +62,14 @@ def shuffled(xp: ModuleType, positions: Array, n: int, key: Key) -> Array:
 
 
 def shuffled_in_domains(
-    positions: Array, which: Array, lengths: Sequence[int | None], keys: Key, second: Array, moving: Array
+    positions: Array, which: Array, lengths: Sequence[int], keys: Key, second: Array, moving: Array
 ) -> Array:
-    """The same for positions of several domains at once, traced: one walk, whose every step is one loop over them.
+    """The same for positions of several domains at once, traced: one network, whose moduli are those of each position.
 
     Args:
         positions: Positions, each below the length of its domain.
         which: The number of the domain of each.
-        lengths: Those of the domains; None for one whose positions stay.
+        lengths: Those of the domains.
         keys: Two of each domain, along a last axis.
         second: Whether a position has the second of them.
         moving: Whether it is wanted; others stay.
@@ -69,34 +77,58 @@ def shuffled_in_domains(
     import jax.numpy as jnp
     from jax import lax
 
-    known = {number: length for number, length in enumerate(lengths) if length is not None}
-    round_keys = {rounds: _round_keys(jnp, keys, rounds) for rounds in set(map(_rounds, known.values()))}
+    most = max(map(_rounds, lengths))
+    by_rounds = {rounds: _round_keys(jnp, keys, rounds) for rounds in set(map(_rounds, lengths))}
+    known = [by_rounds[_rounds(n)][number] for number, n in enumerate(lengths)]
+    padded = [jnp.pad(key, ((0, 0), (0, most - key.shape[1]))) for key in known]
+    of_each = jnp.concatenate(padded)[which * 2 + second.astype(np.int32)]
+    round_keys = jnp.moveaxis(of_each, -1, 0).reshape(most // 2, 2, *positions.shape)
 
-    def walk(state: tuple[Array, Array, dict[int, Array]]) -> tuple[Array, Array, dict[int, Array]]:
-        positions, walking, round_keys = state
-        found, outside = positions, jnp.zeros_like(walking)
-        for number, n in known.items():
-            first, other = round_keys[_rounds(n)][number]
-            moved = _permuted(jnp, n, positions, lambda i, one=first, two=other: jnp.where(second, two[i], one[i]))
-            mine = walking & (which == number)
-            found = jnp.where(mine, moved, found)
-            outside = outside | (mine & (moved >= np.uint32(n)))
-        return found, outside, round_keys
+    def of_domain(numbers: Sequence[int]) -> Array:
+        return jnp.asarray(np.array(numbers, np.uint32))[which]
 
-    return lax.while_loop(lambda state: state[1].any(), walk, (positions, moving, round_keys))[0]
+    grids = [_grid(n) for n in lengths]
+    rows, columns, ends = (of_domain(part) for part in (*zip(*grids, strict=True), lengths))
+    row_magic, column_magic = (of_domain([_magic(one) for one in part]) for part in zip(*grids, strict=True))
+    pairs = of_domain([_rounds(n) // 2 for n in lengths])
+
+    def two_rounds(number: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        left, right = state
+        key = round_keys[number]
+        word = _scramble(right ^ key[0])
+        moved = left + (word - _quotient(word, rows, row_magic) * rows)
+        moved = jnp.minimum(moved, moved - rows)
+        word = _scramble(moved ^ key[1])
+        other = right + (word - _quotient(word, columns, column_magic) * columns)
+        other = jnp.minimum(other, other - columns)
+        if most == min(map(_rounds, lengths)):
+            return moved, other
+        goes_on = number.astype(np.uint32) < pairs
+        return jnp.where(goes_on, moved, left), jnp.where(goes_on, other, right)
+
+    def walk(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        positions, walking = state
+        left = _quotient(positions, columns, column_magic)
+        left, right = lax.fori_loop(0, most // 2, two_rounds, (left, positions - left * columns))
+        positions = jnp.where(walking, left * columns + right, positions)
+        return positions, walking & (positions >= ends)
+
+    return lax.while_loop(lambda state: state[1].any(), walk, (positions, moving))[0]
 
 
-def _permuted(xp: ModuleType, n: int, positions: Array, round_key: Callable[[int], Array]) -> Array:
-    """What the network makes of positions of its grid, which is barely larger than n."""
-    rows, columns = _grid(n)
-    width = positions.dtype.type(columns)
-    left, right = (positions // width).astype(np.uint32), (positions % width).astype(np.uint32)
-    for i in range(_rounds(n)):
-        if i % 2 == 0:
-            left = _add_modulo(xp, left, _scramble(right ^ round_key(i)), rows)
-        else:
-            right = _add_modulo(xp, right, _scramble(left ^ round_key(i)), columns)
-    return left.astype(positions.dtype) * width + right.astype(positions.dtype)
+def _magic(divisor: int) -> int:
+    """2**32 divided by a number, rounded down, in 32 bits."""
+    return min((1 << 32) // divisor, (1 << 32) - 1)
+
+
+def _quotient(words: Array, divisors: Array, magic: Array) -> Array:
+    """Whole quotients of 32-bit words, by products of 16-bit halves: processors divide few numbers at a time."""
+    half, low = np.uint32(16), np.uint32(0xFFFF)
+    upper, lower, magic_upper, magic_lower = words >> half, words & low, magic >> half, magic & low
+    first, second = upper * magic_lower, lower * magic_upper
+    carried = (first & low) + (second & low) + (lower * magic_lower >> half)
+    found = upper * magic_upper + (first >> half) + (second >> half) + (carried >> half)  # at most one too small
+    return found + (words - found * divisors >= divisors).astype(np.uint32)
 
 
 def _walk_in_numpy(network: Network, positions: Array, round_keys: Array, n: int) -> Array:
