@@ -174,27 +174,36 @@ class Mixed:
         """Of each source: where it stands among the positions, and how many of its samples come before each."""
         epoch = np.broadcast_to(epoch, positions.shape).ravel().astype(np.uint32)
         flat = positions.ravel().astype(np.uint32)
+        if not len(flat):
+            return
         changed, row, place = self._enter(epoch, flat)
-        wholes = self._wholes(quotas)
+        wholes, lowest = self._wholes(quotas), row.min()
+        near = np.ascontiguousarray(quotas[lowest : int(row.max()) + 1].T)  # few rows, and then one column at a time
+        row -= lowest
 
-        def descend(tree: Tree, rows: Array, place: Array, before: Array) -> Iterator[tuple[int, Array, Array]]:
+        def descend(
+            tree: Tree, rows: Array, row: Array, place: Array, before: Array
+        ) -> Iterator[tuple[int, Array, Array]]:
             if isinstance(tree, int):
                 then = changed if np.ndim(changed) == 0 else changed[rows]
-                yield tree, rows, epoch[rows] * wholes[then, tree] + before + place + self._offsets[then, tree]
+                count = before + place
+                count += epoch.take(rows, mode="clip") * wholes[then, tree] + self._offsets[then, tree]
+                yield tree, rows, count
                 return
             column, left, right = tree
-            first, slope, above = np.ascontiguousarray(quotas[row[rows], column].T)
+            first, slope, above = (field[column].take(row, mode="clip") for field in near)  # "clip" asks least
             taken = _taken(place, slope, above)
             is_left = _taken(place + np.uint32(1), slope, above) > taken
-            some = np.flatnonzero(is_left)
-            if len(some):
-                yield from descend(left, rows[some], taken[some], first[some])
-            if len(some) < len(rows):
-                some = np.flatnonzero(~is_left)
-                yield from descend(right, rows[some], (place - taken)[some], (before - first)[some])
+            before, place = before - first, place - taken
+            for side, chosen, parts in (
+                (left, is_left, (rows, row, taken, first)),
+                (right, ~is_left, (rows, row, place, before)),
+            ):
+                some = np.flatnonzero(chosen)
+                if len(some):
+                    yield from descend(side, *(part.take(some, mode="clip") for part in parts))
 
-        if len(flat):
-            yield from descend(self._tree, np.arange(len(flat)), place, flat - place)
+        yield from descend(self._tree, np.arange(len(flat)), row, place, flat - place)
 
     def _wholes(self, quotas: np.ndarray) -> np.ndarray:
         """How many samples of each source an epoch has, a row for each set of quotas."""
@@ -348,8 +357,8 @@ def _shuffled_in_graph(
 ) -> Array:
     """The samples at these positions of the sources' own epochs, traced.
 
-    A batch has samples of one or two epochs of a source, unless the source is small. So keys are made for two epochs of
-    each at a time, and again for those that are left.
+    A batch has samples of one epoch of a source, seldom of two, unless the source is small. So keys are made for one
+    epoch of each at a time, and again for those that are left.
     """
     import jax.numpy as jnp
     from jax import lax
@@ -359,11 +368,8 @@ def _shuffled_in_graph(
 
     def turn(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         found, left, firsts = state
-        two = jnp.stack([firsts, firsts + np.uint32(1)], axis=1)
-        later = epochs - firsts[which]
-        now = left & (later < np.uint32(2))
-        key = fold(jnp, (keys[0][:, None], keys[1][:, None]), two)
-        found = order.shuffled_in_domains(found, which, lengths, key, later == np.uint32(1), now)
+        now = left & (epochs == firsts[which])
+        found = order.shuffled_in_domains(found, which, lengths, fold(jnp, keys, firsts), now)
         left = left & ~now
         return found, left, _first_epochs(len(parts), which, epochs, left)
 

@@ -61,17 +61,14 @@ def shuffled(xp: ModuleType, positions: Array, n: int, key: Key) -> Array:
     return (_walk_in_numpy if xp is np else _walk_in_graph)(network, start, round_keys, n)
 
 
-def shuffled_in_domains(
-    positions: Array, which: Array, lengths: Sequence[int], keys: Key, second: Array, moving: Array
-) -> Array:
+def shuffled_in_domains(positions: Array, which: Array, lengths: Sequence[int], keys: Key, moving: Array) -> Array:
     """The same for positions of several domains at once, traced: one network, whose moduli are those of each position.
 
     Args:
         positions: Positions, each below the length of its domain.
         which: The number of the domain of each.
         lengths: Those of the domains.
-        keys: Two of each domain, along a last axis.
-        second: Whether a position has the second of them.
+        keys: Those of the domains, along one axis.
         moving: Whether it is wanted; others stay.
     """
     import jax.numpy as jnp
@@ -79,10 +76,10 @@ def shuffled_in_domains(
 
     most = max(map(_rounds, lengths))
     by_rounds = {rounds: _round_keys(jnp, keys, rounds) for rounds in set(map(_rounds, lengths))}
-    known = [by_rounds[_rounds(n)][number] for number, n in enumerate(lengths)]
-    padded = [jnp.pad(key, ((0, 0), (0, most - key.shape[1]))) for key in known]
-    of_each = jnp.concatenate(padded)[which * 2 + second.astype(np.int32)]
-    round_keys = jnp.moveaxis(of_each, -1, 0).reshape(most // 2, 2, *positions.shape)
+    round_keys = by_rounds[most]
+    for number, n in enumerate(lengths):
+        if _rounds(n) < most:
+            round_keys = round_keys.at[number, : _rounds(n)].set(by_rounds[_rounds(n)][number])
 
     def of_domain(numbers: Sequence[int]) -> Array:
         return jnp.asarray(np.array(numbers, np.uint32))[which]
@@ -92,28 +89,29 @@ def shuffled_in_domains(
     row_magic, column_magic = (of_domain([_magic(one) for one in part]) for part in zip(*grids, strict=True))
     pairs = of_domain([_rounds(n) // 2 for n in lengths])
 
-    def two_rounds(number: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
-        left, right = state
-        key = round_keys[number]
-        word = _scramble(right ^ key[0])
+    def two_rounds(number: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        left, right, round_keys = state
+        word = _scramble(right ^ round_keys[:, 2 * number][which])
         moved = left + (word - _quotient(word, rows, row_magic) * rows)
         moved = jnp.minimum(moved, moved - rows)
-        word = _scramble(moved ^ key[1])
-        other = right + (word - _quotient(word, columns, column_magic) * columns)
-        other = jnp.minimum(other, other - columns)
+        word = _scramble(moved ^ round_keys[:, 2 * number + 1][which])
+        added = right + (word - _quotient(word, columns, column_magic) * columns)
+        added = jnp.minimum(added, added - columns)
         if most == min(map(_rounds, lengths)):
-            return moved, other
-        goes_on = number.astype(np.uint32) < pairs
-        return jnp.where(goes_on, moved, left), jnp.where(goes_on, other, right)
+            return moved, added, round_keys
+        more = number.astype(np.uint32) < pairs
+        return jnp.where(more, moved, left), jnp.where(more, added, right), round_keys
 
-    def walk(state: tuple[Array, Array]) -> tuple[Array, Array]:
-        positions, walking = state
+    def walk(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        positions, walking, round_keys = state
         left = _quotient(positions, columns, column_magic)
-        left, right = lax.fori_loop(0, most // 2, two_rounds, (left, positions - left * columns))
+        start = left, positions - left * columns, round_keys
+        left, right, _ = lax.fori_loop(0, most // 2, two_rounds, start)
         positions = jnp.where(walking, left * columns + right, positions)
-        return positions, walking & (positions >= ends)
+        return positions, walking & (positions >= ends), round_keys
 
-    return lax.while_loop(lambda state: state[1].any(), walk, (positions, moving))[0]
+    # Carried by the loop, round keys are made once, and not again for every position.
+    return lax.while_loop(lambda state: state[1].any(), walk, (positions, moving, round_keys))[0]
 
 
 def _magic(divisor: int) -> int:

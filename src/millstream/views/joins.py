@@ -2,6 +2,7 @@
 
 import builtins
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -252,21 +253,25 @@ class JoinedSource(SampleReader):
         return (part.read_rows(np.array([local]), [leaf[row : row + 1] for leaf in out], keys) or {}).get(0)
 
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> Beside:
-        which, beside = np.searchsorted(self._starts, indices, side="right") - 1, {}
-        for number in np.unique(which).tolist():
-            rows = np.flatnonzero(which == number)
-            part, local = self._parts[number], indices[rows] - self._starts[number]
-            its_keys = None if keys is None else keys[rows]
+        order, beside = np.argsort(indices, kind="stable"), {}
+        ordered, found = indices.take(order), None
+        ends = [*ordered.searchsorted(self._starts[1:]).tolist(), len(indices)]
+        for number, (first, end) in enumerate(itertools.pairwise([0, *ends])):
+            if first == end:
+                continue
+            part, start, rows = self._parts[number], self._starts[number], order[first:end]
+            local, its_keys = ordered[first:end] - start, None if keys is None else keys[rows]
             if out[0].dtype.hasobject or not self._alike[number]:
                 samples, its_own = part.read_samples(local, its_keys)
                 for row, sample in builtins.zip(rows.tolist(), samples, strict=True):
                     self.sample_spec.write("concat", out, row, int(indices[row]), sample)
-            elif len(rows) == len(indices):
-                return part.read_rows(local, out, its_keys)
+            elif end - first == len(indices):
+                return part.read_rows(indices - start, out, keys)
             else:
-                found = [np.empty((len(rows), *leaf.shape[1:]), leaf.dtype) for leaf in out]
-                its_own = part.read_rows(local, found, its_keys)
-                for leaf, read in builtins.zip(out, found, strict=True):
+                found = [np.empty_like(leaf) for leaf in out] if found is None else found
+                own = [leaf[first:end] for leaf in found]
+                its_own = part.read_rows(local, own, its_keys)
+                for leaf, read in builtins.zip(out, own, strict=True):
                     leaf[rows] = read
             beside.update({int(rows[row]): extra for row, extra in (its_own or {}).items()})
         return beside
