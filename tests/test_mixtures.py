@@ -257,6 +257,7 @@ def test_samples_say_which_source_they_are_from(make, key):
     for batch, mask, info in loader.iterate(loader.init_state(key), with_info=True):
         real = np.asarray(mask)
         numbers += np.asarray(batch["from"])[real].tolist()
+        assert info.sources is not None
         names += info.sources[real].tolist()
         items += [int(item["x"]) for item in info.items if item is not None]
         assert np.asarray(batch["x"])[real].tolist() == items[-real.sum() :] and set(info.sources[~real]) <= {""}
@@ -329,11 +330,13 @@ def test_stats_count_the_samples_of_each_source(ending, key):
     for first, steps in ((0, 7), (0, 1), (5, 4)):
         state = loader.init_state(key, step=first)
         for _, mask, info in loader.iterate(state, steps=steps, with_info=True):
+            assert info.sources is not None
             seen.update(info.sources[np.asarray(mask)].tolist())
         assert loader.stats().sources == seen
     state, _, _ = loader.scan_epoch(loader.init_state(key), None, lambda carry, batch, mask: (carry, None))
     loader.next_batch(state)
     for _, mask, info in loader.iterate(loader.init_state(key), steps=loader.steps_per_epoch + 1, with_info=True):
+        assert info.sources is not None
         seen.update(2 * info.sources[np.asarray(mask)].tolist())
     assert loader.stats().sources == seen and "of a" in repr(loader.stats())
 

@@ -25,7 +25,8 @@ class SourceCounts:
         self._counts: np.ndarray | None = None
         if isinstance(plan, Plan) and functions and isinstance(functions[0], Mixed) and len(plan.batchings) <= 1:
             assert plan.selection is not None
-            self._plan, self._mixture, self._table = plan, functions[0], plan.selection.tables[0]
+            self._plan, self._mixture = plan, functions[0]
+            self._table: Any = plan.selection.tables[0]
             self._counts = np.zeros(len(self._mixture.parts), np.int64)
         self._first = self._stop = 0
         self._programs: collections.deque[tuple[Any, int]] = collections.deque()

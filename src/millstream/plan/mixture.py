@@ -97,7 +97,7 @@ class Mixed:
         parts = "; ".join(part.words for part in self.parts)
         return f"{self.length:,} mixed of {parts} ({self.digest[:12]}{changes})"
 
-    def locate(self, xp: ModuleType, table: Table, words: Array, epoch: Array, positions: Array) -> Array:
+    def locate(self, xp: ModuleType, table: Array, words: Array, epoch: Array, positions: Array) -> Array:
         keys = fold(xp, named_key(words, _NAME), xp.arange(len(self.parts), dtype=np.uint32))
         if xp is not np:
             return self._locate_in_graph(table, keys, epoch, positions)
@@ -277,6 +277,7 @@ def sources_at(
     """The names of the sources of a mixture, and the number of the one at each position; None without a mixture."""
     for function, table in zip(selection.functions, selection.tables, strict=True):
         if isinstance(function, Mixed):
+            assert table is not None
             return tuple(part.name for part in function.parts), function.numbers(table, epoch, positions)
         positions = function.locate(np, table, words, epoch, positions)
     return None
