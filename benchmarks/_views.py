@@ -15,6 +15,7 @@ import numpy as np
 from _measure import Run
 
 ROWS, BATCH = 1_000_000, 256
+MIXED = (4.0, 3.0, 2.0, 1.0)  # weights of four sources
 
 
 def data(rows: int) -> dict[str, np.ndarray]:
@@ -42,6 +43,12 @@ def part(rows: int) -> slice:
 def weights(arrays: dict[str, np.ndarray]) -> np.ndarray:
     """Rows of label 0 come a quarter of the time, all others seldom."""
     return np.where(arrays["label"] == 0, 3.0, 1.0)
+
+
+def quarters(arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+    """The rows as four sources."""
+    size = len(arrays["label"]) // 4
+    return [{name: array[k * size : (k + 1) * size] for name, array in arrays.items()} for k in range(4)]
 
 
 def rounds(make: Callable[[], Iterable[Any]], steps: int) -> Run:
@@ -120,6 +127,26 @@ def torch_weighted(rows: int, steps: int) -> Run:
     arrays = data(rows)
     sampler = torch_data.WeightedRandomSampler(weights(arrays).tolist(), rows)
     return _torch_rounds(_torch_dataset(arrays), steps, batch_size=BATCH, sampler=sampler, drop_last=True)
+
+
+def _torch_mixed(rows: int) -> tuple[Any, Any]:
+    """Four datasets as one, and a sampler by which they come in the shares of their weights."""
+    import torch.utils.data as torch_data
+
+    parts = [_torch_dataset(part) for part in quarters(data(rows))]
+    weights = np.repeat(np.array(MIXED), [len(part) for part in parts])  # all are equally long
+    return torch_data.ConcatDataset(parts), torch_data.WeightedRandomSampler(weights.tolist(), len(weights))
+
+
+def torch_mixed(rows: int, steps: int) -> Run:
+    dataset, sampler = _torch_mixed(rows)
+    return _torch_rounds(dataset, steps, batch_size=BATCH, sampler=sampler, drop_last=True)
+
+
+def torch_mixed_by_batch(rows: int, steps: int) -> Run:
+    """A dataset of all rows can be indexed once per batch, which a `ConcatDataset` cannot."""
+    _, sampler = _torch_mixed(rows)
+    return _torch_by_batch(_torch_dataset(data(rows)), sampler, steps)
 
 
 def torch_weighted_by_batch(rows: int, steps: int) -> Run:
@@ -210,6 +237,21 @@ def grain_weighted_gathered(rows: int, steps: int) -> Run:
     return _grain_gathered(_grain_kinds(grain.MapDataset.source, arrays), arrays, steps)
 
 
+def grain_mixed(rows: int, steps: int) -> Run:
+    import grain
+
+    parts = [_grain_source(part).shuffle(seed=number) for number, part in enumerate(quarters(data(rows)))]
+    return _grain_rounds(grain.MapDataset.mix(parts, MIXED), steps)
+
+
+def grain_mixed_gathered(rows: int, steps: int) -> Run:
+    import grain
+
+    numbers: Any = np.arange(rows).reshape(4, -1)
+    parts = [grain.MapDataset.source(part).shuffle(seed=number) for number, part in enumerate(numbers)]
+    return _grain_gathered(grain.MapDataset.mix(parts, MIXED), data(rows), steps)
+
+
 # Hugging Face datasets
 
 
@@ -242,3 +284,12 @@ def datasets_concat(rows: int, steps: int) -> Run:
     import datasets
 
     return _datasets_rounds(datasets.concatenate_datasets([_datasets_source(data(rows // 2)) for _ in range(2)]), steps)
+
+
+def datasets_mixed(rows: int, steps: int) -> Run:
+    import datasets
+
+    parts = [_datasets_source(part).shuffle(seed=number) for number, part in enumerate(quarters(data(rows)))]
+    shares = [weight / sum(MIXED) for weight in MIXED]
+    mixed = datasets.interleave_datasets(parts, shares, seed=0).with_format("numpy")
+    return rounds(lambda: map(to_jax, mixed.iter(BATCH, drop_last_batch=True)), steps)

@@ -619,6 +619,11 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "views.permutation": lambda f: {"n": 10, "positions": np.arange(3)},
     "views.levels": lambda f: {"values": {0: 1.0, 10: 0.5}},
     "views.ramp": lambda f: {"start": 0.0, "end": 1.0, "samples": 10},
+    "views.reweight": lambda f: {
+        "mixture": ms.views.mix({"a": pipelines.source(), "b": pipelines.source()}, {"a": 1, "b": 2}),
+        "weights": {"a": 2, "b": 1},
+        "after": 5,
+    },
     "views.repeat": lambda f: {"source": pipelines.source(), "times": 2},
     "views.select": lambda f: {"source": pipelines.source(), "chosen": [1, 2]},
     "views.split": lambda f: {"source": pipelines.source(), "parts": {"a": 0.5, "b": 0.5}},

@@ -1,6 +1,9 @@
 """Mixtures: samples of several sources in every batch, compared with loops over lists."""
 
 import collections
+import itertools
+import math
+from fractions import Fraction
 from typing import Any
 
 import hypothesis.strategies as st
@@ -11,7 +14,9 @@ from conftest import assert_trees_equal
 from hypothesis import given, settings
 
 import millstream as ms
-from millstream.plan.mixture import block_size, mixed, mixed_once, rounded
+from millstream.plan.mixture import Part, block_size, mixed, mixed_once, reweighted
+from millstream.plan.selection import Selection, listed
+from millstream.plan.selection import drawn as drawn_by_weight
 
 LENGTHS = (300, 40, 75)
 NAMES = ("a", "b", "c")
@@ -39,23 +44,82 @@ def drawn(loader, key, steps):
     return found
 
 
-WEIGHTS = st.lists(st.floats(0, 10).map(lambda x: 0.0 if x < 0.01 else x), min_size=1, max_size=5).filter(any)
+def parts_of(*lengths, shuffled=False):
+    firsts = np.cumsum([0, *lengths])
+    return [Part(f"s{k}", n, shuffled, int(firsts[k])) for k, n in enumerate(lengths)]
 
 
-@given(weights=WEIGHTS, blocks=st.integers(1, 60), rest=st.integers(0, 255), seed=st.integers(0, 999))
-def test_quotas_add_up_never_fall_and_are_less_than_one_off(weights, blocks, rest, seed):
-    length, rng = blocks * 256 + rest, np.random.default_rng(seed)
-    rows = np.array(weights) * rng.choice([0.0, 1.0, 0.001], (-(-length // 256), len(weights)), p=[0.1, 0.8, 0.1])
+def blocks_of(length):
+    return np.diff([*range(0, length, block_size(length)), length])
+
+
+def located(function, table, epoch, positions, words=(3, 5)):
+    positions = np.asarray(positions, np.uint64)
+    return function.locate(np, table, np.array(words, np.uint32), np.full(len(positions), epoch, np.uint32), positions)
+
+
+def bound(count):
+    """How far a source may be from its exact number of samples: half a sample for every division that it is in."""
+    return math.ceil(math.log2(count)) / 2 if count > 1 else 0.0
+
+
+def naive_owner(position, shares, numbers):
+    """The source at a position, and how many of its samples come before: halves follow their exact share, rounded."""
+    if len(numbers) == 1:
+        return numbers[0], position
+    left, right = numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
+    share = sum(shares[k] for k in left) / sum(shares[k] for k in numbers)
+    before, after = (math.floor(count * share + Fraction(1, 2)) for count in (position, position + 1))
+    if after > before:
+        return naive_owner(before, shares, left)
+    return naive_owner(position - before, shares, right)
+
+
+@settings(max_examples=30)
+@given(root=st.integers(1, 15), sides=st.tuples(st.integers(1, 7), st.integers(1, 7)), length=st.integers(1, 700))
+def test_positions_have_the_sources_that_a_naive_division_gives_them(root, sides, length):
+    halves = Fraction(root, 16), Fraction(16 - root, 16)
+    shares = [half * Fraction(k, 8) for half, side in zip(halves, sides, strict=True) for k in (side, 8 - side)]
+    rows = np.tile([float(share) for share in shares], (len(blocks_of(length)), 1))
+    function, table = mixed(rows, length, parts_of(*[1000] * 4))
+    expected = [naive_owner(position, shares, range(4)) for position in range(length)]
+    assert located(function, table, 0, range(length)).tolist() == [1000 * k + own for k, own in expected]
+    wholes = collections.Counter(k for k, _ in expected)
+    again = [1000 * k + (wholes[k] + own) % 1000 for k, own in expected]  # the next epoch continues every source
+    assert located(function, table, 1, range(length)).tolist() == again
+
+
+WEIGHTS = st.lists(st.floats(0, 10).map(lambda x: 0.0 if x < 0.01 else x), min_size=1, max_size=8).filter(any)
+
+
+@given(
+    weights=WEIGHTS,
+    length=st.integers(1, 30 * 256),
+    kind=st.sampled_from(["constant", "ramp", "jumps"]),
+    seed=st.integers(0, 999),
+)
+def test_no_source_is_ever_far_from_its_exact_number(weights, length, kind, seed):
+    sizes, rng = blocks_of(length), np.random.default_rng(seed)
+    times = {
+        "constant": np.ones((len(sizes), len(weights))),
+        "ramp": np.linspace(rng.random(len(weights)), rng.random(len(weights)), len(sizes)),
+        "jumps": rng.choice([0.0, 1.0, 0.001], (len(sizes), len(weights)), p=[0.2, 0.7, 0.1]),
+    }[kind]
+    rows = np.array(weights) * times
     rows[rows.sum(axis=1) == 0] = weights
     shares = rows / rows.sum(axis=1, keepdims=True)
-    table = rounded(shares, length)
-    sizes = np.diff([*range(0, length, 256), length])
-    exact = np.cumsum(shares * sizes[:, None], axis=0)
-    assert (table[0] == 0).all() and (np.diff(table, axis=0) >= 0).all()
-    assert (table[1:].sum(axis=1) == np.cumsum(sizes)).all()
-    assert np.abs(table[1:] - exact).max() < 1.0 + 1e-6
-    given = np.diff(table, axis=0)
-    assert not given[:, np.array(weights) == 0].any()
+    function, table = mixed(shares, length, parts_of(*[10**6] * len(weights)))
+    which = located(function, table, 0, range(length)) // 10**6
+    counts = np.cumsum(which[:, None] == np.arange(len(weights)), axis=0)
+    each = np.repeat(shares, sizes, axis=0)
+    times_bound = {"constant": 1, "ramp": 1.25, "jumps": 2}[kind]  # what a jump adds, the next blocks make up for
+    assert np.abs(counts - np.cumsum(each, axis=0)).max() < times_bound * bound(len(weights)) + 1e-3
+    assert (each[np.arange(length), which] > 0).all()  # none of a source whose weight is zero there
+    assert (function.counts(table, np.arange(1, length)) == counts[:-1]).all()
+    assert (
+        function.counts(table, np.arange(length, length + 3)) == counts[-1] + function.counts(table, np.arange(3))
+    ).all()
+    assert (function.numbers(table, np.zeros(length), np.arange(length)) == which).all()
 
 
 @settings(max_examples=60)
@@ -67,65 +131,214 @@ def test_quotas_add_up_never_fall_and_are_less_than_one_off(weights, blocks, res
 )
 def test_every_source_goes_through_its_own_epochs_in_its_own_order(weights, lengths, length, seed):
     lengths = lengths[: len(weights)]
-    shares = np.tile(np.array(weights) / np.sum(weights), (-(-length // 256), 1))
-    function, table = mixed(shares, length, tuple((n, True) for n in lengths))
-    words, positions = np.array([seed, 5], np.uint32), np.arange(length, dtype=np.uint64)
-    firsts = np.cumsum([0, *lengths])
-    given = [[] for _ in lengths]
-    for epoch in range(3):
-        found = function.locate(np, table, words, np.full(length, epoch, np.uint32), positions)
-        for number, (first, n) in enumerate(zip(firsts, lengths, strict=False)):
-            own = found[(first <= found) & (found < first + n)] - first
-            assert len(own) == table[-1][number]
-            given[number] += own.tolist()
-    for own, n in zip(given, lengths, strict=True):
-        # However they lie in their blocks, no sample comes again before all others have come, a block aside.
-        counts = collections.Counter(own)
-        assert not own or max(counts.values()) - min(counts.get(i, 0) for i in range(n)) <= 1
+    shares = np.tile(np.array(weights) / np.sum(weights), (len(blocks_of(length)), 1))
+    for shuffled in (False, True):
+        function, table = mixed(shares, length, parts_of(*lengths, shuffled=shuffled))
+        found = np.concatenate([located(function, table, epoch, range(length), (seed, 5)) for epoch in range(3)])
+        for part, whole in zip(function.parts, function.counts(table, np.array(length)), strict=True):
+            own = found[(part.first <= found) & (found < part.first + part.length)] - part.first
+            assert len(own) == 3 * whole
+            if not shuffled:
+                assert own.tolist() == [number % part.length for number in range(len(own))]
+            epochs = [own[start : start + part.length].tolist() for start in range(0, len(own), part.length)]
+            assert all(len(set(epoch)) == len(epoch) for epoch in epochs)
+
+
+def test_the_order_of_a_source_does_not_depend_on_the_weights():
+    orders = []
+    for weights in ([0.5, 0.5], [0.9, 0.1]):
+        function, table = mixed(np.tile(weights, (4, 1)), 1000, parts_of(37, 300, shuffled=True))
+        found = located(function, table, 0, range(1000))
+        orders.append([found[found < 37].tolist(), found[found >= 37].tolist()])
+    for one, two in zip(*orders, strict=True):
+        assert one[:90] == two[:90]
+    assert len({tuple(orders[0][0][start : start + 37]) for start in range(0, 480, 37)}) > 10  # a new one every epoch
 
 
 def test_compiled_programs_draw_the_same_samples():
-    shares = np.tile([0.5, 0.3, 0.2], (3, 1))
-    function, table = mixed(shares, 700, ((300, True), (40, False), (75, True)))
-    words, positions = np.array([1, 2], np.uint32), np.arange(700)
-    located = jax.jit(
-        lambda words, epoch, table: function.locate(jax.numpy, table, words, epoch, positions.astype(np.uint32))
-    )
-    for epoch in (0, 1, 7):
-        epochs = np.full(700, epoch, np.uint32)
-        found = function.locate(np, table, words, epochs, positions.astype(np.uint64))
-        assert located(words, epochs, table).tolist() == found.tolist()
+    inner = mixed(np.tile([0.25, 0.75], (1, 1)), 90, parts_of(50, 7, shuffled=True))
+    draws = drawn_by_weight(np.arange(1.0, 31.0), 60)
+    chosen = listed(np.array([5, 3, 8]), 9)
+    selections = [Selection().after(*one) for one in (inner, draws, chosen)]
+    parts = [
+        Part("mixture", 90, False, 0, Selection(selections[0].functions)),
+        Part("draws", 60, True, 57, Selection(selections[1].functions)),
+        Part("plain", 1500, True, 87),
+        Part("few", 3, True, 2000, Selection(selections[2].functions)),
+        Part("one", 1, True, 3000),
+    ]
+    tables = [selections[0].tables, selections[1].tables, (), selections[2].tables, ()]
+    shares = np.array([[0.3, 0.2, 0.3, 0.1, 0.1], [0.1, 0.2, 0.5, 0.2, 0.0], [0.2, 0.2, 0.2, 0.2, 0.2]])
+    plain = mixed(shares, 700, parts, tables)
+    changed = reweighted(*reweighted(*plain, shares[::-1], 900), shares, 1700)
+    for function, table in (plain, changed):
+        located_in_graph = jax.jit(
+            lambda words, epoch, positions, table, function=function: function.locate(
+                jax.numpy, table, words, epoch, positions
+            )
+        )
+        for seed, epoch in enumerate((0, 1, 2, 7)):
+            words, positions = np.array([seed, 2], np.uint32), np.arange(700)
+            epochs = epoch + (positions > 400)  # a batch may have samples of two
+            found = function.locate(np, table, words, epochs.astype(np.uint32), positions.astype(np.uint64))
+            traced = located_in_graph(words, epochs.astype(np.uint32), positions.astype(np.uint32), table)
+            assert traced.tolist() == found.tolist()
 
 
-def test_samples_are_spread_evenly_inside_a_block():
-    weights = np.array([0.7, 0.2, 0.07, 0.03])
-    function, table = mixed(np.tile(weights, (40, 1)), 40 * 256, tuple((10**6, False) for _ in weights))
-    found = function.locate(
-        np, table, np.zeros(2, np.uint32), np.zeros(10240, np.uint32), np.arange(10240, dtype=np.uint64)
+@settings(max_examples=60)
+@given(
+    weights=st.lists(st.lists(st.floats(0.01, 1), min_size=3, max_size=3), min_size=3, max_size=3),
+    length=st.integers(150, 700),
+    afters=st.lists(st.integers(1, 2000), min_size=2, max_size=2, unique=True).map(sorted),
+)
+def test_a_change_of_weights_loses_and_repeats_nothing(weights, length, afters):
+    shares = [np.tile(np.array(row) / np.sum(row), (len(blocks_of(length)), 1)) for row in weights]
+    mixtures = [mixed(shares[0], length, parts_of(40, 11, 300))]
+    for new, after in zip(shares[1:], afters, strict=True):
+        mixtures.append(reweighted(*mixtures[-1], new, after))
+    epochs = afters[-1] // length + 2
+    runs = [
+        np.concatenate([located(*mixture, epoch, range(length)) for epoch in range(epochs)]) for mixture in mixtures
+    ]
+    for (one, two), after in zip(itertools.pairwise(runs), afters, strict=True):
+        assert one[:after].tolist() == two[:after].tolist()
+    function, table = mixtures[-1]
+    for number, part in enumerate(function.parts):
+        own = runs[-1][(part.first <= runs[-1]) & (runs[-1] < part.first + part.length)] - part.first
+        assert own.tolist() == [k % part.length for k in range(len(own))]
+        assert len(own) == function.counts(table, np.array(epochs * length))[number]
+        # Past the last change, its share is the new one.
+        late = (runs[-1][afters[-1] :] >= part.first) & (runs[-1][afters[-1] :] < part.first + part.length)
+        exact = shares[-1][0, number] * np.arange(1, len(late) + 1)
+        slack = epochs * bound(3) + 1  # an epoch ends with whole samples, and so does the change
+        assert np.abs(np.cumsum(late) - exact).max() < 1 + slack
+
+
+def complicated(make=arrays):
+    """A mixture with the number of its source, of a mixture, draws by weight and a source, whose weights change."""
+    whole = make(0, sum(LENGTHS))
+    one, two = ms.views.mix({"a": whole[:300], "b": whole[300:340]}, {"a": 1, "b": 1}, samples=120), whole[340:]
+    drawn_again = ms.views.weighted(whole, np.arange(sum(LENGTHS)), samples=200)
+    mixture = ms.views.mix(
+        {"mixture": one, "plain": two, "drawn": drawn_again},
+        {"mixture": 2, "plain": ms.views.ramp(0, 1, samples=300), "drawn": 1},
+        samples=450,
+        source_field="source",
     )
-    counts = np.cumsum(found[:, None] // 10**6 == np.arange(4), axis=0)
-    exact = np.arange(1, 10241)[:, None] * weights
-    assert np.abs(counts - exact).max() < 3.0
-    batches = np.diff(counts[31::32], axis=0, prepend=counts[:0].sum(axis=0, keepdims=True))
-    assert np.abs(batches - 32 * weights).max() < 3.0
+    return ms.views.reweight(mixture, {"mixture": 1, "plain": 3, "drawn": 0}, after=500)
+
+
+def test_a_mixture_gives_the_same_batches_wherever_it_is_read(key):
+    stages = [ms.RandomMapTransform(_noisy), ms.BatchTransform(32)]
+    plain = ms.DataLoader([complicated(), *stages])
+    steps = plain.steps_per_epoch + 3
+    expected = [jax.device_get(pair) for pair in plain.iterate(plain.init_state(key), steps=steps)]
+    for make, executor in ((dataset, None), (arrays, ms.Threads(2)), (dataset, ms.Processes(2))):
+        loader = ms.DataLoader([complicated(make), *stages], executor=executor)
+        assert_trees_equal([jax.device_get(p) for p in loader.iterate(loader.init_state(key), steps=steps)], expected)
+    for step in range(steps):  # wherever it is resumed
+        batch, _, mask = plain.next_batch(plain.init_state(key, step=step))
+        assert_trees_equal(jax.device_get((batch, mask)), expected[step])
+    collected = lambda carry, batch, mask: (carry, (batch, mask))  # noqa: E731
+    state, _, scanned = plain.scan_epoch(plain.init_state(key), None, collected)
+    _, _, later = plain.scan_epoch(state, None, collected)
+    for step in range(steps):
+        found, number = (scanned, step) if step < plain.steps_per_epoch else (later, step - plain.steps_per_epoch)
+        assert_trees_equal(jax.tree.map(lambda leaf, at=number: np.asarray(leaf[at]), found), expected[step])
 
 
 @pytest.mark.parametrize("make", [arrays, dataset])
-def test_a_mixture_gives_the_same_batches_wherever_it_is_read(make, key):
-    view = ms.views.mix(sources(), {"a": 0.5, "b": 0.25, "c": 0.25})
-    plain = ms.DataLoader([view, ms.RandomMapTransform(_noisy), ms.BatchTransform(32)])
-    steps = plain.steps_per_epoch + 3
-    expected = [jax.device_get(pair) for pair in plain.iterate(plain.init_state(key), steps=steps)]
-    other = ms.views.mix(sources(make), {"a": 0.5, "b": 0.25, "c": 0.25})
-    for executor in (None, ms.Threads(2), ms.Processes(2)):
-        loader = ms.DataLoader([other, ms.RandomMapTransform(_noisy), ms.BatchTransform(32)], executor=executor)
-        assert_trees_equal([jax.device_get(p) for p in loader.iterate(loader.init_state(key), steps=steps)], expected)
-    for step in range(0, steps, 4):
-        batch, _, mask = plain.next_batch(plain.init_state(key, step=step))
-        assert_trees_equal(jax.device_get((batch, mask)), expected[step])
-    _, _, scanned = plain.scan_epoch(plain.init_state(key), None, lambda carry, batch, mask: (carry, (batch, mask)))
-    for step in range(plain.steps_per_epoch):
-        assert_trees_equal(jax.tree.map(lambda leaf, step=step: np.asarray(leaf[step]), scanned), expected[step])
+def test_samples_say_which_source_they_are_from(make, key):
+    whole = make(0, 100)  # two sources may have samples in common
+    view = ms.views.mix({"low": whole[:60], "high": whole[40:]}, {"low": 1, "high": 3}, source_field="from")
+    loader = ms.DataLoader([view, ms.BatchTransform(16)])
+    assert loader.element_spec()["from"].dtype == np.int32
+    numbers, names, items = [], [], []
+    for batch, mask, info in loader.iterate(loader.init_state(key), with_info=True):
+        real = np.asarray(mask)
+        numbers += np.asarray(batch["from"])[real].tolist()
+        assert info.sources is not None
+        names += info.sources[real].tolist()
+        items += [int(item["x"]) for item in info.items if item is not None]
+        assert np.asarray(batch["x"])[real].tolist() == items[-real.sum() :] and set(info.sources[~real]) <= {""}
+    assert names == [["low", "high"][number] for number in numbers]
+    assert collections.Counter(names) == {"low": 30, "high": 90} == loader.stats().sources
+    low = sorted(x for x, name in zip(items, names, strict=True) if name == "low")
+    assert len(set(low)) == 30 and low[-1] < 60
+    high = collections.Counter(x for x, name in zip(items, names, strict=True) if name == "high")
+    assert set(high) == set(range(40, 100)) and set(high.values()) == {1, 2}
+
+
+def test_samples_of_any_kind_get_the_number_of_their_source(key):
+    texts = {name: ms.DatasetSource([{"text": name}] * 4, "sequential") for name in NAMES}
+    view = ms.views.mix(texts, dict.fromkeys(NAMES, 1), source_field="source")
+    mapped = ms.HostMapTransform(lambda sample: {"ok": np.bool_(NAMES[sample["source"]] == sample["text"])})
+    loader = ms.DataLoader([view, mapped, ms.BatchTransform(12)])
+    assert next(loader.iterate(loader.init_state(key)))[0]["ok"].all()
+    large = ms.HostArraySource({"x": np.arange(5) + 2**40})  # functions on the host get all bits
+    view = ms.views.mix({"a": large, "b": large}, {"a": 1, "b": 1}, source_field="source")
+    kept = ms.HostMapTransform(lambda sample: {"x": np.int32(sample["x"] - 2**40), "source": sample["source"]})
+    loader = ms.DataLoader([view, kept, ms.BatchTransform(10)])
+    batch, _ = next(loader.iterate(loader.init_state(key)))
+    assert sorted(batch["x"].tolist()) == sorted([*range(5)] * 2) and int(batch["source"].sum()) == 5
+
+
+def test_a_mixture_in_a_mixture_goes_through_its_own_epochs(key):
+    inner = ms.views.mix(sources(ordering="sequential"), {"a": 3, "b": 2, "c": 1}, samples=70)
+    alone = ms.DataLoader([inner, ms.BatchTransform(35)])
+    outer = ms.views.mix({"in": inner, "other": arrays(7, 30)}, {"in": 0.4, "other": 0.6}, samples=100)
+    loader = ms.DataLoader([outer, ms.BatchTransform(25)])
+    found = [x for batch in drawn(loader, key, 40) for x in batch]  # ten epochs of the outer one, 400 of the inner
+    expected = [x for batch in drawn(alone, key, 12) for x in batch]
+    assert [x for x in found if x < 7000] == expected[:400]
+    assert collections.Counter(x for x in found if x >= 7000) == {7000 + k: 20 for k in range(30)}
+
+
+def test_draws_by_weight_in_a_mixture_are_those_of_its_own_epochs(key):
+    weighted = ms.views.weighted(arrays(0, 10), np.arange(10.0), samples=45)  # sample k comes k times
+    view = ms.views.mix({"drawn": weighted, "other": arrays(1, 50)}, {"drawn": 1, "other": 2}, samples=270)
+    loader = ms.DataLoader([view, ms.BatchTransform(27)])
+    found = [x for batch in drawn(loader, key, 20) for x in batch if x < 1000]  # 180 draws: four of its epochs
+    epochs = [found[start : start + 45] for start in range(0, 180, 45)]
+    assert [sorted(collections.Counter(epoch).items()) for epoch in epochs] == [[(k, k) for k in range(1, 10)]] * 4
+    assert len({tuple(epoch) for epoch in epochs}) == 4
+
+
+def test_a_changed_mixture_continues_a_run(key):
+    weights = {"a": 1, "b": 1, "c": 0}
+    before = ms.views.mix(sources(), weights, samples=256)
+    after = ms.views.reweight(before, {"a": 0, "b": 1, "c": 3}, after=3 * 256 + 64)
+    runs = [drawn(ms.DataLoader([view, ms.BatchTransform(32)]), key, 60) for view in (before, after)]
+    assert runs[0][:26] == runs[1][:26] and not any(x < 1000 for batch in runs[1][26:] for x in batch)
+    b = [x for batch in runs[1] for x in batch if 1000 <= x < 2000]
+    assert [len(set(b[start : start + 40])) for start in range(0, len(b) - 39, 40)] == [40] * (len(b) // 40)
+    # What has changed, and when, is part of what the view is called.
+    words = [view.selection.words for view in (before, after)]
+    assert words[1].startswith(words[0][:-1]) and "after 832 samples" in words[1]
+    loader = ms.DataLoader([after, ms.BatchTransform(32)])
+    assert loader.explain().plan["sources"] == (
+        "a 50.0 %, b 50.0 %, c 0.0 %; after 832 samples a 0.0 %, b 25.0 %, c 75.0 %"
+    )
+
+
+@pytest.mark.parametrize("ending", [{}, {"drop_last": True}, {"pad_last_batch": False}])
+def test_stats_count_the_samples_of_each_source(ending, key):
+    view = ms.views.mix(sources(), {"a": 2, "b": 1, "c": 1}, samples=70)
+    loader = ms.DataLoader([view, ms.BatchTransform(32, **ending)])
+    assert loader.stats().sources == {"a": 0, "b": 0, "c": 0} and ms.DataLoader([arrays(0, 9)]).stats().sources == {}
+    seen = collections.Counter(dict.fromkeys(NAMES, 0))
+    for first, steps in ((0, 7), (0, 1), (5, 4)):
+        state = loader.init_state(key, step=first)
+        for _, mask, info in loader.iterate(state, steps=steps, with_info=True):
+            assert info.sources is not None
+            seen.update(info.sources[np.asarray(mask)].tolist())
+        assert loader.stats().sources == seen
+    state, _, _ = loader.scan_epoch(loader.init_state(key), None, lambda carry, batch, mask: (carry, None))
+    loader.next_batch(state)
+    for _, mask, info in loader.iterate(loader.init_state(key), steps=loader.steps_per_epoch + 1, with_info=True):
+        assert info.sources is not None
+        seen.update(2 * info.sources[np.asarray(mask)].tolist())
+    assert loader.stats().sources == seen and "of a" in repr(loader.stats())
 
 
 def _noisy(value, mask, key):
@@ -136,7 +349,8 @@ def test_a_mixture_is_verified_and_explained(key):
     loader = ms.DataLoader([ms.views.mix(sources(dataset), {"a": 1, "b": 1, "c": 0}), ms.BatchTransform(32)])
     checked = loader.verify(key, executors=[ms.Threads(2)], hosts=[1, 2], progress=False)
     assert all(row.result == "ok" for row in checked.rows), checked
-    assert "mixed of 300, 40, 75" in loader.explain().plan["view"]
+    assert "mixed of a: 300; b: 40; c: 75" in loader.explain().plan["view"]
+    assert loader.explain().plan["sources"] == "a 50.1 %, b 49.9 %, c 0.0 %"
     assert loader.is_random
     assert not any(2000 <= x for batch in drawn(loader, key, 13) for x in batch)
 
@@ -184,14 +398,33 @@ def test_exhausted_sources_drop_out_and_the_others_share_their_weight(times, key
 
 def test_the_table_of_a_long_mixture_is_small():
     length = 10**9
-    shares = np.tile(np.full(8, 0.125), (-(-length // block_size(length)), 1))
-    function, table = mixed(shares, length, tuple((10**8, True) for _ in range(8)))
-    assert table.nbytes <= 5e6 and (table[-1] == length // 8).all()
-    positions = np.array([0, length // 2, length - 1], np.uint64)
-    assert function.locate(np, table, np.zeros(2, np.uint32), np.zeros(3, np.uint32), positions).shape == (3,)
+    shares = np.tile(np.full(8, 0.125), (len(blocks_of(length)), 1))
+    function, table = mixed(shares, length, parts_of(*[10**8] * 8, shuffled=True))
+    assert table[0].nbytes <= 5e6 and (function.counts(table, np.array(length)) == length // 8).all()
+    for first in (0, length // 2, length - 5000):
+        which = located(function, table, 0, np.arange(first, first + 5000)) // 10**8
+        assert np.bincount(which, minlength=8).max() <= 626
+
+
+def test_long_mixtures_are_as_exact_as_short_ones():
+    length, rng = 2_000_000_000, np.random.default_rng(0)
+    sizes = blocks_of(length)
+    rows = np.linspace(rng.random(5), rng.random(5), len(sizes))
+    shares = rows / rows.sum(axis=1, keepdims=True)
+    function, table = mixed(shares, length, parts_of(*[10**9] * 5))
+    ends = np.cumsum(sizes)
+    assert np.abs(function.counts(table, ends) - np.cumsum(shares * sizes[:, None], axis=0)).max() < bound(5) + 1e-3
+    assert (function.counts(table, ends).sum(axis=1) == ends).all()
 
 
 mix: Any = ms.views.mix
+reweight: Any = ms.views.reweight
+
+
+def mixture():
+    return mix(sources(), dict.fromkeys(NAMES, 1))
+
+
 WRONG = {
     "no sources": (lambda: mix({}, {}), "mix needs at least one source"),
     "a list": (lambda: mix([arrays(0, 3)], [1]), "mix needs sources to be a dict of sources"),
@@ -219,9 +452,38 @@ WRONG = {
         lambda: mix({"a": arrays(0, 9), "b": ms.ArraySampleSource({"y": np.zeros(3)})}, {"a": 1, "b": 1}),
         "mix needs sources with equal samples",
     ),
-    "keyed": (
-        lambda: mix({"a": ms.views.weighted(arrays(0, 9), np.ones(9))}, {"a": 1}),
-        "differs from epoch to epoch. Mix its sources instead",
+    "specs of a view": (
+        lambda: mix(
+            {"low": arrays(0, 9)[:5], "dark": ms.ArraySampleSource({"x": np.zeros(3)})[:2]}, {"low": 1, "dark": 1}
+        ),
+        r"'low', ArraySampleSource: \['x'\] int32\[\]\n  'dark', ArraySampleSource: \['x'\] float32\[\]",
+    ),
+    "field of an array": (
+        lambda: mix({"a": ms.ArraySampleSource(np.zeros(3))}, {"a": 1}, source_field="source"),
+        "adds the field 'source' to samples, so they need to be dicts.*Name the array",
+    ),
+    "field of a text": (
+        lambda: mix({"a": ms.DatasetSource(["oat", "rye"])}, {"a": 1}, source_field="source").source.read(np.arange(1)),
+        r"Sample 0 is 'oat' \(str\). Make it one: source.map",
+    ),
+    "field there is": (
+        lambda: mix(sources(), dict.fromkeys(NAMES, 1), source_field="x"),
+        "would overwrite the field 'x' of the samples. Pass a different name",
+    ),
+    "field": (
+        lambda: mix(sources(), dict.fromkeys(NAMES, 1), source_field=3),
+        "source_field to be the name of a field. Got 3",
+    ),
+    "no mixture": (lambda: reweight(arrays(0, 9), {"a": 1}, after=3), "reweight needs what ms.views.mix gave"),
+    "a part": (lambda: reweight(mixture()[:5], {"a": 1}, after=3), "Change the weights first, then take parts of it"),
+    "other names": (lambda: reweight(mixture(), {"a": 1}, after=3), "reweight needs a weight for each source"),
+    "too early": (
+        lambda: reweight(reweight(mixture(), dict.fromkeys(NAMES, 2), after=9), dict.fromkeys(NAMES, 1), after=9),
+        "reweight needs after to be",
+    ),
+    "all zero later": (
+        lambda: reweight(mixture(), dict.fromkeys(NAMES, ms.views.levels({0: 1, 256: 0})), after=3),
+        "reweight needs a weight above zero at all times. All are zero after 256 samples",
     ),
     "times": (lambda: mix(sources(), dict.fromkeys(NAMES, 1), times=2), "takes times= with exhausted='stop'"),
     "samples": (
@@ -261,6 +523,8 @@ def test_sources_that_drop_out_in_the_middle_of_a_block_are_counted_exactly():
     for seed in range(20):
         rng = np.random.default_rng(seed)
         lengths = rng.integers(1, 700, 4)
-        weights = np.tile(rng.dirichlet(np.ones(4)), (-(-int(lengths.sum()) // 256), 1))
-        _, table = mixed_once(weights, int(lengths.sum()), tuple((int(n), True) for n in lengths), lengths)
-        assert (table[-1] == lengths).all() and (np.diff(table.astype(int), axis=0) >= 0).all()
+        total = int(lengths.sum())
+        shares = np.tile(rng.dirichlet(np.ones(4)), (len(blocks_of(total)), 1))
+        function, table = mixed_once(shares, total, parts_of(*lengths.tolist()), lengths)
+        assert (function.counts(table, np.array(total)) == lengths).all()
+        assert sorted(located(function, table, 0, range(total)).tolist()) == list(range(total))

@@ -109,7 +109,8 @@ def test_views_over_eight_devices_give_the_same_batches():
         mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
         data = {"x": np.arange(100, dtype=np.int32)}
         for source in (ms.ArraySampleSource(data), ms.HostArraySource(data)):
-            for view in (source[7:90:3], ms.views.weighted(source, np.arange(100), samples=60)):
+            mixture = ms.views.mix({"a": source[:60], "b": source[30:]}, {"a": 1, "b": 2}, source_field="from")
+            for view in (source[7:90:3], ms.views.weighted(source, np.arange(100), samples=60), mixture):
                 key, stages = jax.random.key(0), [view, ms.BatchTransform(16)]
                 plain, over = ms.DataLoader(stages), ms.DataLoader(stages, sharding=mesh)
                 runs = [loader.iterate(loader.init_state(key), steps=6) for loader in (plain, over)]

@@ -17,6 +17,7 @@ from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.placement import BatchPlacement
 from millstream.pipeline.stages import stage_names
 from millstream.pipeline.state import is_traced
+from millstream.plan.mixture import Mixed, block_size
 from millstream.plan.ordering import Shuffle
 from millstream.plan.plan import Batching, Plan
 from millstream.plan.selection import Selection
@@ -129,8 +130,29 @@ def _indexed_words(pipeline: IndexedPipeline, made_ahead: int) -> dict[str, str]
 
 def _view_words(selection: Selection, samples: int) -> dict[str, str]:
     words = {"view": f"{selection.words} of {samples:,}"}
-    tables = [table for table in selection.tables if table is not None]
+    for function, table in zip(selection.functions, selection.tables, strict=True):
+        if isinstance(function, Mixed):
+            words["sources"] = _source_words(function, table)
+    tables = jax.tree.leaves(selection.tables)
     return words | ({"plan file": "; ".join(map(_table_words, tables))} if tables else {})
+
+
+def _source_words(mixture: Mixed, table: Any) -> str:
+    """The share of each source in an epoch of a mixture, after every change of its quotas."""
+    length, size = mixture.length, block_size(mixture.length)
+    first, rest = min(size, length), (length - 1) // size * size
+    shown = []
+    for after, alone, its in mixture.sets_of_quotas(table):
+        begun, before, whole = alone.counts(its, np.array([first, rest, length]))
+        shares = zip(mixture.parts, whole / length, begun / first, (whole - before) / (length - rest), strict=True)
+        each = ", ".join(_share_words(part.name, *of_it) for part, *of_it in shares)
+        shown.append(f"after {after:,} samples {each}" if after else each)
+    return "; ".join(shown)
+
+
+def _share_words(name: str, share: float, first: float, last: float) -> str:
+    ramp = abs(first - last) > 0.05  # of a block: less may be rounding in a short one
+    return f"{name} {100 * share:.1f} %" + (f" (from {100 * first:.0f} to {100 * last:.0f} %)" if ramp else "")
 
 
 def _table_words(table: np.ndarray) -> str:

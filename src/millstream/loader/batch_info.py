@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from millstream.pipeline.compose import IndexedPipeline
+from millstream.plan.mixture import sources_at
 from millstream.plan.planned import Request, sample_keys
+from millstream.plan.selection import Selection
 from millstream.reading.contracts import PyTree
 from millstream.reading.host_source import item_of
 from millstream.reading.reading import Report
@@ -51,6 +53,7 @@ class BatchInfo:
     failed: dict[int, BaseException]
     _keys: Callable[[], np.ndarray] = dataclasses.field(repr=False)
     _item: Callable[[int], Any] = dataclasses.field(repr=False)
+    _sources: Callable[[], tuple[tuple[str, ...], np.ndarray] | None] = dataclasses.field(repr=False)
     group: str | None = None
 
     @functools.cached_property
@@ -58,6 +61,23 @@ class BatchInfo:
         """A 64-bit seed per sample: a function of run key, epoch, and the sample's index, or its position in a view."""
         words = self._keys().astype(np.uint64)
         return ((words[..., 1] << np.uint64(32)) | words[..., 0]).reshape(self.indices.shape)
+
+    @functools.cached_property
+    def sources(self) -> np.ndarray | None:
+        """The name of the source of each sample of a mixture, "" where a row is padding; None if it is not a mixture.
+
+        Example:
+            >>> one, two = (ms.ArraySampleSource({"x": np.arange(n)}) for n in (6, 2))
+            >>> loader = ms.DataLoader([ms.views.mix({"a": one, "b": two}, {"a": 3, "b": 1}), ms.BatchTransform(8)])
+            >>> batch, mask, info = next(loader.iterate(loader.init_state(jax.random.key(0)), with_info=True))
+            >>> info.sources.tolist()
+            ['a', 'a', 'b', 'a', 'a', 'a', 'b', 'a']
+        """
+        found = self._sources()
+        if found is None:
+            return None
+        names, numbers = found
+        return np.where(self.indices < 0, "", np.array(names)[numbers.reshape(self.indices.shape)])
 
     @property
     def items(self) -> list[Any]:
@@ -93,7 +113,14 @@ def describe_batch(pipeline: IndexedPipeline, request: Request, report: Report) 
         report.failed,
         functools.partial(sample_keys, words, request.epochs, request.positions),
         functools.partial(item_of, source),
+        functools.partial(_sources_of, plan.selection, words, request.epochs, request.positions),
     )
+
+
+def _sources_of(
+    selection: Selection | None, words: np.ndarray, epochs: np.ndarray, positions: np.ndarray
+) -> tuple[tuple[str, ...], np.ndarray] | None:
+    return None if selection is None else sources_at(selection, words, epochs, positions.astype(np.uint64))
 
 
 def _by_name(extras: dict[int, Any], rows: int) -> dict[str, list[Any]]:

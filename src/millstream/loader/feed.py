@@ -13,6 +13,7 @@ from millstream.loader._program import Program, gathering, next_batch
 from millstream.loader.agreement import require_agreement
 from millstream.loader.batch_info import describe_batch
 from millstream.loader.iterable_feed import IterableFeed
+from millstream.loader.source_counts import SourceCounts
 from millstream.pipeline.compose import IndexedPipeline, SeekablePipeline
 from millstream.pipeline.iterable import IterablePipeline
 from millstream.pipeline.pipeline import Pipeline
@@ -71,8 +72,12 @@ class Feed(Protocol):
         """Leave threads and worker processes running until `close`."""
         ...
 
-    def begin_programs(self, steps: int) -> None:
-        """A compiled program is about to draw `steps` batches."""
+    def begin_programs(self, state: PyTree, steps: int) -> None:
+        """A compiled program is about to draw `steps` batches from a state on."""
+        ...
+
+    def samples_by_source(self) -> dict[str, int]:
+        """How many samples of each source of a mixture the steps drawn so far have."""
         ...
 
     def end_programs(self) -> None:
@@ -89,9 +94,13 @@ class _Unread:
 
     stats: LoaderStats
 
-    def begin_programs(self, steps: int) -> None:
+    def begin_programs(self, state: PyTree, steps: int) -> None:
         """Count the batches that a program makes."""
         self.stats.batches += steps
+
+    def samples_by_source(self) -> dict[str, int]:
+        """A stream has no sources."""
+        return {}
 
     def keep(self) -> None:
         """There is nothing to leave running."""
@@ -171,12 +180,14 @@ class GraphFeed(_Unread):
         self._placement = pipeline.placement
         self._is_keyed = pipeline.is_keyed
         self._in_use = RunInUse(pipeline.plan, pipeline.bucket_coordinates)  # of `next`
+        self.sources = SourceCounts(pipeline.plan)
 
     def next(self, state: LoaderState) -> tuple[PyTree, LoaderState, Any]:
         """The batch of a state, the state after it, and the mask."""
         words, step = np.asarray(state.key), int(state.step)
         value, mask = self.make(words, state.key, self._in_use.steps(words).numbers(step))
         self.stats.batches += 1
+        self.sources.add(step)
         return value, state_at(state, step + 1), mask
 
     def make(self, words: np.ndarray, key: Any, numbers: np.ndarray | None) -> tuple[PyTree, Any]:
@@ -196,6 +207,15 @@ class GraphFeed(_Unread):
         if placement is not None:
             return jax.tree.map(placement.hand_over, made)
         return made if self._device is None else as_placed(made, self._device)
+
+    def begin_programs(self, state: LoaderState, steps: int) -> None:
+        """Count the batches that a program makes."""
+        super().begin_programs(state, steps)
+        self.sources.add_program(state.step, steps)
+
+    def samples_by_source(self) -> dict[str, int]:
+        """How many samples of each source of a mixture the steps drawn so far have."""
+        return self.sources.by_name()
 
     def cursor(self, state: LoaderState, steps: int, with_info: bool) -> "GraphCursor":
         """Draws batches from a state on."""
@@ -221,6 +241,7 @@ class GraphCursor:
         """The batch of a state, and the state after it."""
         feed, words, step = self._feed, self._words, int(state.step)
         value, mask = feed.make(words, state.key, self._steps.numbers(step))
+        feed.sources.add(step)
         after = state_at(state, step + 1)
         real = readable(mask) if feed.masked else feed.pipeline.plan.real_samples(words, step)
         if not self._with_info:
@@ -259,6 +280,7 @@ class HostFeed:
         self._in_use = RunInUse(pipeline.plan, pipeline.bucket_coordinates)  # of `next`
         rows, plans = self.host.rows, pipeline.plan.buckets
         self.reads_all = rows is None or [len(own) for own in rows] == [plan.axes[0] for plan in plans]
+        self.sources = SourceCounts(pipeline.plan)
         # Other processes may skip samples of which this one knows nothing; the mask, which all of them have, says it.
         shared = pipeline.placement is not None and not pipeline.placement.is_local
         self.reads_mask = masked or (shared and self.host.tolerant)
@@ -269,6 +291,7 @@ class HostFeed:
         self.reader.stats = self.stats
         filled = self.reader.rows(words, step)
         value, mask = self.finish_of(filled)(words, self._in_use.steps(words).numbers(step), filled)
+        self.sources.add(step)
         return value, state_at(state, step + 1), mask
 
     def finish_of(self, filled: ReadBatch) -> Finish:
@@ -284,9 +307,14 @@ class HostFeed:
         """Leave threads and worker processes running until `close`."""
         self.reader.keep()
 
-    def begin_programs(self, steps: int) -> None:
+    def begin_programs(self, state: LoaderState, steps: int) -> None:
         """Count the batches that a program has read as this loader's."""
         self.reader.stats = self.stats
+        self.sources.add_program(state.step, steps)
+
+    def samples_by_source(self) -> dict[str, int]:
+        """How many samples of each source of a mixture the steps drawn so far have."""
+        return self.sources.by_name()
 
     def end_programs(self) -> None:
         """End what compiled programs have begun to read, unless it is kept."""
@@ -332,6 +360,7 @@ class HostCursor:
         if filled.report.failed and feed.host.on_error == "skip batch":
             feed.stats.dropped += 1
             return None, self._after(step), 0
+        feed.sources.add(step)
         value, mask = feed.finish_of(filled)(self._key, ahead.steps.numbers(step), filled)
         real = self._real(step, filled, mask)
         if not self._with_info:

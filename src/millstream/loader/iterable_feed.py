@@ -128,9 +128,13 @@ class IterableFeed:
         """Leave the thread of an iterator that has come to its end running until `close`."""
         self._kept = True
 
-    def begin_programs(self, steps: int) -> None:
+    def begin_programs(self, state: PyTree, steps: int) -> None:
         """Compiled programs do not get here."""
         self.pipeline.refuse_program("A compiled program")
+
+    def samples_by_source(self) -> dict[str, int]:
+        """An iterable is one source."""
+        return {}
 
     def end_programs(self) -> None:
         """Compiled programs have drawn nothing."""

@@ -450,7 +450,7 @@ class DataLoader(Generic[B, S]):
     def stats(self) -> LoaderStats:
         """Counts and times of all batches of this loader so far; printed, a table that names the bottleneck."""
         stats = self._feed.stats
-        return dataclasses.replace(stats, reading=stats.reading.copy())
+        return dataclasses.replace(stats, reading=stats.reading.copy(), sources=self._feed.samples_by_source())
 
     def explain(self) -> "Explanation":
         """The pipeline as a table of its stages and its plan; see `ms.inspect.explain`.
@@ -552,7 +552,7 @@ class DataLoader(Generic[B, S]):
             return self._run_phases("scan_epoch", state, carry, body_fn, steps)
         if isinstance(self._source, SeekablePipeline) and not self._has_scanned_to(state):
             check_run("scan_epoch", self._source, state, 0)
-        self._feed.begin_programs(self.steps_per_epoch)
+        self._feed.begin_programs(state, self.steps_per_epoch)
         try:
             run = self._scan_carry(compiled_scan, state, carry, body_fn, unroll)
         finally:
@@ -631,7 +631,7 @@ class DataLoader(Generic[B, S]):
         if isinstance(self._source, PhasedPipeline):
             return self._run_phases(caller, state, carry, body_fn, count, width)
         static, carried = self._settled(state, carry, body_fn, before_fn)
-        self._feed.begin_programs(count)
+        self._feed.begin_programs(state, count)
         given = state, static, carried, np.int32(count), body_fn, before_fn, width
         run = self._run(compiled_steps, self._program.static, self._program.arrays, *given)
         return run[0], static.join(run[1]), run[2]

@@ -1,5 +1,6 @@
 """The batches of a pipeline that changes at given steps: a feed for each of its phases."""
 
+import collections
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -30,13 +31,14 @@ class PhasedFeed:
         self.pipeline = pipeline
         self._feed_of = feed_of
         self._open: dict[int, Feed] = {}
+        self._made: dict[int, Feed] = {}  # those that are closed, too
         self._kept = False
         self.made_ahead = self.of(0).made_ahead
 
     def of(self, phase: int) -> Feed:
         """The feed of a phase."""
         if phase not in self._open:
-            feed = self._open[phase] = self._feed_of(phase)
+            feed = self._open[phase] = self._made[phase] = self._feed_of(phase)
             feed.stats = self.stats
             if self._kept:
                 feed.keep()
@@ -63,8 +65,15 @@ class PhasedFeed:
         for feed in self._open.values():
             feed.keep()
 
-    def begin_programs(self, steps: int) -> None:
+    def begin_programs(self, state: PyTree, steps: int) -> None:
         """Nothing: the loaders of the phases run the programs."""
+
+    def samples_by_source(self) -> dict[str, int]:
+        """How many samples of each source of a mixture the steps drawn so far have."""
+        found: collections.Counter[str] = collections.Counter()
+        for feed in self._made.values():
+            found.update(feed.samples_by_source())
+        return dict(found)
 
     def end_programs(self) -> None:
         """End what compiled programs have begun to read, unless it is kept."""

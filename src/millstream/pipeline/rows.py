@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from millstream.plan.mixture import Numbering
 from millstream.plan.selection import Selection
 from millstream.plan.windows import Window
 from millstream.reading.contracts import PyTree
@@ -72,16 +73,41 @@ class WindowedArrays:
         return jax.tree.map(fetch, self.arrays)
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class NumberedArrays:
+    """Arrays of several sources, whose samples have the number of their source in a field.
+
+    Attributes:
+        arrays: A tree of arrays, or windowed arrays, whose samples are dicts.
+        numbering: Which source, and which row, an index stands for.
+        field: The name of the field.
+    """
+
+    arrays: PyTree
+    numbering: Numbering = dataclasses.field(metadata={"static": True})
+    field: str = dataclasses.field(metadata={"static": True})
+
+    def spec(self) -> PyTree:
+        """The shape and dtype of one sample."""
+        return {**sample_spec(self.arrays), self.field: jax.ShapeDtypeStruct((), np.dtype(np.int32))}
+
+    def take(self, indices: jax.Array, *, apart: bool) -> PyTree:
+        """The samples at these indices."""
+        numbers, rows = self.numbering.at(jnp, indices)
+        return {**take(self.arrays, rows, apart=apart), self.field: numbers}
+
+
 def sample_spec(arrays: PyTree) -> PyTree:
     """The shape and dtype of one row of some arrays."""
-    if isinstance(arrays, WindowedArrays):
+    if isinstance(arrays, WindowedArrays | NumberedArrays):
         return arrays.spec()
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), arrays)
 
 
 def take(arrays: PyTree, indices: jax.Array, *, apart: bool) -> PyTree:
     """The rows at `indices` of every array."""
-    if isinstance(arrays, WindowedArrays):
+    if isinstance(arrays, WindowedArrays | NumberedArrays):
         return arrays.take(indices, apart=apart)
     rows = indices.astype(np.int32)
     if not apart:

@@ -9,7 +9,7 @@ The order is version 1: golden vectors in the tests pin it, and any change to it
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 
 import numpy as np
@@ -59,6 +59,74 @@ def shuffled(xp: ModuleType, positions: Array, n: int, key: Key) -> Array:
     shape = xp.broadcast_shapes(positions.shape, key[0].shape)
     start = xp.broadcast_to(positions, shape)
     return (_walk_in_numpy if xp is np else _walk_in_graph)(network, start, round_keys, n)
+
+
+def shuffled_in_domains(positions: Array, which: Array, lengths: Sequence[int], keys: Key, moving: Array) -> Array:
+    """The same for positions of several domains at once, traced: one network, whose moduli are those of each position.
+
+    Args:
+        positions: Positions, each below the length of its domain.
+        which: The number of the domain of each.
+        lengths: Those of the domains.
+        keys: Those of the domains, along one axis.
+        moving: Whether it is wanted; others stay.
+    """
+    import jax.numpy as jnp
+    from jax import lax
+
+    most = max(map(_rounds, lengths))
+    by_rounds = {rounds: _round_keys(jnp, keys, rounds) for rounds in set(map(_rounds, lengths))}
+    round_keys = by_rounds[most]
+    for number, n in enumerate(lengths):
+        if _rounds(n) < most:
+            round_keys = round_keys.at[number, : _rounds(n)].set(by_rounds[_rounds(n)][number])
+
+    def of_domain(numbers: Sequence[int]) -> Array:
+        return jnp.asarray(np.array(numbers, np.uint32))[which]
+
+    grids = [_grid(n) for n in lengths]
+    rows, columns, ends = (of_domain(part) for part in (*zip(*grids, strict=True), lengths))
+    row_magic, column_magic = (of_domain([_magic(one) for one in part]) for part in zip(*grids, strict=True))
+    pairs = of_domain([_rounds(n) // 2 for n in lengths])
+
+    def two_rounds(number: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        left, right, round_keys = state
+        word = _scramble(right ^ round_keys[:, 2 * number][which])
+        moved = left + (word - _quotient(word, rows, row_magic) * rows)
+        moved = jnp.minimum(moved, moved - rows)
+        word = _scramble(moved ^ round_keys[:, 2 * number + 1][which])
+        added = right + (word - _quotient(word, columns, column_magic) * columns)
+        added = jnp.minimum(added, added - columns)
+        if most == min(map(_rounds, lengths)):
+            return moved, added, round_keys
+        more = number.astype(np.uint32) < pairs
+        return jnp.where(more, moved, left), jnp.where(more, added, right), round_keys
+
+    def walk(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        positions, walking, round_keys = state
+        left = _quotient(positions, columns, column_magic)
+        start = left, positions - left * columns, round_keys
+        left, right, _ = lax.fori_loop(0, most // 2, two_rounds, start)
+        positions = jnp.where(walking, left * columns + right, positions)
+        return positions, walking & (positions >= ends), round_keys
+
+    # Carried by the loop, round keys are made once, and not again for every position.
+    return lax.while_loop(lambda state: state[1].any(), walk, (positions, moving, round_keys))[0]
+
+
+def _magic(divisor: int) -> int:
+    """2**32 divided by a number, rounded down, in 32 bits."""
+    return min((1 << 32) // divisor, (1 << 32) - 1)
+
+
+def _quotient(words: Array, divisors: Array, magic: Array) -> Array:
+    """Whole quotients of 32-bit words, by products of 16-bit halves: processors divide few numbers at a time."""
+    half, low = np.uint32(16), np.uint32(0xFFFF)
+    upper, lower, magic_upper, magic_lower = words >> half, words & low, magic >> half, magic & low
+    first, second = upper * magic_lower, lower * magic_upper
+    carried = (first & low) + (second & low) + (lower * magic_lower >> half)
+    found = upper * magic_upper + (first >> half) + (second >> half) + (carried >> half)  # at most one too small
+    return found + (words - found * divisors >= divisors).astype(np.uint32)
 
 
 def _walk_in_numpy(network: Network, positions: Array, round_keys: Array, n: int) -> Array:

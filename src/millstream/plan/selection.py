@@ -254,10 +254,10 @@ def _bisect_in_graph(is_above: IsAbove, first: Array, last: Array, sought: tuple
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """A chain of index functions, outermost first, and their tables."""
+    """A chain of index functions, outermost first, and their tables: arrays, or, of a mixture, a tree of them."""
 
     functions: tuple[IndexFunction, ...] = ()
-    tables: tuple[np.ndarray | None, ...] = dataclasses.field(default=(), compare=False, repr=False)
+    tables: tuple[Array | None, ...] = dataclasses.field(default=(), compare=False, repr=False)
 
     @property
     def is_keyed(self) -> bool:
@@ -280,7 +280,7 @@ class Selection:
         """What is selected, in words that differ for different selections."""
         return " of ".join(function.words for function in self.functions)
 
-    def after(self, function: IndexFunction, table: np.ndarray | None = None) -> "Selection":
+    def after(self, function: IndexFunction, table: Array | None = None) -> "Selection":
         """What a function selects from this selection."""
         return Selection((function, *self.functions), (table, *self.tables))
 

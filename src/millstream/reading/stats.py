@@ -69,6 +69,8 @@ class LoaderStats:
         dropped: Batches that were left out because of such samples.
         restarts: Worker processes that died and were replaced.
         cached: Batches that came from the cache on disk.
+        sources: Samples of each source, if the loader reads a mixture, in all batches drawn so far, also in those that
+            are made ahead. They are found from the plan: none is left out because it could not be read.
     """
 
     batches: int = 0
@@ -83,6 +85,7 @@ class LoaderStats:
     dropped: int = 0
     restarts: int = 0
     cached: int = 0
+    sources: dict[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def bottleneck(self) -> str:
@@ -113,6 +116,7 @@ class LoaderStats:
         return [
             ("batches", f"{self.batches:,}"),
             ("samples", f"{self.samples:,}"),
+            *((f"of {name}", f"{samples:,}") for name, samples in self.sources.items()),
             ("bytes", f"{self.nbytes / 1e6:,.1f} MB"),
             ("first batches", f"{self.first:.3g} s, with starting and compiling"),
             ("idle", f"{1e3 * self.idle / count:.3g} ms per batch, waiting for the loader"),

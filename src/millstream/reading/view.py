@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from millstream.plan.keys import Array
 from millstream.plan.ordering import Ordering
 from millstream.plan.selection import IndexFunction, Selection, Strided, listed
 from millstream.reading.contracts import IndexedSource, PyTree
@@ -121,7 +122,7 @@ def source_length(source: IndexedSource) -> int:
 
 
 def view_of(
-    source: IndexedSource, function: IndexFunction, table: np.ndarray | None = None, ordering: Ordering | None = None
+    source: IndexedSource, function: IndexFunction, table: Array | None = None, ordering: Ordering | None = None
 ) -> View:
     """What a function selects from a source or a view."""
     base, selection = (source.source, source.selection) if isinstance(source, View) else (source, Selection())

@@ -11,6 +11,7 @@ from millstream.views.lengths import buckets as buckets
 from millstream.views.mixtures import levels as levels
 from millstream.views.mixtures import mix as mix
 from millstream.views.mixtures import ramp as ramp
+from millstream.views.mixtures import reweight as reweight
 from millstream.views.order import permutation as permutation
 from millstream.views.packed import pack as pack
 from millstream.views.parts import folds as folds

@@ -1,19 +1,22 @@
 """Several sources as one: one after the other, or side by side."""
 
 import builtins
+import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from millstream.plan.mixture import Numbering
 from millstream.plan.ordering import Ordering
 from millstream.plan.selection import Selection, listed
 from millstream.reading.contracts import IndexedSource
 from millstream.reading.host_source import Beside, HostSource, SampleReader, as_host_source, item_of, read_like
 from millstream.reading.samples import ObjectSpec, SampleSpec, spec_of
-from millstream.reading.view import View
+from millstream.reading.view import View, source_length, source_name
 from millstream.sources.array import ArraySampleSource
-from millstream.text.errors import require_bool, table
+from millstream.text.errors import describe_value, require_bool, table
 from millstream.views._measure import require_source
 
 _PART = np.uint64(48)  # an identity is the number of a source and 48 bits of an index in it
@@ -44,12 +47,12 @@ def concat(*sources: IndexedSource, ordering: Ordering | None = None) -> ArraySa
 
 def joined(caller: str, sources: Sequence[IndexedSource], ordering: Ordering) -> ArraySampleSource | HostSource | View:
     """Sources and views, one after the other; see `concat`."""
-    bases = list({id(base): base for base in map(_base, sources)}.values())
+    bases = list({id(base): base for base in map(base_of, sources)}.values())
     base = _chained(caller, bases, ordering)
     if len(bases) == len(sources) and base.ordering == ordering and not any(isinstance(s, View) for s in sources):
         return base
     starts = dict(builtins.zip(map(id, bases), np.cumsum([0, *map(len, bases)]).tolist(), strict=False))
-    indices = np.concatenate([starts[id(_base(source))] + located(source) for source in sources])
+    indices = np.concatenate([starts[id(base_of(source))] + located(source) for source in sources])
     divided = (source.selection.seeds for source in sources if isinstance(source, View))
     seeds = max(divided, key=len, default=())
     return View(base, Selection().after(*listed(indices, len(base), seeds=seeds)), ordering)
@@ -110,7 +113,7 @@ def identities(caller: str, source: IndexedSource, positions: np.ndarray | None 
     if isinstance(source, View) and source.selection.is_keyed:
         raise TypeError(f"{caller}: {source!r} differs from epoch to epoch. Divide its source, and weight the parts.")
     positions = np.arange(len(source)) if positions is None else positions
-    base, indices = _base(source), source.locate(positions) if isinstance(source, View) else positions
+    base, indices = base_of(source), source.locate(positions) if isinstance(source, View) else positions
     of_its_own = getattr(base, "identities", None)
     if of_its_own is not None:  # its samples are made of those of another source
         return of_its_own(caller, indices, identities)
@@ -121,21 +124,45 @@ def identities(caller: str, source: IndexedSource, positions: np.ndarray | None 
     return (part.astype(np.uint64) << _PART) | (indices - starts[part]).astype(np.uint64)
 
 
-def _base(source: IndexedSource) -> IndexedSource:
+def base_of(source: IndexedSource) -> IndexedSource:
+    """What a view selects from; a source itself."""
     return source.source if isinstance(source, View) else source
+
+
+def joined_below(
+    caller: str, sources: Mapping[str, IndexedSource], field: str | None
+) -> tuple[IndexedSource, list[int]]:
+    """What lies below some sources and views as one source, and the index that the samples of each begin at.
+
+    Args:
+        caller: The caller's name, for errors.
+        sources: The sources, by name.
+        field: Of every sample, where the number of its source is put; None to leave it out.
+    """
+    bases = {name: base_of(source) for name, source in sources.items()}
+    names = {id(base): name for name, base in reversed(bases.items())}  # of several that are one, the first
+    distinct = list({id(base): base for base in bases.values()}.values())
+    base = _chained(caller, distinct, "sequential", [repr(names[id(one)]) for one in distinct])
+    starts = dict(builtins.zip(map(id, distinct), np.cumsum([0, *map(len, distinct)]).tolist(), strict=False))
+    rows = [starts[id(one)] for one in bases.values()]
+    if field is None:
+        return base, rows
+    firsts = np.cumsum([0, *map(len, bases.values())]).tolist()
+    return _Numbered(caller, base, Numbering(tuple(firsts[:-1]), tuple(rows)), firsts[-1], field), firsts[:-1]
 
 
 def _together(names: list[str] | None, parts: Sequence[Any]) -> Any:
     return tuple(parts) if names is None else dict(builtins.zip(names, parts, strict=True))
 
 
-def _chained(caller: str, bases: list[IndexedSource], ordering: Ordering) -> Any:
-    """Sources without views, one after the other."""
+def _chained(caller: str, bases: list[IndexedSource], ordering: Ordering, names: Sequence[str] | None = None) -> Any:
+    """Sources without views, one after the other; their names are for errors."""
     if len(bases) == 1:
         return bases[0]
+    names = [f"source {number}" for number in range(len(bases))] if names is None else names
     if all(isinstance(base, ArraySampleSource) for base in bases):
-        return JoinedArrays(caller, bases, ordering)  # pyright: ignore[reportArgumentType]
-    return JoinedSource(caller, bases, ordering)
+        return JoinedArrays(caller, bases, ordering, names)  # pyright: ignore[reportArgumentType]
+    return JoinedSource(caller, bases, ordering, names)
 
 
 def _part_starts(bases: Sequence[IndexedSource]) -> np.ndarray:
@@ -146,11 +173,11 @@ def _part_starts(bases: Sequence[IndexedSource]) -> np.ndarray:
     return np.concatenate([start + (np.zeros(1, np.int64) if own is None else own) for start, own in parts])
 
 
-def _require_equal(caller: str, parts: Sequence[IndexedSource], specs: list[Any]) -> None:
+def _require_equal(caller: str, parts: Sequence[IndexedSource], specs: list[Any], names: Sequence[str]) -> None:
     differing = [number for number, spec in enumerate(specs) if spec != specs[0]]
     if differing:
         shown = [
-            (f"source {number}, {type(parts[number]).__name__}", _described(specs[number]))
+            (f"{names[number]}, {type(parts[number]).__name__}", _described(specs[number]))
             for number in (0, differing[0])
         ]
         raise ValueError(f"{caller} needs sources with equal samples. Got:\n{table(shown)}\nMake them alike first.")
@@ -166,10 +193,12 @@ def _described(spec: SampleSpec | ObjectSpec) -> str:
 class JoinedArrays(ArraySampleSource):
     """Arrays of several sources as one."""
 
-    def __init__(self, caller: str, bases: Sequence[ArraySampleSource], ordering: Ordering) -> None:
+    def __init__(
+        self, caller: str, bases: Sequence[ArraySampleSource], ordering: Ordering, names: Sequence[str]
+    ) -> None:
         import jax
 
-        _require_equal(caller, bases, [spec_of(caller, base.spec()) for base in bases])
+        _require_equal(caller, bases, [spec_of(caller, base.spec()) for base in bases], names)
         data = jax.tree.map(
             lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves]), *(b.data for b in bases)
         )
@@ -185,12 +214,12 @@ class JoinedSource(SampleReader):
     ordering: Ordering
     whole_samples = True
 
-    def __init__(self, caller: str, bases: Sequence[IndexedSource], ordering: Ordering) -> None:
+    def __init__(self, caller: str, bases: Sequence[IndexedSource], ordering: Ordering, names: Sequence[str]) -> None:
         self._parts = [as_host_source(base) for base in bases]
         specs = [part.sample_spec for part in self._parts]
         # Whole samples are checked where a batch is made.
         if not all(part.whole_samples or isinstance(part.sample_spec, ObjectSpec) for part in self._parts):
-            _require_equal(caller, bases, specs)
+            _require_equal(caller, bases, specs, names)
         self._starts = np.cumsum([0, *map(len, bases[:-1])])
         self.part_starts = _part_starts(bases)
         self._length = sum(map(len, bases))
@@ -224,24 +253,134 @@ class JoinedSource(SampleReader):
         return (part.read_rows(np.array([local]), [leaf[row : row + 1] for leaf in out], keys) or {}).get(0)
 
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> Beside:
-        which, beside = np.searchsorted(self._starts, indices, side="right") - 1, {}
-        for number in np.unique(which).tolist():
-            rows = np.flatnonzero(which == number)
-            part, local = self._parts[number], indices[rows] - self._starts[number]
-            its_keys = None if keys is None else keys[rows]
+        order, beside = np.argsort(indices, kind="stable"), {}
+        ordered, found = indices.take(order), None
+        ends = [*ordered.searchsorted(self._starts[1:]).tolist(), len(indices)]
+        for number, (first, end) in enumerate(itertools.pairwise([0, *ends])):
+            if first == end:
+                continue
+            part, start, rows = self._parts[number], self._starts[number], order[first:end]
+            local, its_keys = ordered[first:end] - start, None if keys is None else keys[rows]
             if out[0].dtype.hasobject or not self._alike[number]:
                 samples, its_own = part.read_samples(local, its_keys)
                 for row, sample in builtins.zip(rows.tolist(), samples, strict=True):
                     self.sample_spec.write("concat", out, row, int(indices[row]), sample)
-            elif len(rows) == len(indices):
-                return part.read_rows(local, out, its_keys)
+            elif end - first == len(indices):
+                return part.read_rows(indices - start, out, keys)
             else:
-                found = [np.empty((len(rows), *leaf.shape[1:]), leaf.dtype) for leaf in out]
-                its_own = part.read_rows(local, found, its_keys)
-                for leaf, read in builtins.zip(out, found, strict=True):
+                found = [np.empty_like(leaf) for leaf in out] if found is None else found
+                own = [leaf[first:end] for leaf in found]
+                its_own = part.read_rows(local, own, its_keys)
+                for leaf, read in builtins.zip(out, own, strict=True):
                     leaf[rows] = read
             beside.update({int(rows[row]): extra for row, extra in (its_own or {}).items()})
         return beside
+
+
+class _Numbered:
+    """Sources one after the other, whose samples have the number of their source in a field."""
+
+    def __init__(self, caller: str, base: IndexedSource, numbering: Numbering, length: int, field: str) -> None:
+        self._base, self._numbering, self._length, self._field = base, numbering, length, field
+        self.ordering: Ordering | str = base.ordering
+        self.shown_as, self.shown_length = source_name(base), source_length(base)
+        spec = base.spec()
+        if spec is not None and type(spec) is not dict:
+            raise TypeError(
+                f"{caller} adds the field {field!r} to samples, so they need to be dicts. Got {describe_value(spec)}. "
+                "Name the array: {'x': array}."
+            )
+        if spec is not None and field in spec:
+            raise ValueError(f"{caller} would overwrite the field {field!r} of the samples. Pass a different name.")
+        self.on_host: HostSource = NumberedSource(caller, self.shown_as, as_host_source(base), numbering, length, field)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def spec(self) -> Any:
+        """The shape and dtype of one sample."""
+        return self.on_host.spec()
+
+    def read(self, indices: np.ndarray, out: Any = None) -> Any:
+        """The samples at `indices`, stacked, as NumPy arrays."""
+        return self.on_host.read(indices, out)
+
+    @functools.cached_property
+    def arrays(self) -> Any:
+        """The same, gathered in a program; None if they are read on the host."""
+        if self._base.arrays is None or self._length >= 1 << 32:
+            return None
+        from millstream.pipeline.rows import NumberedArrays
+
+        return NumberedArrays(self._base.arrays, self._numbering, self._field)
+
+
+class NumberedSource(SampleReader):
+    """The same, read on the host."""
+
+    def __init__(
+        self, caller: str, name: str, inner: HostSource, numbering: Numbering, length: int, field: str
+    ) -> None:
+        self._view, self._name = caller, name  # that adds the field, and that has the samples
+        self._inner, self._numbering, self._length, self._field = inner, numbering, length, field
+        self.ordering = inner.ordering
+        read_like(self, [inner])
+        self.reads_samples, self.whole_samples = inner.reads_samples, inner.whole_samples
+        self.reads_together = inner.reads_together
+        self.sample_spec, spec = inner.sample_spec, inner.sample_spec
+        if isinstance(spec, SampleSpec):
+            count = len(spec.shapes)
+            leaves = [np.empty(shape, dtype) for shape, dtype in builtins.zip(spec.shapes, spec.given, strict=True)]
+            self.sample_spec = spec_of(caller, {**spec.unflatten(leaves), field: np.int32(0)})
+            numbers = {**spec.unflatten(list(range(count))), field: count}
+            self._places = np.argsort(self.sample_spec.flatten(caller, numbers)).tolist()  # of the leaves, then of it
+
+    def __len__(self) -> int:
+        return self._length
+
+    def item(self, index: int) -> Any:
+        """The item as its source was given it."""
+        return item_of(self._inner, self._numbering.of(index)[1])
+
+    def read_row(self, index: int, out: Sequence[np.ndarray], row: int, key: np.ndarray | None) -> Any:
+        assert isinstance(self._inner, SampleReader)
+        number, local = self._numbering.of(index)
+        extra = self._inner.read_row(local, self._leaves(out), row, key)
+        self._write_number(index, out, row, number)
+        return extra
+
+    def _read_one(self, index: int, out: Sequence[np.ndarray], keys: np.ndarray | None) -> Any:
+        return (self.read_rows(np.array([index]), out, keys) or {}).get(0)
+
+    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> Beside:
+        numbers, local = self._numbering.at(np, indices)
+        beside = self._inner.read_rows(local, self._leaves(out), keys)
+        if not out[0].dtype.hasobject:
+            out[self._places[-1]][...] = numbers
+            return beside
+        for row, number in enumerate(numbers.tolist()):
+            self._write_number(int(indices[row]), out, row, number)
+        return beside
+
+    def _leaves(self, out: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """Those that the source below writes."""
+        return out if out[0].dtype.hasobject else [out[place] for place in self._places[:-1]]
+
+    def _write_number(self, index: int, out: Sequence[np.ndarray], row: int, number: int) -> None:
+        if not out[0].dtype.hasobject:
+            out[self._places[-1]][row] = number
+            return
+        sample = out[0][row]
+        if type(sample) is not dict:
+            raise TypeError(
+                f"{self._view} adds the field {self._field!r} to samples, so they need to be dicts. Sample {index} "
+                f"is {describe_value(sample)}. Make it one: source.map(lambda sample: {{'x': sample}})."
+            )
+        if self._field in sample:
+            raise ValueError(
+                f"{self._view} would overwrite the field {self._field!r} of sample {index}. Pass a different name."
+            )
+        out[0][row] = {**sample, self._field: np.int32(number)}
 
 
 class ZippedSource(HostSource):

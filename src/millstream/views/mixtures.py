@@ -7,8 +7,9 @@ from typing import Any, Literal
 import numpy as np
 
 from millstream.pipeline.pipeline import MAX_IN_GRAPH
-from millstream.plan.mixture import block_size, mixed, mixed_once, rounded
+from millstream.plan.mixture import Mixed, Part, block_size, mixed, mixed_once, reweighted
 from millstream.plan.ordering import as_shuffle
+from millstream.plan.selection import Selection
 from millstream.reading.contracts import IndexedSource
 from millstream.reading.view import View, view_of
 from millstream.text.errors import (
@@ -21,7 +22,7 @@ from millstream.text.errors import (
     whole_number,
 )
 from millstream.views._measure import require_source
-from millstream.views.joins import joined
+from millstream.views.joins import joined_below
 
 # A weight that stays, or a function of how many samples of the epoch have come before.
 Weight = float | Callable[[np.ndarray], np.ndarray]
@@ -34,12 +35,14 @@ def mix(
     samples: int | None = None,
     exhausted: Literal["repeat", "stop", "share"] = "repeat",
     times: int = 1,
+    source_field: str | None = None,
 ) -> View:
     """Samples of several sources in every batch, in the proportions that their weights say.
 
-    The number of samples of each source is less than one from exact at the end of every block of at least 256 samples,
-    and they are spread evenly inside. Every source goes through its own epochs, in its own order, from one epoch of the
-    mixture to the next.
+    They are spread evenly: at any sample, the number of samples of each source so far is at most half a sample from
+    exact for two sources, one for up to four, and one and a half for up to eight. Every source goes through its own
+    epochs, in its own order, from one epoch of the mixture to the next. That is true of views that differ from epoch to
+    epoch, too, such as another mixture.
 
     Example:
         >>> web, code = (ms.ArraySampleSource({"x": np.full(n, n)}) for n in (900, 100))
@@ -60,6 +63,8 @@ def mix(
             however often. "stop" ends the epoch of the mixture before that. "share" leaves it out from there on, and
             the others share its weight, until all are exhausted.
         times: How often a source may come in an epoch, for "stop" and "share".
+        source_field: The name of a field that is added to every sample, which has to be a dict: the number of its
+            source, int32, in the order of `sources`.
     """
     require_mapping("mix", "sources", sources, "a dict of sources")
     if not sources:
@@ -76,22 +81,66 @@ def mix(
         raise ValueError(
             f"mix takes samples= with exhausted='repeat' alone: with {exhausted!r} the sources end the epoch."
         )
-    found = _weights_by_name(sources, weights)
-    parts, base = _parts(sources), joined("mix", list(sources.values()), "sequential")
-    most = times * np.array([length for length, _ in parts], np.int64)
+    if not isinstance(source_field, str | None):
+        raise TypeError(f"mix needs source_field to be the name of a field. Got {describe_value(source_field)}.")
+    found = _weights_by_name("mix", list(sources), weights)
+    orders = {name: _is_shuffled(name, source) for name, source in sources.items()}
+    base, firsts = joined_below("mix", sources, source_field)
+    selections = [source.selection if isinstance(source, View) else Selection() for source in sources.values()]
+    parts = [
+        Part(name, len(source), orders[name], first, Selection(selection.functions))
+        for (name, source), first, selection in zip(sources.items(), firsts, selections, strict=True)
+    ]
+    tables = [selection.tables for selection in selections]
+    most = times * np.array([part.length for part in parts], np.int64)
     length = int(most.sum()) if samples is None else whole_number("mix", "samples", samples, least=1, most=MAX_IN_GRAPH)
     if length > MAX_IN_GRAPH:
         raise ValueError(
             f"mix would have {length:,} samples in an epoch. The most is {MAX_IN_GRAPH:,}; pass fewer times."
         )
-    shares = _shares(found, length)
+    shares = _shares("mix", found, length)
     if exhausted == "share":
-        return view_of(base, *mixed_once(shares, length, parts, most), ordering="sequential")
+        return view_of(base, *mixed_once(shares, length, parts, most, tables), ordering="sequential")
     if exhausted == "stop":
         length = _length_until_one_ends(shares, length, most)
-        while (rounded(shares := _shares(found, length), length)[-1] > most).any():  # rounding may take one too many
-            length -= 1
-    return view_of(base, *mixed(shares, length, parts), ordering="sequential")
+        while (_whole_epoch(*mixed(_shares("mix", found, length), length, parts)) > most).any():
+            length -= 1  # rounding took one too many
+        shares = _shares("mix", found, length)
+    return view_of(base, *mixed(shares, length, parts, tables), ordering="sequential")
+
+
+def reweight(mixture: View, weights: Mapping[str, Weight], *, after: int) -> View:
+    """A mixture whose weights change at some sample of a run, decided while it runs.
+
+    Up to there it is the same mixture, bit for bit. From there on it has the new weights, and every source continues
+    where it was: no sample is lost, and none is repeated. Epochs keep their length. Weights can be changed again, after
+    more samples.
+
+    Example:
+        >>> web, code = (ms.ArraySampleSource({"x": np.full(n, n)}) for n in (900, 100))
+        >>> mixture = ms.views.mix({"web": web, "code": code}, {"web": 3, "code": 1}, samples=1024)
+        >>> changed = ms.views.reweight(mixture, {"web": 1, "code": 1}, after=512)
+        >>> loader = ms.DataLoader([changed, ms.BatchTransform(256)])
+        >>> [int((batch["x"] == 100).sum()) for batch, _ in loader.iterate(loader.init_state(jax.random.key(0)))]
+        [64, 64, 128, 128]
+
+    Args:
+        mixture: What `ms.views.mix`, or this, gave.
+        weights: As for `ms.views.mix`: those that change are functions of the samples of an epoch.
+        after: How many samples of the run come before the change, over all epochs.
+    """
+    require_source("reweight", mixture)
+    function = mixture.selection.functions[0] if isinstance(mixture, View) else None
+    if not isinstance(function, Mixed):
+        raise TypeError(
+            f"reweight needs what ms.views.mix gave. Got {mixture!r}. Change the weights first, then take parts of it."
+        )
+    least = function.changes[-1].after + 1 if function.changes else 1
+    whole_number("reweight", "after", after, least=least, most=Mixed.run_limit - 1)
+    found = _weights_by_name("reweight", [part.name for part in function.parts], weights)
+    table: Any = mixture.selection.tables[0]
+    changed = reweighted(function, table, _shares("reweight", found, function.length), after)
+    return view_of(mixture.source, *changed, ordering="sequential")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,31 +208,25 @@ class levels:
         return weights[np.searchsorted(starts, samples, side="right") - 1]
 
 
-def _weights_by_name(sources: Mapping[str, Any], weights: Any) -> dict[str, Weight]:
-    require_mapping("mix", "weights", weights, "a dict with a weight for each source")
-    if weights.keys() != sources.keys():
-        rows = [("sources", ", ".join(map(repr, sources))), ("weights", ", ".join(map(repr, weights)))]
-        raise ValueError(f"mix needs a weight for each source. Got:\n{table(rows)}")
+def _weights_by_name(caller: str, names: list[str], weights: Any) -> dict[str, Weight]:
+    require_mapping(caller, "weights", weights, "a dict with a weight for each source")
+    if weights.keys() != set(names):
+        rows = [("sources", ", ".join(map(repr, names))), ("weights", ", ".join(map(repr, weights)))]
+        raise ValueError(f"{caller} needs a weight for each source. Got:\n{table(rows)}")
     for name, weight in weights.items():
         if not callable(weight):
-            require_number("mix", f"the weight of {name!r}", weight)
-    return {name: weights[name] for name in sources}
+            require_number(caller, f"the weight of {name!r}", weight)
+    return {name: weights[name] for name in names}
 
 
-def _parts(sources: Mapping[str, IndexedSource]) -> tuple[tuple[int, bool], ...]:
-    """The length of each source, and whether it is shuffled."""
-    parts = []
-    for name, source in sources.items():
-        if isinstance(source, View) and source.selection.is_keyed:
-            raise TypeError(f"mix: {name!r}, {source!r}, differs from epoch to epoch. Mix its sources instead.")
-        shuffle = as_shuffle("mix", source.ordering)
-        if shuffle.words not in ("shuffle", "sequential"):
-            raise ValueError(f"mix takes sources that are shuffled or in sequence. {name!r} has ordering {shuffle!r}.")
-        parts.append((len(source), shuffle.words == "shuffle"))
-    return tuple(parts)
+def _is_shuffled(name: str, source: IndexedSource) -> bool:
+    shuffle = as_shuffle("mix", source.ordering)
+    if shuffle.words not in ("shuffle", "sequential"):
+        raise ValueError(f"mix takes sources that are shuffled or in sequence. {name!r} has ordering {shuffle!r}.")
+    return shuffle.words == "shuffle"
 
 
-def _shares(weights: Mapping[str, Weight], length: int) -> np.ndarray:
+def _shares(caller: str, weights: Mapping[str, Weight], length: int) -> np.ndarray:
     """The share of each source in every block of an epoch, at its middle."""
     size = block_size(length)
     starts = np.arange(-(-length // size), dtype=np.int64) * size
@@ -191,36 +234,44 @@ def _shares(weights: Mapping[str, Weight], length: int) -> np.ndarray:
     columns = []
     for name, weight in weights.items():
         column = (
-            np.full(len(middles), weight, np.float64) if not callable(weight) else _evaluated(name, weight, middles)
+            _evaluated(caller, name, weight, middles) if callable(weight) else np.full(len(middles), weight, np.float64)
         )
         wrong = ~np.isfinite(column) | (column < 0)
         if wrong.any():
             at = int(np.argmax(wrong))
             where = f" after {starts[at]:,} samples" if callable(weight) else ""
-            raise ValueError(f"mix needs weights that are finite and not negative. {name!r} has {column[at]}{where}.")
+            raise ValueError(
+                f"{caller} needs weights that are finite and not negative. {name!r} has {column[at]}{where}."
+            )
         columns.append(column)
     shares = np.stack(columns, axis=1)
     totals = shares.sum(axis=1)
     if not totals.all():
         at = int(np.argmin(totals))
-        raise ValueError(f"mix needs a weight above zero at all times. All are zero after {starts[at]:,} samples.")
+        raise ValueError(f"{caller} needs a weight above zero at all times. All are zero after {starts[at]:,} samples.")
     return shares / totals[:, None]
 
 
-def _evaluated(name: str, weight: Callable[[np.ndarray], Any], samples: np.ndarray) -> np.ndarray:
+def _evaluated(caller: str, name: str, weight: Callable[[np.ndarray], Any], samples: np.ndarray) -> np.ndarray:
     first, again = weight(samples), weight(samples)
     try:
         found, repeated = (np.broadcast_to(np.asarray(one, np.float64), samples.shape) for one in (first, again))
     except (TypeError, ValueError):
         raise ValueError(
-            f"mix needs weights that are functions of arrays: {function_name(weight)}, of {name!r}, was given "
+            f"{caller} needs weights that are functions of arrays: {function_name(weight)}, of {name!r}, was given "
             f"{len(samples):,} numbers of samples, and returned {describe_value(first)}."
         ) from None
     if not np.array_equal(found, repeated, equal_nan=True):
         raise ValueError(
-            f"mix needs a weight that depends on its argument alone. That of {name!r} differs when it is asked again."
+            f"{caller} needs a weight that depends on its argument alone. That of {name!r} differs when it is asked "
+            "again."
         )
     return found
+
+
+def _whole_epoch(function: Mixed, table: Any) -> np.ndarray:
+    """How many samples of each source an epoch has."""
+    return function.counts(table, np.array(function.length))
 
 
 def _length_until_one_ends(shares: np.ndarray, length: int, most: np.ndarray) -> int:

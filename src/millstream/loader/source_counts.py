@@ -1,0 +1,89 @@
+"""How many samples of each source of a mixture a loader has drawn: found from the plan, when it is asked for."""
+
+import collections
+from typing import Any
+
+import numpy as np
+
+from millstream.pipeline.state import is_traced
+from millstream.plan.mixture import Mixed
+from millstream.plan.plan import Plan
+from millstream.plan.planned import AnyPlan
+
+_PROGRAMS = 8  # that have begun before the first step of one is looked at: it may still be computed
+
+
+class SourceCounts:
+    """Counts steps as they are drawn, and their samples by source when that is asked for.
+
+    Args:
+        plan: Whose steps are drawn. Nothing is counted unless its samples are a mixture, in batches of one level.
+    """
+
+    def __init__(self, plan: AnyPlan) -> None:
+        functions = () if plan.selection is None else plan.selection.functions
+        self._counts: np.ndarray | None = None
+        if isinstance(plan, Plan) and functions and isinstance(functions[0], Mixed) and len(plan.batchings) <= 1:
+            assert plan.selection is not None
+            self._plan, self._mixture = plan, functions[0]
+            self._table: Any = plan.selection.tables[0]
+            self._counts = np.zeros(len(self._mixture.parts), np.int64)
+        self._first = self._stop = 0
+        self._programs: collections.deque[tuple[Any, int]] = collections.deque()
+
+    def add(self, step: int) -> None:
+        """A step is drawn."""
+        if step != self._stop:
+            self._settle()
+            self._first = step
+        self._stop = step + 1
+
+    def add_program(self, first: Any, steps: int) -> None:
+        """A compiled program draws `steps` steps from `first` on, which may still be computed."""
+        if self._counts is None or is_traced(first):
+            return
+        self._programs.append((first, steps))
+        if len(self._programs) > _PROGRAMS:
+            self._settle_program()
+
+    def by_name(self) -> dict[str, int]:
+        """The samples of each source in all steps so far; nothing if the samples are not a mixture."""
+        if self._counts is None:
+            return {}
+        while self._programs:
+            self._settle_program()
+        self._settle()
+        return dict(zip((part.name for part in self._mixture.parts), self._counts.tolist(), strict=True))
+
+    def _settle_program(self) -> None:
+        first, steps = self._programs.popleft()
+        self._count(range(int(first), int(first) + steps))
+
+    def _settle(self) -> None:
+        self._count(range(self._first, self._stop))
+        self._first = self._stop
+
+    def _count(self, steps: range) -> None:
+        if self._counts is None or not steps:
+            return
+        ends = np.array(_sample_ranges(self._plan, steps), np.int64).T
+        first, last = self._mixture.counts(self._table, ends)
+        self._counts += (last - first).sum(axis=0)
+
+
+def _sample_ranges(plan: Plan, steps: range) -> list[tuple[int, int]]:
+    """The samples of some steps, numbered over all epochs of a run: the first, and the one after the last."""
+    if not plan.batchings:
+        return [(steps.start, steps.stop)]
+    (batching,), step, found = plan.batchings, steps.start, []
+    if batching.ending == "wrap":
+        first = batching.start.epoch * plan.samples + batching.start.sample
+        return [(first + steps.start * batching.size, first + steps.stop * batching.size)]
+    while step < steps.stop:  # an epoch at a time: the last of its samples may be dropped
+        epoch, batch, sample = batching.after(step)
+        left = batching.first_length - step if step < batching.first_length else batching.length - batch
+        count = min(left, steps.stop - step)
+        first, stop = sample, min(sample + count * batching.size, plan.samples)
+        found.append((epoch * plan.samples + first, epoch * plan.samples + stop))
+        step += count
+    return found
