@@ -312,10 +312,10 @@ def test_a_changed_mixture_continues_a_run(key):
     assert runs[0][:26] == runs[1][:26] and not any(x < 1000 for batch in runs[1][26:] for x in batch)
     b = [x for batch in runs[1] for x in batch if 1000 <= x < 2000]
     assert [len(set(b[start : start + 40])) for start in range(0, len(b) - 39, 40)] == [40] * (len(b) // 40)
-    # What has changed, and when, is part of what the view is called.
-    words = [view.selection.words for view in (before, after)]
-    assert words[1].startswith(words[0][:-1]) and "after 832 samples" in words[1]
+    # What has changed, and when, is part of what the view and the pipeline are called.
+    assert "changed after 832 samples" in repr(after) and "changed" not in repr(before)
     loader = ms.DataLoader([after, ms.BatchTransform(32)])
+    assert dict(loader.pipeline.origin)["weights from step 26"] == after.selection.changes[0][1][:12]
     assert loader.explain().plan["sources"] == (
         "a 50.0 %, b 50.0 %, c 0.0 %; after 832 samples a 0.0 %, b 25.0 %, c 75.0 %"
     )

@@ -391,6 +391,42 @@ def test_batches_are_left_out_of_phases(options, key, tmp_path):
     assert ms.replay(tmp_path, by_step(), 6).data_step == kept[5]
 
 
+def mixed(*changes: Any, sizes: Any = 4) -> Any:
+    """Two sources in one batch, with other weights after some samples."""
+    one, two = (ms.ArraySampleSource({"x": first + np.arange(n, dtype=np.float32)}) for first, n in ((0, 30), (100, 7)))
+    view = ms.views.mix({"one": one, "two": two}, {"one": 3, "two": 1}, samples=500)
+    for after, weights in changes:
+        view = ms.views.reweight(view, weights, after=after)
+    return ms.DataLoader([view, ms.BatchTransform(sizes)])
+
+
+@pytest.mark.parametrize("sizes", [4, {0: 2, 3: 6}])
+def test_the_weights_of_a_mixture_are_changed_in_a_run_that_is_resumed(sizes, key, tmp_path):
+    drawn_before = 24  # samples of six batches, by either sizes
+
+    def train(loader, stop):
+        tasks = [(ms.every(1), step), (ms.every(1), ms.checkpoint(tmp_path))]
+        return ms.loop(START, loader, tasks, stop=stop, key=key, resume=tmp_path)
+
+    train(mixed(sizes=sizes), 6)
+    even = {"one": 1, "two": 1}
+    with pytest.raises(ValueError, match="weights from step"):
+        train(mixed((drawn_before - 1, even), sizes=sizes), 12)
+    changed = mixed((drawn_before, even), sizes=sizes)
+    output = train(changed, 12)
+    assert_trees_equal(output.state, ms.loop(START, changed, [(ms.every(1), step)], stop=12, key=key).state)
+    assert_trees_equal(drawn(changed, key, 6), drawn(mixed(sizes=sizes), key, 6))
+    with pytest.raises(ValueError, match=r"weights from step 6: [0-9a-f]{12} saved, none now"):
+        train(mixed(sizes=sizes), 14)
+    seen = [row >= 100 for row in samples_of(drawn(changed, key, 12))]
+    later = seen[drawn_before:]
+    assert abs(sum(seen[:drawn_before]) - drawn_before / 4) <= 1 and abs(sum(later) - len(later) / 2) <= 1
+    # Every source has come in complete epochs: nothing is lost or repeated at the change.
+    twos = [row for row in samples_of(drawn(changed, key, 12)) if row >= 100]
+    assert sorted(twos[:7]) == sorted(twos[7:14]) == list(range(100, 107))
+    train(mixed((drawn_before, even), (drawn_before + 40, {"one": 0, "two": 1}), sizes=sizes), 14)
+
+
 # What is said, and what is refused
 
 

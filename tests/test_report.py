@@ -21,7 +21,7 @@ import millstream as ms
 from millstream.callbacks import record
 from millstream.loops._clock import StepSpan
 from millstream.report._chart import binned, linear_axis, log_axis, steps_axis
-from millstream.report._charts import time_charts
+from millstream.report._charts import mixture_charts, time_charts
 from millstream.report._reading import read_run, read_runs
 from millstream.report._run_data import RunData, times_of
 from millstream.report._summary import advice, tiles
@@ -98,6 +98,38 @@ def test_a_record_says_what_the_run_is(folder):
     assert run["tasks"] == [["every step", "step"], ["every step", "record"], ["end of an epoch", "checkpoint"]]
     assert run["stop"] == "at(steps=10)" and run["from_step"] == 0
     assert lines(folder)[-1]["ended"] == "it reached its stop"
+
+
+@pytest.mark.parametrize("options", [{}, {"fuse": 5}], ids=["bursts", "fused"])
+def test_a_mixture_is_shown_as_planned_and_as_seen(folder, options):
+    one, two = (ms.ArraySampleSource({"x": np.full(n, n, np.float32)}) for n in (30, 10))
+    ramp = ms.views.ramp(0.0, 1.0, samples=200)
+    view = ms.views.mix({"one": one, "two": two}, {"one": 1.0, "two": ramp}, samples=400, source_field="source")
+    loader = ms.DataLoader([view, ms.BatchTransform({0: 4, 20: 8})])
+
+    @jax.jit
+    def share(state, batch):
+        rows, mask = batch
+        return ms.logs().add_metric("twos", jnp.sum((rows["source"] == 1) & mask)), state
+
+    def run(stop):
+        tasks = [(ms.every(1), share), (ms.every(1), record(folder)), (ms.every(10), ms.checkpoint(folder))]
+        return ms.loop(jnp.float32(0), loader, tasks, stop=stop, key=jax.random.key(0), resume=folder, **options)
+
+    run(30)
+    twos = [int(count) for count in run(60).history.collect("twos")]
+    mixture = read_run(folder).mixture
+    assert mixture is not None and list(mixture.planned) == ["one", "two"]
+    steps, planned = mixture.planned["two"]
+    assert steps.tolist() == list(range(1, 61))
+    sizes = [4] * 20 + [8] * 40
+    assert planned.tolist() == [count / size for count, size in zip(twos, sizes, strict=True)]
+    steps, seen = mixture.seen["two"]
+    samples = np.cumsum(sizes)[steps - 1]
+    drawn = np.diff(samples, prepend=0) * seen
+    np.testing.assert_allclose(np.cumsum(drawn), np.cumsum(twos)[steps - 1], atol=4)  # batches made ahead count, too
+    assert "Mixture" in [chart.title for chart in mixture_charts([read_run(folder)])]
+    assert "two, planned" in write_report(folder).read_text()
 
 
 def test_the_time_of_a_run_is_accounted_for_whole(folder):

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import itertools
 import json
 import os
 import platform
@@ -20,18 +21,22 @@ from millstream.callbacks.log_file import RECORD, LogFile
 from millstream.files.safe_path import NotPlainFile
 from millstream.loader.loader import DataLoader
 from millstream.loader.mixed import MixedLoader
+from millstream.loader.source_counts import planned_sources
 from millstream.loader.train_stream import TrainStream
 from millstream.loops import Overview, overview
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.loop_state import LoopState
 from millstream.loops.schedules import EpochBegins, EpochEnds
 from millstream.loops.signatures import Every
+from millstream.pipeline.compose import SeekablePipeline
 from millstream.text.errors import describe_value, require_path
 
 _MOST_ROWS = 200  # of a table of arrays; a larger tree is shown by its branches
 _CALLER = "record"
 _FINEST, _COARSEST = 0.1, 10.0  # seconds over which the use of time is measured
 _WINDOWS = 200  # as many as that in a run that is not very short or long
+_PLANNED = 100  # stretches of a run whose mixture is shown as it was planned
+SAMPLES_OF = "samples of "  # before the name of a source
 
 
 def _describe_run(loop_state: LoopState, loaders: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,6 +57,7 @@ def _describe_run(loop_state: LoopState, loaders: Mapping[str, Any]) -> dict[str
         "loaders": {name: _pipeline(loader) for name, loader in {**data, **loaders}.items()},
         "tasks": [[_when(task.schedule), task.name] for task in loop_state.tasks],
         "stop": None if loop_state.stops is None else repr(loop_state.stops),
+        "mixture": _planned_mixture(loop_state),
         "skip": [[*each, step] for each, (step, _) in zip(skips.ranges, skips.gaps, strict=True)],
     }
 
@@ -93,6 +99,24 @@ def _pipeline(loader: Any) -> dict[str, Any]:
     if isinstance(loader, DataLoader | MixedLoader | TrainStream):  # others have an `explain` that says something else
         return loader.explain().as_dict()
     return {"stages": [], "plan": {"data": type(loader).__name__}}
+
+
+def _planned_mixture(loop_state: LoopState) -> dict[str, Any] | None:
+    """How many samples of each source of a mixture the plan has from step to step; None if there is no mixture.
+
+    Steps are those of the data, up to the last one; or to the end of an epoch, if nobody knows the last.
+    """
+    loader, first = loop_state.dataset, loop_state.elapsed.steps
+    if not isinstance(loader, DataLoader) or not isinstance(loader.pipeline, SeekablePipeline):
+        return None
+    stop = None if loop_state.ends_at is None else loop_state.ends_at.units.get("steps")
+    last = max(int(stop), first + 1) if stop is not None else first + loader.steps_per_epoch
+    ends = np.unique(np.linspace(first, last, _PLANNED + 1).astype(np.int64)).tolist()
+    found = planned_sources(loader.pipeline, [range(*pair) for pair in itertools.pairwise(ends)])
+    if found is None:
+        return None
+    names, counts = found
+    return {"sources": list(names), "steps": ends[1:], "samples": counts.tolist()}
 
 
 def _when(schedule: Any) -> str:
@@ -158,7 +182,8 @@ class _RecordFile(Sink):
         now, last, elapsed = _counts(loop_state), self._last, loop_state.elapsed
         self._last = now
         self._due = now["seconds"] + min(max(elapsed.time / _WINDOWS, _FINEST), _COARSEST)
-        self._add(elapsed, {"spent": {name: round(now[name] - last[name], 6) for name in now}})
+        # A source of a mixture that the loop has taken since then has no number there.
+        self._add(elapsed, {"spent": {name: round(now[name] - last.get(name, 0), 6) for name in now}})
 
     def _add(self, elapsed: Elapsed, content: Any) -> None:
         line = Line(elapsed.steps, elapsed.samples, elapsed.epochs, elapsed.time, elapsed.date, content)
@@ -219,7 +244,10 @@ def _counts(loop_state: LoopState) -> dict[str, float]:
     elapsed = loop_state.elapsed
     counts = {"seconds": time.perf_counter(), "steps": elapsed.steps, "samples": elapsed.samples}
     waits = {} if loop_state.dataset is None else dataclasses.asdict(loop_state.waits)
-    return {**counts, "compiling": compile_seconds(), **waits}
+    loader = loop_state.dataset
+    sources = loader.stats().sources if isinstance(loader, DataLoader) else {}
+    seen = {f"{SAMPLES_OF}{name}": count for name, count in sources.items()}
+    return {**counts, "compiling": compile_seconds(), **waits, **seen}
 
 
 def record(

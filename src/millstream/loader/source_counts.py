@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from millstream.pipeline.compose import SeekablePipeline
+from millstream.pipeline.phased import PhasedPipeline
 from millstream.pipeline.state import is_traced
 from millstream.plan.mixture import Mixed
 from millstream.plan.plan import Plan
@@ -53,7 +55,7 @@ class SourceCounts:
         while self._programs:
             self._settle_program()
         self._settle()
-        return dict(zip((part.name for part in self._mixture.parts), self._counts.tolist(), strict=True))
+        return dict(zip(self.names, self._counts.tolist(), strict=True))
 
     def _settle_program(self) -> None:
         first, steps = self._programs.popleft()
@@ -63,12 +65,37 @@ class SourceCounts:
         self._count(range(self._first, self._stop))
         self._first = self._stop
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the sources; none if the samples are not a mixture."""
+        return () if self._counts is None else tuple(part.name for part in self._mixture.parts)
+
     def _count(self, steps: range) -> None:
-        if self._counts is None or not steps:
-            return
+        if self._counts is not None and steps:
+            self._counts += self.in_steps(steps)
+
+    def in_steps(self, steps: range) -> np.ndarray:
+        """How many samples of each source some steps have."""
         ends = np.array(_sample_ranges(self._plan, steps), np.int64).T
         first, last = self._mixture.counts(self._table, ends)
-        self._counts += (last - first).sum(axis=0)
+        return (last - first).sum(axis=0)
+
+
+def planned_sources(pipeline: SeekablePipeline, steps: list[range]) -> tuple[tuple[str, ...], np.ndarray] | None:
+    """The names of the sources of a mixture, and how many samples of each every range of steps has.
+
+    None if the samples are not a mixture, or not the same one throughout the run.
+    """
+    phases = pipeline.phases if isinstance(pipeline, PhasedPipeline) else (pipeline,)
+    counts = [SourceCounts(phase.plan) for phase in phases]
+    if len({one.names for one in counts}) > 1 or not counts[0].names:
+        return None
+    found = np.zeros((len(steps), len(counts[0].names)), np.int64)
+    for row, some in zip(found, steps, strict=True):
+        split = pipeline.plan.split(some) if isinstance(pipeline, PhasedPipeline) else [(0, some)]
+        for phase, own in split:
+            row += counts[phase].in_steps(own)
+    return counts[0].names, found
 
 
 def _sample_ranges(plan: Plan, steps: range) -> list[tuple[int, int]]:

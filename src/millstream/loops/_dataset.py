@@ -13,8 +13,14 @@ import numpy as np
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.schedules import Period
 from millstream.loops.skips import Ranges, Skips
-from millstream.pipeline.phased import until_step
-from millstream.pipeline.state import IterableState, LoaderState, check_position, plain_state, state_from_plain
+from millstream.pipeline.state import (
+    IterableState,
+    LoaderState,
+    check_position,
+    plain_state,
+    state_from_plain,
+    until_step,
+)
 from millstream.plan.phases import EpochLengths
 from millstream.plan.plan import STEP_LIMIT
 from millstream.reading.contracts import IndexedSource, PyTree, Stream, T

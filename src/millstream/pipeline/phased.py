@@ -2,8 +2,7 @@
 
 import dataclasses
 import functools
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
@@ -14,14 +13,12 @@ from jax.typing import ArrayLike
 from millstream.pipeline.bucketed import BucketedPipeline
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.placement import BatchPlacement
-from millstream.pipeline.state import LoaderState, Origin, first_state
+from millstream.pipeline.state import LoaderState, Origin, first_state, from_step, without_steps
 from millstream.plan.phases import PhasedPlan, phased_plan
 from millstream.plan.plan import Plan
 from millstream.reading.contracts import PyTree
 from millstream.reading.read_config import ReadConfig
 from millstream.reading.samples import ObjectSpec
-
-_FROM_STEP = re.compile(r" from step ([\d,]+)$")
 
 if TYPE_CHECKING:
     from millstream.pipeline.transform import Transform
@@ -100,15 +97,27 @@ class PhasedPipeline:
 
         So the states of runs are known to be of one pipeline as long as only phases that come later are different.
         """
-        words, known = list(self.phases[0].origin), dict(self.phases[0].origin)
+        known = without_steps(self.phases[0].origin)
+        words = list(known.items())
         for phase, start in zip(self.phases[1:], self.starts[1:], strict=True):
-            now = dict(phase.origin)
+            now = without_steps(phase.origin)
             changed = {what: now.get(what, "none") for what in {**known, **now} if known.get(what) != now.get(what)}
             words += [(from_step(start, what), said) for what, said in changed.items()]
             if not changed:
                 words.append((from_step(start, "phase"), "as before"))
             known = now
+        changes = {change for phase in self.phases if isinstance(phase, Pipeline) for change in phase.changes}
+        words += [(from_step(self._step_of(after), "weights"), digest[:12]) for after, digest in sorted(changes)]
         return tuple(words)
+
+    def _step_of(self, sample: int) -> int:
+        """The first step that has this sample of a run or a later one."""
+        ends = (*self.starts[1:], None)
+        for phase, start, end in zip(self.phases, self.starts, ends, strict=True):
+            step = start + (phase.step_of(sample) if isinstance(phase, Pipeline) else 0)
+            if end is None or step < end:
+                return step
+        raise AssertionError("the last phase has no end")
 
     @property
     def objects(self) -> ObjectSpec | None:
@@ -166,21 +175,6 @@ jax.tree_util.register_pytree_node(
     lambda pipeline: (pipeline.phases, pipeline.starts),
     lambda starts, phases: PhasedPipeline(tuple(phases), starts),
 )
-
-
-def from_step(start: int, what: str) -> str:
-    """What to call something that holds from a step on."""
-    return f"{what} from step {start:,}"
-
-
-def until_step(words: Iterable[Sequence[str]], step: int) -> dict[str, str]:
-    """What is said of a pipeline, without what holds from `step` on or later."""
-    found = {}
-    for what, said in words:
-        start = _FROM_STEP.search(what)
-        if start is None or int(start[1].replace(",", "")) < step:
-            found[what] = said
-    return found
 
 
 def phased(phases: Mapping[int, Pipeline | BucketedPipeline]) -> PhasedPipeline:

@@ -20,7 +20,7 @@ from millstream.pipeline.placement import BatchPlacement
 from millstream.pipeline.read_in_graph import read_in_graph
 from millstream.pipeline.rows import blank, sample_spec, take
 from millstream.pipeline.stages import apply_stage, element_key, keeps_mask, stage_names
-from millstream.pipeline.state import LoaderState, Origin, check_origin, first_state, is_traced
+from millstream.pipeline.state import LoaderState, Origin, check_origin, first_state, from_step, is_traced
 from millstream.plan.keys import Array
 from millstream.plan.plan import Plan, Rows, Start
 from millstream.plan.planned import Coordinates
@@ -168,7 +168,17 @@ class Pipeline:
             *(("begins", start.words) for start in begins),
             ("sample", sample or "Python objects"),
             ("stages", ", ".join(stage_names(self.stages)) or "none"),
+            *((from_step(self.step_of(after), "weights"), digest[:12]) for after, digest in self.changes),
         )
+
+    @property
+    def changes(self) -> list[tuple[int, str]]:
+        """After how many samples of a run what is selected changes, and what stands for that."""
+        return [] if self.plan.selection is None else self.plan.selection.changes
+
+    def step_of(self, sample: int) -> int:
+        """The first step that has this sample of a run or a later one; 0 if that is not known."""
+        return self.plan.batchings[0].step_of(sample) if len(self.plan.batchings) == 1 else 0
 
     @property
     def objects(self) -> ObjectSpec | None:

@@ -1,7 +1,8 @@
 """The state of a pipeline: a key and a step, and static words on which pipeline they belong to."""
 
 import dataclasses
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -13,6 +14,7 @@ from millstream.text.errors import describe_leaf, describe_value, differences, w
 from millstream.text.summaries import never_raising, value_text
 
 Origin = tuple[tuple[str, str], ...]
+_FROM_STEP = re.compile(r" from step ([\d,]+)$")
 
 
 def strong_or_none(leaf: Any) -> jax.Array | None:
@@ -127,6 +129,26 @@ def first_state(key: Any, step: Any, limit: int, origin: Origin) -> LoaderState:
     words = key_words("init_state", key)
     step = checked_step("init_state", step, limit - 1)
     return LoaderState(words, jnp.asarray(step, np.uint32), origin)
+
+
+def from_step(start: int, what: str) -> str:
+    """What to call something that holds from a step on."""
+    return f"{what} from step {start:,}"
+
+
+def without_steps(words: Iterable[Sequence[str]]) -> dict[str, str]:
+    """What is said of a pipeline, without what holds from a step on."""
+    return until_step(words, -1)
+
+
+def until_step(words: Iterable[Sequence[str]], step: int) -> dict[str, str]:
+    """What is said of a pipeline, without what holds from `step` on or later."""
+    found = {}
+    for what, said in words:
+        start = _FROM_STEP.search(what)
+        if start is None or int(start[1].replace(",", "")) < step:
+            found[what] = said
+    return found
 
 
 def check_position(caller: str, state: Any, limit: int) -> int:

@@ -93,9 +93,8 @@ class Mixed:
 
     @property
     def words(self) -> str:
-        changes = "".join(f", {one.digest[:12]} after {one.after:,} samples" for one in self.changes)
         parts = "; ".join(part.words for part in self.parts)
-        return f"{self.length:,} mixed of {parts} ({self.digest[:12]}{changes})"
+        return f"{self.length:,} mixed of {parts} ({self.digest[:12]})"
 
     def locate(self, xp: ModuleType, table: Array, words: Array, epoch: Array, positions: Array) -> Array:
         keys = fold(xp, named_key(words, _NAME), xp.arange(len(self.parts), dtype=np.uint32))

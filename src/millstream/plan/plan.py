@@ -110,6 +110,16 @@ class Batching:
         reached = start.epoch + sample // self.inner
         return Start(reached, batch if reached == epoch else 0, sample % self.inner)
 
+    def step_of(self, sample: int) -> int:
+        """The first step, from the start on, that has this sample of the run or a later one; 0 if all have."""
+        start, epoch, place = self.start, sample // self.inner, sample % self.inner
+        if self.ending == "wrap":
+            return max(0, (sample - start.epoch * self.inner - start.sample) // self.size)
+        if epoch <= start.epoch:
+            return max(0, (place - start.sample) // self.size) if epoch == start.epoch else 0
+        before = self.first_length + (epoch - start.epoch - 1) * self.length
+        return before + min(place // self.size, self.length)
+
     def elements(self, xp: ModuleType, step: Array) -> tuple[Array, Array]:
         """The epoch of each step, and its number there."""
         number, start = step.dtype.type, self.start

@@ -280,6 +280,12 @@ class Selection:
         """What is selected, in words that differ for different selections."""
         return " of ".join(function.words for function in self.functions)
 
+    @property
+    def changes(self) -> list[tuple[int, str]]:
+        """After how many samples of a run what is selected changes, and what stands for that; only in mixtures."""
+        changes = getattr(self.functions[0], "changes", ()) if self.functions else ()
+        return [(change.after, change.digest) for change in changes]
+
     def after(self, function: IndexFunction, table: Array | None = None) -> "Selection":
         """What a function selects from this selection."""
         return Selection((function, *self.functions), (table, *self.tables))

@@ -84,7 +84,8 @@ class View(Subscriptable):
         return self.selection.functions[0].length
 
     def __repr__(self) -> str:
-        return f"View({len(self):,} samples: {self.selection.words} of {source_name(self.source)})"
+        changes = "".join(f", changed after {after:,} samples" for after, _ in self.selection.changes)
+        return f"View({len(self):,} samples: {self.selection.words}{changes} of {source_name(self.source)})"
 
     def spec(self) -> PyTree:
         """The shape and dtype of one sample."""

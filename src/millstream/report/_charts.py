@@ -106,6 +106,25 @@ def _epochs(run: RunData) -> list[tuple[float, str]]:
     return [(ends[epoch], f"epoch {epoch:,}" if epoch == chosen[0] else f"{epoch:,}") for epoch in chosen]
 
 
+def mixture_charts(runs: list[RunData]) -> list[Chart]:
+    """For each run over a mixture, what share each source was to have, and what it had."""
+    charts = []
+    for run in runs:
+        if run.mixture is None:
+            continue
+        series = []
+        for number, name in enumerate(run.mixture.planned):
+            for kind, shares in (("planned", run.mixture.planned), ("seen", run.mixture.seen)):
+                steps, values = shares[name]
+                if len(steps):
+                    color, last = 2 * number + (kind == "seen"), _share_text(float(values[-1]))
+                    series.append(Series(f"{name}, {kind}", binned(steps, values), None, last, color=color))
+        steps = np.concatenate([each.points.steps for each in series])
+        prefix, x = "" if len(runs) == 1 else f"{run.name}: ", steps_axis(float(steps.min()), float(steps.max()))
+        charts.append(Chart(f"{prefix}Mixture", x, _SHARES, series, percent=True, caption="share of each source"))
+    return charts
+
+
 def time_charts(runs: list[RunData]) -> list[Chart]:
     """Speed and waiting of all runs, and for each what its time went to; none for runs whose times are not known."""
     known = [(run, run.times) for run in runs if run.times is not None]

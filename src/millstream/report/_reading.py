@@ -18,7 +18,7 @@ from millstream.errors import DamagedCheckpoint
 from millstream.files.safe_path import plain_reader
 from millstream.loops import History
 from millstream.loops.history_parts import decode_history, is_history
-from millstream.report._run_data import RunData, times_of
+from millstream.report._run_data import RunData, mixture_of, times_of
 from millstream.text.errors import describe_value, require_path
 
 _NO_EPOCHS = -1  # as the state of a history has it
@@ -94,7 +94,8 @@ def read_record(path: pathlib.Path, name: str) -> RunData:
             beginnings.append(line["run"])
             is_first = True
         ended = line.get("ended")
-    return RunData(name, "a record of ms.record", rows.history(), times_of(windows), beginnings, ended)
+    mixture = mixture_of(windows, beginnings)
+    return RunData(name, "a record of ms.record", rows.history(), times_of(windows), beginnings, ended, mixture)
 
 
 def _whole_lines(path: pathlib.Path) -> Iterator[dict[str, Any]]:

@@ -94,6 +94,48 @@ def times_of(windows: list[dict[str, Any]]) -> Times | None:
     return Times(ends, seconds, samples, {"steps": np.maximum(rest, 0.0), **uses}, busy, steady)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mixture:
+    """The shares of the sources of a mixture in a run.
+
+    Attributes:
+        planned: By source, the step at which each stretch of the run ends, and its share there by the plan.
+        seen: The same for the samples that the loop was given.
+    """
+
+    planned: dict[str, tuple[np.ndarray, np.ndarray]]
+    seen: dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+def mixture_of(windows: list[dict[str, Any]], beginnings: list[dict[str, Any]]) -> Mixture | None:
+    """The mixture of a run; None if it had none.
+
+    Args:
+        windows: As the record has written them.
+        beginnings: What it was each time it was begun or resumed.
+    """
+    plans = [(run["from_step"], run["mixture"]) for run in beginnings if run.get("mixture") is not None]
+    if not plans:
+        return None
+    names = plans[-1][1]["sources"]
+    rows: dict[int, list[int]] = {}
+    for first, plan in plans:  # a later one holds from where the run was resumed
+        rows = {step: counts for step, counts in rows.items() if step <= first}
+        rows |= dict(zip(plan["steps"], plan["samples"], strict=True)) if plan["sources"] == names else {}
+    seen = {}
+    for window in windows:
+        counts = [window["spent"].get(f"samples of {name}", 0) for name in names]
+        if sum(counts):
+            seen[window["steps"]] = counts
+    return Mixture(_shares(names, rows), _shares(names, seen))
+
+
+def _shares(names: list[str], counts: dict[int, list[int]]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    steps, table = np.array(list(counts), np.int64), np.array(list(counts.values()), np.float64).reshape(-1, len(names))
+    shares = table / np.maximum(table.sum(axis=1, keepdims=True), 1.0)
+    return {name: (steps, shares[:, number]) for number, name in enumerate(names)}
+
+
 @dataclasses.dataclass(eq=False)
 class RunData:
     """All that is known of a run.
@@ -105,6 +147,7 @@ class RunData:
         times: What its time was used for; None if not recorded.
         beginnings: What it was each time it was begun or resumed, as its record says it.
         ended: Why it ended; None if that is not known.
+        mixture: The shares of the sources that its samples came from; None if they are not a mixture.
     """
 
     name: str
@@ -113,6 +156,7 @@ class RunData:
     times: Times | None = None
     beginnings: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     ended: str | None = None
+    mixture: Mixture | None = None
 
     @functools.cached_property
     def panels(self) -> dict[str, list[Curve]]:

@@ -13,7 +13,7 @@ from html import escape
 import millstream
 from millstream.loops.history_table import whole_file
 from millstream.report._chart_html import chart_html
-from millstream.report._charts import curve_charts, time_charts
+from millstream.report._charts import curve_charts, mixture_charts, time_charts
 from millstream.report._reading import read_runs
 from millstream.report._run_data import RunData
 from millstream.report._summary import advice, html_table, run_tables, tiles
@@ -71,6 +71,7 @@ def make_page(runs: list[RunData]) -> str:
     files = importlib.resources.files("millstream.report")
     style, script, page = ((files / name).read_text("utf-8") for name in ("page.css", "page.js", "page.html"))
     curves, left_out = curve_charts(runs)
+    curves += mixture_charts(runs)
     times = time_charts(runs)
     data = [chart.data() for chart in (*curves, *times)]
     title = " and ".join(run.name for run in runs)
