@@ -75,8 +75,6 @@ def shuffled_in_domains(
         keys: Those of the domains, along one axis.
         moving: Whether a position is wanted; others stay.
     """
-    if xp is not np:
-        from jax import lax
     most, least = max(map(_rounds, lengths)), min(map(_rounds, lengths))
     round_keys = _round_keys(xp, keys, most)
     if least < most:
@@ -116,6 +114,8 @@ def shuffled_in_domains(
             for number in range(most // 2):
                 state = two_rounds(number, state)
         else:
+            from jax import lax
+
             state = lax.fori_loop(0, most // 2, two_rounds, state)
         positions = xp.where(walking, state[0] * columns + state[1], positions)
         return positions, walking & (positions >= ends), round_keys
@@ -126,6 +126,8 @@ def shuffled_in_domains(
         while state[1].any():
             state = walk(state)
         return state[0]
+    from jax import lax
+
     return lax.while_loop(lambda state: state[1].any(), walk, state)[0]
 
 
