@@ -155,6 +155,15 @@ def test_the_order_of_a_source_does_not_depend_on_the_weights():
     assert len({tuple(orders[0][0][start : start + 37]) for start in range(0, 480, 37)}) > 10  # a new one every epoch
 
 
+def test_batches_planned_alone_are_those_that_are_planned_together():
+    shares = np.tile([0.1, 0.2, 0.3, 0.4], (len(blocks_of(6000)), 1))
+    parts = [*parts_of(37, 700, 2000, shuffled=True), Part("d", 3000, False, 5000)]
+    function, table = mixed(shares, 6000, parts)
+    together = located(function, table, 2, range(6000))
+    alone = [located(function, table, 2, range(first, first + 50)) for first in range(0, 6000, 50)]
+    assert np.concatenate(alone).tolist() == together.tolist()
+
+
 def test_compiled_programs_draw_the_same_samples():
     inner = mixed(np.tile([0.25, 0.75], (1, 1)), 90, parts_of(50, 7, shuffled=True))
     draws = drawn_by_weight(np.arange(1.0, 31.0), 60)

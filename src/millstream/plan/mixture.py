@@ -18,6 +18,7 @@ _LEAST_BLOCK, _MOST_BLOCK = 256, 1 << 15  # a place times a slope, in two parts,
 _MOST_BLOCKS = 1 << 15  # so that 10**9 positions of eight sources take less than 3 MB
 _ONE, _HALF = 1 << 16, 1 << 15  # a sample, and half of one, in numbers with 16 bits after the point
 _FEW = 16  # epochs of a source that are shuffled one by one: a key for every row costs as much as ten orders
+_SMALL = 2048  # positions whose sources are shuffled together
 _NONE = 0xFFFFFFFF  # stands for no epoch: a source of two samples has at most 2**31 of them in a run
 
 # Sources are divided in two again and again: a number, or the column of a division and what is on both sides of it.
@@ -101,15 +102,33 @@ class Mixed:
         if xp is not np:
             return self._locate_in_graph(table, keys, epoch, positions)
         found = np.empty(positions.size, positions.dtype)
+        groups = []
         for number, rows, count in self._counted(table[0], epoch, positions):
-            part, key = self.parts[number], (keys[0][number], keys[1][number])
-            count = count if part.length < 1 << 32 else count.astype(np.uint64)
-            epochs, own = np.divmod(count, count.dtype.type(part.length))
-            if part.shuffled:
-                own = _shuffled_in_numpy(own, part.length, key, epochs)
-            own = part.selection.locate(np, table[1][number], np.stack(key), epochs, own.astype(positions.dtype))
+            length = self.parts[number].length
+            count = count if length < 1 << 32 else count.astype(np.uint64)
+            groups.append((number, rows, *np.divmod(count, count.dtype.type(length))))
+        for (number, rows, epochs, _), own in zip(groups, self._shuffled(keys, groups), strict=True):
+            part, words = self.parts[number], np.array([keys[0][number], keys[1][number]])
+            own = part.selection.locate(np, table[1][number], words, epochs, own.astype(positions.dtype))
             found[rows] = own + positions.dtype.type(part.first)
         return found.reshape(positions.shape)
+
+    def _shuffled(self, keys: Key, groups: list[tuple[int, Array, Array, Array]]) -> list[Array]:
+        """The samples at positions of the sources' own epochs, in NumPy."""
+        lengths = [self.parts[number].length for number, *_ in groups]
+        shuffled = np.array([self.parts[number].shuffled for number, *_ in groups])
+        sizes = [len(own) for *_, own in groups]
+        if sum(sizes) > _SMALL or max(lengths) > 1 << 31 or any(np.ptp(epochs) for _, _, epochs, _ in groups):
+            return [
+                _shuffled_in_numpy(own, length, (keys[0][number], keys[1][number]), epochs) if is_shuffled else own
+                for (number, _, epochs, own), length, is_shuffled in zip(groups, lengths, shuffled, strict=True)
+            ]
+        # One network for a batch that is planned alone: most of its time would be calls.
+        numbers, which = [number for number, *_ in groups], np.repeat(np.arange(len(groups)), sizes)
+        key = fold(np, (keys[0][numbers], keys[1][numbers]), np.array([epochs[0] for _, _, epochs, _ in groups]))
+        own = np.concatenate([own for *_, own in groups])
+        moved = order.shuffled_in_domains(np, own, which, lengths, key, shuffled[which])
+        return np.split(moved, np.cumsum(sizes)[:-1])
 
     def numbers(self, table: Table, epoch: Array, positions: np.ndarray) -> np.ndarray:
         """The number of the source at each position."""
@@ -369,7 +388,7 @@ def _shuffled_in_graph(
     def turn(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         found, left, firsts = state
         now = left & (epochs == firsts[which])
-        found = order.shuffled_in_domains(found, which, lengths, fold(jnp, keys, firsts), now)
+        found = order.shuffled_in_domains(jnp, found, which, lengths, fold(jnp, keys, firsts), now)
         left = left & ~now
         return found, left, _first_epochs(len(parts), which, epochs, left)
 

@@ -61,57 +61,74 @@ def shuffled(xp: ModuleType, positions: Array, n: int, key: Key) -> Array:
     return (_walk_in_numpy if xp is np else _walk_in_graph)(network, start, round_keys, n)
 
 
-def shuffled_in_domains(positions: Array, which: Array, lengths: Sequence[int], keys: Key, moving: Array) -> Array:
-    """The same for positions of several domains at once, traced: one network, whose moduli are those of each position.
+@np.errstate(over="ignore")
+def shuffled_in_domains(
+    xp: ModuleType, positions: Array, which: Array, lengths: Sequence[int], keys: Key, moving: Array
+) -> Array:
+    """The same for positions of several domains at once: one network, whose moduli are those of each position.
 
     Args:
-        positions: Positions, each below the length of its domain.
+        xp: `numpy` or `jax.numpy`; both give the same numbers.
+        positions: Positions, uint32, each below the length of its domain.
         which: The number of the domain of each.
-        lengths: Those of the domains.
+        lengths: Those of the domains, at most 2**31.
         keys: Those of the domains, along one axis.
-        moving: Whether it is wanted; others stay.
+        moving: Whether a position is wanted; others stay.
     """
-    import jax.numpy as jnp
-    from jax import lax
-
-    most = max(map(_rounds, lengths))
-    by_rounds = {rounds: _round_keys(jnp, keys, rounds) for rounds in set(map(_rounds, lengths))}
-    round_keys = by_rounds[most]
-    for number, n in enumerate(lengths):
-        if _rounds(n) < most:
-            round_keys = round_keys.at[number, : _rounds(n)].set(by_rounds[_rounds(n)][number])
+    most, least = max(map(_rounds, lengths)), min(map(_rounds, lengths))
+    round_keys = _round_keys(xp, keys, most)
+    if least < most:
+        fewer = xp.concatenate([_round_keys(xp, keys, least), round_keys[:, least:]], axis=1)
+        has_fewer = np.array([[_rounds(n) < most] for n in lengths])
+        round_keys = xp.where(has_fewer, fewer, round_keys)
 
     def of_domain(numbers: Sequence[int]) -> Array:
-        return jnp.asarray(np.array(numbers, np.uint32))[which]
+        return xp.asarray(np.array(numbers, np.uint32))[which]
 
     grids = [_grid(n) for n in lengths]
     rows, columns, ends = (of_domain(part) for part in (*zip(*grids, strict=True), lengths))
     row_magic, column_magic = (of_domain([_magic(one) for one in part]) for part in zip(*grids, strict=True))
     pairs = of_domain([_rounds(n) // 2 for n in lengths])
 
+    def quotient(words: Array, divisors: Array, magic: Array) -> Array:
+        return words // divisors if xp is np else _quotient(words, divisors, magic)
+
     def two_rounds(number: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         left, right, round_keys = state
         word = _scramble(right ^ round_keys[:, 2 * number][which])
-        moved = left + (word - _quotient(word, rows, row_magic) * rows)
-        moved = jnp.minimum(moved, moved - rows)
+        moved = left + (word - quotient(word, rows, row_magic) * rows)
+        moved = xp.minimum(moved, moved - rows)
         word = _scramble(moved ^ round_keys[:, 2 * number + 1][which])
-        added = right + (word - _quotient(word, columns, column_magic) * columns)
-        added = jnp.minimum(added, added - columns)
-        if most == min(map(_rounds, lengths)):
+        added = right + (word - quotient(word, columns, column_magic) * columns)
+        added = xp.minimum(added, added - columns)
+        if least == most:
             return moved, added, round_keys
-        more = number.astype(np.uint32) < pairs
-        return jnp.where(more, moved, left), jnp.where(more, added, right), round_keys
+        more = number < pairs.astype(np.int32)
+        return xp.where(more, moved, left), xp.where(more, added, right), round_keys
 
     def walk(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         positions, walking, round_keys = state
-        left = _quotient(positions, columns, column_magic)
-        start = left, positions - left * columns, round_keys
-        left, right, _ = lax.fori_loop(0, most // 2, two_rounds, start)
-        positions = jnp.where(walking, left * columns + right, positions)
+        left = quotient(positions, columns, column_magic)
+        state = left, positions - left * columns, round_keys
+        if xp is np:
+            for number in range(most // 2):
+                state = two_rounds(number, state)
+        else:
+            from jax import lax
+
+            state = lax.fori_loop(0, most // 2, two_rounds, state)
+        positions = xp.where(walking, state[0] * columns + state[1], positions)
         return positions, walking & (positions >= ends), round_keys
 
-    # Carried by the loop, round keys are made once, and not again for every position.
-    return lax.while_loop(lambda state: state[1].any(), walk, (positions, moving, round_keys))[0]
+    # Carried by the loop, round keys are made once in a program, and not again for every position.
+    state = positions, moving, round_keys
+    if xp is np:
+        while state[1].any():
+            state = walk(state)
+        return state[0]
+    from jax import lax
+
+    return lax.while_loop(lambda state: state[1].any(), walk, state)[0]
 
 
 def _magic(divisor: int) -> int:

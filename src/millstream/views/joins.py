@@ -253,27 +253,30 @@ class JoinedSource(SampleReader):
         return (part.read_rows(np.array([local]), [leaf[row : row + 1] for leaf in out], keys) or {}).get(0)
 
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> Beside:
-        order, beside = np.argsort(indices, kind="stable"), {}
-        ordered, found = indices.take(order), None
-        ends = [*ordered.searchsorted(self._starts[1:]).tolist(), len(indices)]
-        for number, (first, end) in enumerate(itertools.pairwise([0, *ends])):
+        # Part by part into memory of its own, and then all at once to where they belong: one call for each leaf.
+        order, beside = indices.argsort(kind="stable"), {}
+        ordered, found = indices.take(order), [np.empty_like(leaf) for leaf in out]
+        ends = [0, *ordered.searchsorted(self._starts[1:]).tolist(), len(indices)]
+        for number, (first, end) in enumerate(itertools.pairwise(ends)):
             if first == end:
                 continue
-            part, start, rows = self._parts[number], self._starts[number], order[first:end]
-            local, its_keys = ordered[first:end] - start, None if keys is None else keys[rows]
-            if out[0].dtype.hasobject or not self._alike[number]:
-                samples, its_own = part.read_samples(local, its_keys)
-                for row, sample in builtins.zip(rows.tolist(), samples, strict=True):
-                    self.sample_spec.write("concat", out, row, int(indices[row]), sample)
-            elif end - first == len(indices):
+            part, start = self._parts[number], self._starts[number]
+            alike = self._alike[number] and not out[0].dtype.hasobject
+            if alike and end - first == len(indices):
                 return part.read_rows(indices - start, out, keys)
+            local, its_keys = ordered[first:end] - start, None if keys is None else keys[order[first:end]]
+            if alike:
+                its_own = part.read_rows(local, [leaf[first:end] for leaf in found], its_keys)
             else:
-                found = [np.empty_like(leaf) for leaf in out] if found is None else found
-                own = [leaf[first:end] for leaf in found]
-                its_own = part.read_rows(local, own, its_keys)
-                for leaf, read in builtins.zip(out, own, strict=True):
-                    leaf[rows] = read
-            beside.update({int(rows[row]): extra for row, extra in (its_own or {}).items()})
+                samples, its_own = part.read_samples(local, its_keys)
+                for row, sample in enumerate(samples, first):
+                    self.sample_spec.write("concat", found, row, int(ordered[row]), sample)
+            if its_own:
+                beside.update({int(order[first + row]): extra for row, extra in its_own.items()})
+        places = np.empty_like(order)
+        places[order] = np.arange(len(order))
+        for leaf, read in builtins.zip(out, found, strict=True):
+            read.take(places, axis=0, out=leaf, mode="clip")  # which asks least
         return beside
 
 
