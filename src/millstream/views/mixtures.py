@@ -40,9 +40,10 @@ def mix(
     """Samples of several sources in every batch, in the proportions that their weights say.
 
     They are spread evenly: at any sample, the number of samples of each source so far is at most half a sample from
-    exact for two sources, one for up to four, and one and a half for up to eight; where weights jump it may be twice as
-    much for a while. Every source goes through its own epochs, in its own order, from one epoch of the mixture to the
-    next. That is true of views that differ from epoch to epoch, too, such as another mixture.
+    exact for two sources, one for up to four, one and a half for up to eight, as long as weights stay. Where weights
+    of three or more sources jump it may be a few samples, which later blocks make up for. Every source goes through its
+    own epochs, in its own order, from one epoch of the mixture to the next. That is true of views that differ from
+    epoch to epoch, too, such as another mixture.
 
     Example:
         >>> web, code = (ms.ArraySampleSource({"x": np.full(n, n)}) for n in (900, 100))
