@@ -84,7 +84,7 @@ def our_rounds(documents: Documents, executor: Any, steps: int) -> Run:
 
 
 def reading(options: Options) -> Table:
-    count, steps = options.size(DOCUMENTS, 3_000), options.size(200, 3)
+    count, steps = options.size(DOCUMENTS, 3_000), options.size(60, 3)
     documents = Documents(count)
     with Libraries(options.also) as libraries:
         executors = {THREADS: ms.Threads(2), PROCESSES: ms.Processes(2)}
@@ -95,7 +95,7 @@ def reading(options: Options) -> Table:
         question = {"how": "pass", "module": "_documents", "arguments": [count, steps]}
         streams = [Stream(BARE, "bare_copy", "", "bare"), *PEERS]
         entries += libraries.entries(streams, per_round=steps * BATCH, **question)
-        table = measured("Rows as JAX arrays", "µs per row", THREADS, entries, options.rounds(7))
+        table = measured("Rows as JAX arrays", "µs per row", THREADS, entries, options.rounds(5))
     best = min((peer.label for peer in PEERS if table.median(peer.label)), key=_median(table), default=PEERS[0].label)
     for ours, least in ((THREADS, 8), (PROCESSES, 15)):
         table.hold(f"{ours}: times as fast as {best}", table.ratio(best, ours), at_least=least)

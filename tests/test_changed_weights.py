@@ -162,7 +162,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "with_weights needs a number for each of the 24 samples",
     ),
     "negative": (lambda key: weighted().with_weights(-np.ones(N)), "with_weights needs weights that are finite"),
-    "all zero": (lambda key: run(key, callbacks=[(ms.every(1), nothing)]), "with_weights needs at least one weight"),
+    "all zero": (lambda key: run(key, callbacks=[(ms.every(1), nothing)]), "set_weights needs at least one weight"),
 }
 
 

@@ -253,8 +253,16 @@ class DataLoader(Generic[B, S]):
                 "with_weights needs a loader that draws by weight: DataLoader([ms.views.weighted(source, weights), "
                 "ms.BatchTransform(64)])."
             )
-        pipeline, options = self._built("with_weights")
-        return DataLoader(pipeline.with_weights(np.asarray(weights)), **options)
+        return self.drawn_by("with_weights", weights)
+
+    def drawn_by(self, caller: str, weights: ArrayLike) -> "DataLoader[B, S]":
+        """As `with_weights`, for a caller that errors name."""
+        pipeline, options = self._built(caller)
+        try:
+            found = np.array(weights)  # a copy, which later changes leave as it is
+        except Exception:  # lists of different lengths, keys of JAX
+            found = np.array(None)
+        return DataLoader(pipeline.with_weights(caller, found), **options)
 
     def _built(self, caller: str) -> tuple[Any, dict[str, Any]]:
         """The pipeline and the options that this loader was built of."""

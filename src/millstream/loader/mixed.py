@@ -26,7 +26,7 @@ from millstream.plan.plan import STEP_LIMIT
 from millstream.reading.contracts import B
 from millstream.reading.interrupts import Interrupts
 from millstream.reading.stats import LoaderStats
-from millstream.text.errors import describe_value, require_int
+from millstream.text.errors import describe_value, require_bool, require_int
 
 _LONGEST_ROUND = 1_000_000
 
@@ -234,6 +234,7 @@ class MixedLoader(Generic[B]):
         """
         check_origin("iterate", state, self._origin)
         first = check_position("iterate", state, self._step_limit)
+        require_bool("iterate", "with_info", with_info)
         if steps is None:
             steps = self.steps_per_epoch - first % self.steps_per_epoch
         require_int("iterate", "steps", steps, least=0)

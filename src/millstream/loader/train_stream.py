@@ -23,7 +23,7 @@ from millstream.plan.plan import STEP_LIMIT
 from millstream.reading.contracts import B
 from millstream.reading.interrupts import Interrupts
 from millstream.reading.stats import LoaderStats
-from millstream.text.errors import describe_value, require_int
+from millstream.text.errors import describe_value, require_bool, require_int
 from millstream.text.summaries import fields_text, never_raising
 
 Period = tuple[Literal["epoch", "batch"], int]
@@ -280,6 +280,7 @@ class TrainStream(Generic[B]):
         """
         check_origin("iterate", state, self._origin)
         check_position("iterate", state, STEP_LIMIT)
+        require_bool("iterate", "with_info", with_info)
         end = None if end_at is None else self._batches("end_at", end_at, least=0)
         if end is not None:
             self._require_reachable("iterate", end)

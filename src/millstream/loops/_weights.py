@@ -28,8 +28,8 @@ class SampleWeights(Callback):
 
     def set(self, weights: Any, step: int) -> None:
         """Draw by these weights after a step."""
-        found = np.array(weights, np.float64)  # a copy, which later changes leave as it is
-        self._loader = self.given.with_weights(found)
+        self._loader = self.given.drawn_by("set_weights", weights)
+        found = np.array(weights, np.float64)
         if not self.is_new:  # of several changes in one step, the earlier ones have given no batch
             self._before, self._changes = self._now, self._changes + 1
         self._now, self._since, self.is_new = found, step, True
@@ -43,11 +43,11 @@ class SampleWeights(Callback):
         """The loader of a saved run: that of its last batch, if it was saved in the middle of a step."""
         if self._now is None:
             return self.given
-        self._loader = self.given.with_weights(self._now)
+        self._loader = self.given.drawn_by("resume", self._now)
         self.is_new = unfinished and self._since == step
         if not self.is_new:
             return self._loader
-        return self.given if self._before is None else self.given.with_weights(self._before)
+        return self.given if self._before is None else self.given.drawn_by("resume", self._before)
 
     def get_state(self) -> dict[str, Any]:
         if self._now is None:

@@ -72,9 +72,9 @@ class PhasedPipeline:
         """Whether samples are drawn by weights that may be changed, in all phases."""
         return all(isinstance(phase, Pipeline) and phase.is_weighted for phase in self.phases)
 
-    def with_weights(self, weights: np.ndarray) -> "PhasedPipeline":
+    def with_weights(self, caller: str, weights: np.ndarray) -> "PhasedPipeline":
         """This pipeline, which is weighted and not yet over a mesh, with its samples drawn by other weights."""
-        return self._of([phase.with_weights(weights) for phase in self.phases if isinstance(phase, Pipeline)])
+        return self._of([phase.with_weights(caller, weights) for phase in self.phases if isinstance(phase, Pipeline)])
 
     def over(self, sharding: NamedSharding) -> "PhasedPipeline":
         """This pipeline with its batches over a mesh."""

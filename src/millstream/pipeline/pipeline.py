@@ -120,12 +120,12 @@ class Pipeline:
         function = None if self.plan.selection is None else self.plan.selection.functions[0]
         return function if isinstance(function, Drawn) and function.kind != "balanced" else None
 
-    def with_weights(self, weights: np.ndarray) -> "Pipeline":
+    def with_weights(self, caller: str, weights: np.ndarray) -> "Pipeline":
         """This pipeline, which is weighted and not yet over a mesh, with its samples drawn by other weights."""
         selection, before = self.plan.selection, self._drawn
         assert selection is not None and before is not None
         once = before.kind == "once"
-        function, table = drawn_by("with_weights", weights, before.samples, before.length, once=once)
+        function, table = drawn_by(caller, weights, before.samples, before.length, once=once)
         changed = Selection((function, *selection.functions[1:]), (table, *selection.tables[1:]))
         tables = (jax.device_put(table), *self.tables[1:]) if self.tables else ()
         return dataclasses.replace(self, plan=dataclasses.replace(self.plan, selection=changed), tables=tables)
