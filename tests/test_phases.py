@@ -181,6 +181,10 @@ def test_batches_of_phases_are_cached(key, tmp_path):
         cached = by_step(cache=ms.BatchCache(tmp_path / "cache", mode=mode))
         assert_trees_equal(drawn(cached, key, 14), expected)
     assert (tmp_path / "cache" / "from-step-5").is_dir()
+    assert all(phase.pipeline.host.cache is not None for phase in cached.phases.values())
+    apart = ms.phases({0: small(cache=ms.BatchCache(tmp_path / "small")), 7: large()})
+    assert apart.phases[0].pipeline.host.cache is not None  # each loader keeps its own
+    assert apart.replace(executor=ms.Threads(1)).phases[0].pipeline.host.cache is None  # unless it is told otherwise
 
 
 def test_samples_that_are_collated_by_size(key):

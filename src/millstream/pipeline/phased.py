@@ -82,10 +82,11 @@ class PhasedPipeline:
 
     def read_by(self, **how: Any) -> "PhasedPipeline":
         """This pipeline with its samples read on the host, with these fields of `ReadConfig`."""
-        cache, read = how.pop("cache", None), []
+        read = []
         for phase, start in zip(self.phases, self.starts, strict=True):
+            cache = how.get("cache")
             own = {} if cache is None else {"cache": cache.of_phase(start, phase.origin)}
-            read.append(phase.read_by(**how, **own))
+            read.append(phase.read_by(**{**how, **own}))
         return self._of(read)
 
     def _of(self, phases: Sequence[Pipeline | BucketedPipeline]) -> "PhasedPipeline":
