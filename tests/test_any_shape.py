@@ -683,9 +683,9 @@ def test_a_sample_that_raises_once_leaves_the_fingerprint_as_it_is():
 
 
 def test_reading_ahead_that_memory_cannot_hold_says_what_to_change(key):
-    source = ms.DiskSampleSource(5, lambda index: {"x": np.zeros(2)}, prefetch_size=2**50)
+    source = ms.DiskSampleSource(5, lambda index: {"x": np.zeros(2**18, np.float32)}, prefetch_size=2**31 - 1)
     loader = ms.DataLoader([source, ms.BatchTransform(2)])
     with pytest.raises(
-        MemoryError, match=r"batches of 4\.1 kB each, which there is not\. Pass a smaller prefetch= to the"
+        MemoryError, match=r"batches of 2\.1 MB each, which there is not\. Pass a smaller prefetch= to the"
     ):
         next(loader.iterate(loader.init_state(key)))

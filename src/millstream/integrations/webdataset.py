@@ -27,9 +27,9 @@ from millstream.text.errors import (
     function_name,
     noted,
     require_callable,
-    require_int,
     require_mapping,
     require_names,
+    require_prefetch,
     require_readers,
 )
 
@@ -171,7 +171,7 @@ class WebDatasetSource(SampleReader):
         check_ordering(_CALLER, ordering)
         paths = _expanded(shards)
         readers = (16 if any(map(is_remote, paths)) else 4) if readers is None else readers
-        require_int(_CALLER, "prefetch_size", prefetch_size, least=1)
+        require_prefetch(_CALLER, prefetch_size)
         require_readers(_CALLER, "readers", readers)
         if extensions is not None and not (extensions := require_names(_CALLER, "extensions", extensions)):
             raise ValueError(f"{_CALLER} needs at least one of extensions. Got an empty list.")

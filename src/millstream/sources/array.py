@@ -11,7 +11,7 @@ from millstream.plan.ordering import Ordering, as_shuffle
 from millstream.reading.contracts import PyTree
 from millstream.reading.dtypes import check_array, holds_numbers, to_jax_dtype
 from millstream.reading.view import Subscriptable
-from millstream.text.errors import describe_leaf, describe_value, require_int, table
+from millstream.text.errors import describe_leaf, describe_value, require_prefetch, table
 from millstream.text.keywords import answer_keywords
 from millstream.text.summaries import ArrayType, never_raising, value_text
 from millstream.text.wrapping import table_source
@@ -100,7 +100,7 @@ def check_ordering(caller: str, ordering: Any) -> None:
 def check_reading(caller: str, ordering: Any, prefetch_size: Any) -> None:
     """Refuse an ordering or a prefetch_size that no source takes."""
     check_ordering(caller, ordering)
-    require_int(caller, "prefetch_size", prefetch_size, least=1)
+    require_prefetch(caller, prefetch_size)
 
 
 def check_rows(caller: str, data: PyTree, *, in_files: bool = False) -> None:

@@ -21,6 +21,7 @@ from millstream.text.errors import (
     require_callable,
     require_int,
     require_items,
+    require_prefetch,
     require_readers,
 )
 from millstream.text.keywords import answer_keywords
@@ -63,8 +64,8 @@ class DiskSampleSource(SampleReader):
         caller = type(self).__name__
         require_callable(caller, "sample_fn", self.sample_fn, "index")
         check_ordering(caller, self.ordering)
-        for name in ("length", "prefetch_size"):
-            require_int(caller, name, getattr(self, name), least=1)
+        require_int(caller, "length", self.length, least=1)
+        require_prefetch(caller, self.prefetch_size)
         require_readers(caller, "readers", self.readers)
         if self.sample_spec is not None:
             object.__setattr__(self, "sample_spec", _given_spec(caller, self.sample_spec))
@@ -129,7 +130,7 @@ class DatasetSource(SampleReader):
             raise TypeError(f"{caller} reads samples with [index], which gives columns of a table. {line}")
         require_items(caller, "an object", self.dataset)
         check_ordering(caller, self.ordering)
-        require_int(caller, "prefetch_size", self.prefetch_size, least=1)
+        require_prefetch(caller, self.prefetch_size)
         require_readers(caller, "readers", self.readers)
 
     def __len__(self) -> int:

@@ -24,8 +24,8 @@ from millstream.text.errors import (
     noted,
     require_bool,
     require_callable,
-    require_int,
     require_items,
+    require_prefetch,
     require_readers,
 )
 
@@ -78,7 +78,7 @@ class FillSource(SampleReader):
         require_items(caller, "items", items)
         require_callable(caller, "fill", fill)
         check_ordering(caller, ordering)
-        require_int(caller, "prefetch_size", prefetch_size, least=1)
+        require_prefetch(caller, prefetch_size)
         require_readers(caller, "readers", readers)
         for name, flag in {"seeded": seeded, "debug": debug}.items():
             require_bool(caller, name, flag)

@@ -81,6 +81,11 @@ def require_int(caller: str, name: str, value: Any, *, least: int, most: int | N
     whole_number(caller, name, value, least=least, most=most)
 
 
+def require_prefetch(caller: str, value: Any) -> None:
+    """Refuse a `prefetch_size` that is not a number of samples."""
+    require_int(caller, "prefetch_size", value, least=1, most=(1 << 31) - 1)
+
+
 def require_readers(caller: str, name: str, value: Any, *, least: int = 1) -> None:
     """Refuse a number of threads or processes that no machine can start."""
     require_int(caller, name, value, least=least, most=_MOST_READERS)
