@@ -222,7 +222,8 @@ class _Layout:
 
 
 def _joined(folder: str | os.PathLike[str], name: str) -> str:
-    return f"{os.fspath(folder).rstrip('/')}/{name}"
+    place = os.fspath(folder)
+    return f"{place}{name}" if place.endswith("/") else f"{place}/{name}"
 
 
 def _entries(index: File) -> list[Any]:
