@@ -1,5 +1,6 @@
 """Runs that change at given steps: batch sizes by step, and loaders that take over from one another."""
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -499,3 +500,18 @@ def test_phases_that_cannot_work_are_refused_by_name(name):
     pattern = ".*".join(re.escape(part) for part in words.split(".*"))
     with pytest.raises((TypeError, ValueError), match=pattern):
         make()
+
+
+def test_a_function_before_each_batch_is_called_in_every_phase(key):
+    """It was left out over phases, without a word."""
+    loader = by_step()
+
+    def add(total, batch, mask):
+        return total + jnp.sum(jnp.where(mask, batch["x"], 0)), None
+
+    def before(state, total):
+        return dataclasses.replace(state, step=jnp.zeros_like(state.step))  # the first batch of the phase, every time
+
+    _, total, _ = loader.run_steps(loader.init_state(key), jnp.float32(0), add, 7, width=7, before_fn=before)
+    first, second = (float(batch["x"].sum()) for batch, _ in (drawn(loader, key, 1, step)[0] for step in (0, 5)))
+    assert float(total) == 5 * first + 2 * second

@@ -17,7 +17,7 @@ import numpy as np
 import millstream
 from millstream.callbacks._throughput import compile_seconds
 from millstream.callbacks._writer import Row, Sink, Writer
-from millstream.callbacks.log_file import RECORD, LogFile
+from millstream.callbacks.log_file import RECORD, SAMPLES_OF, LogFile
 from millstream.files.safe_path import NotPlainFile
 from millstream.loader.loader import DataLoader
 from millstream.loader.mixed import MixedLoader
@@ -36,7 +36,6 @@ _CALLER = "record"
 _FINEST, _COARSEST = 0.1, 10.0  # seconds over which the use of time is measured
 _WINDOWS = 200  # as many as that in a run that is not very short or long
 _PLANNED = 100  # stretches of a run whose mixture is shown as it was planned
-SAMPLES_OF = "samples of "  # before the name of a source
 
 
 def _describe_run(loop_state: LoopState, loaders: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from millstream.files.safe_path import open_plain, plain_reader
 from millstream.text.errors import describe_value
 
 RECORD = "record.jsonl"  # in the folder of a run
+SAMPLES_OF = "samples of "  # before the name of a source, in a record
 UNITS = ("steps", "samples", "epochs", "time", "date")  # what every line begins with
 
 

@@ -193,7 +193,7 @@ def index_samples(
         caller: The caller's name, for errors.
         shards: The tar files.
         extensions: Which files of a sample are wanted; None for those of the first.
-        folder: Where it is kept what the headers say; None for nowhere.
+        folder: Where what the headers say is kept; None for nowhere.
     """
     with concurrent.futures.ThreadPoolExecutor(min(_AT_ONCE, len(shards))) as pool:
         found = list(pool.map(lambda shard: list(_samples(caller, shard, folder)), shards))

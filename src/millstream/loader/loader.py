@@ -173,7 +173,7 @@ class DataLoader(Generic[B, S]):
         check_first_sample(source)
         if sharding is not None:
             source = sharded(source, as_batch_sharding(sharding, "DataLoader"), _placements(source))
-        self._set(source, next(reversed(_placements(source)), None), prefetch)
+        self._set(source, _device_of(source), prefetch)
         # Traces every stage, so that a wrong one is found here.
         _ = self._masking if isinstance(source, SeekablePipeline) else self.element_spec()
 
@@ -194,8 +194,7 @@ class DataLoader(Generic[B, S]):
     @functools.cached_property
     def _phases(self) -> "list[DataLoader[B, Any]]":
         """A loader for each phase of a pipeline that changes at given steps."""
-        placed = [(phase, next(reversed(_placements(phase)), None)) for phase in self._source.phases]
-        return [_loader_of(phase, device, self._prefetch) for phase, device in placed]
+        return [_loader_of(phase, _device_of(phase), self._prefetch) for phase in self._source.phases]
 
     @property
     def phases(self) -> "dict[int, DataLoader[B, S]]":
@@ -637,7 +636,7 @@ class DataLoader(Generic[B, S]):
             raise ValueError(f"{caller} needs a count from 0 to its width, {width}. Got {count}.")
         self._require_program(caller)
         if isinstance(self._source, PhasedPipeline):
-            return self._run_phases(caller, state, carry, body_fn, count, width)
+            return self._run_phases(caller, state, carry, body_fn, count, width, before_fn)
         static, carried = self._settled(state, carry, body_fn, before_fn)
         self._feed.begin_programs(state, count)
         given = state, static, carried, np.int32(count), body_fn, before_fn, width
@@ -645,7 +644,14 @@ class DataLoader(Generic[B, S]):
         return run[0], static.join(run[1]), run[2]
 
     def _run_phases(
-        self, caller: str, state: Any, carry: Any, body_fn: Any, count: int, width: int | None = None
+        self,
+        caller: str,
+        state: Any,
+        carry: Any,
+        body_fn: Any,
+        count: int,
+        width: int | None = None,
+        before_fn: Any = None,
     ) -> tuple[Any, Any, Any]:
         """As `run_steps`, by a program for each phase that has some of the steps; all their outputs without a width."""
         source, first, outputs = self._source, int(state.step), []
@@ -653,7 +659,9 @@ class DataLoader(Generic[B, S]):
         for phase, own in parts:
             loader, begun = self._phases[phase], source.state_in(phase, state, own.start)
             rows = max(1, len(own)) if width is None else width
-            _, carry, output = loader.run_steps(begun, carry, body_fn, len(own), width=rows, caller=caller)
+            _, carry, output = loader.run_steps(
+                begun, carry, body_fn, len(own), width=rows, before_fn=before_fn, caller=caller
+            )
             outputs.append((output, len(own)))
             if (phase, own) != parts[-1]:
                 loader.end_steps()
@@ -775,6 +783,11 @@ class DataLoader(Generic[B, S]):
 def _placements(source: Any) -> list[Any]:
     """Where the stages of a source put batches."""
     return [stage.placement for stage in stages(source) if isinstance(stage, DevicePutTransform)]
+
+
+def _device_of(source: Any) -> Any:
+    """Where the last of these stages puts batches; None if none says it."""
+    return next(reversed(_placements(source)), None)
 
 
 def _joined(caller: str, outputs: list[tuple[PyTree, int]], width: int | None) -> PyTree:

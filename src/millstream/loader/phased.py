@@ -13,8 +13,8 @@ from millstream.text.errors import require_steps
 def phases(loaders: Mapping[int, DataLoader[B]]) -> DataLoader[B]:
     """Loaders that take over from one another at given steps, as one loader: longer sequences, larger images, new data.
 
-    A loader whose samples are as many and in the same order goes on in the middle of the epoch, where the one before it
-    ended, so that every sample still comes once per epoch. Any other begins an epoch of its own.
+    A loader with as many samples in the same order continues in the middle of the epoch, where the one before it ended,
+    so that every sample still comes once per epoch. Any other begins an epoch of its own.
 
     A run that was saved with the first loaders alone can be resumed with more: what has come before must be the same,
     what comes later need not. So a run is changed at a step, and the change is saved with it.

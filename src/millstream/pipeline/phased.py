@@ -179,7 +179,7 @@ jax.tree_util.register_pytree_node(
 
 
 def phased(phases: Mapping[int, Pipeline | BucketedPipeline]) -> PhasedPipeline:
-    """Pipelines by the step at which each begins, each going on where the one before it ends, as far as it can."""
+    """Pipelines by the step at which each begins, each continuing where the one before it ends, if it can."""
     starts = tuple(sorted(phases))
     plan = phased_plan([phases[start].plan for start in starts], starts)
     parts: list[Any] = [

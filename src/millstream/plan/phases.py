@@ -155,7 +155,7 @@ class PhasedPlan:
 
 
 def phased_plan(plans: Sequence[Plan | BucketPlan], starts: tuple[int, ...]) -> PhasedPlan:
-    """Plans that go on where the one before them ends, as far as they can."""
+    """Plans that continue where the one before them ends, as far as they can."""
     phases, begun = [plans[0]], starts[0]
     for plan, start in zip(plans[1:], starts[1:], strict=True):
         before = phases[-1]

@@ -386,7 +386,7 @@ class Plan:
     def taking_over(self, before: "Plan", steps: int) -> "Plan":
         """This plan, beginning where another one is after that many steps.
 
-        It goes on in the middle of the epoch, if it goes through the samples in the same way. If not, it begins an
+        It continues in the middle of the epoch, if it goes through the samples in the same way. If not, it begins an
         epoch of its own; plans whose batches come back count their epochs from 0.
         """
         if not (self.can_start and before.can_start):

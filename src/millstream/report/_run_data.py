@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from millstream.callbacks.log_file import SAMPLES_OF
 from millstream.loops import History
 from millstream.loops.curves import Curve, panels
 
@@ -124,7 +125,7 @@ def mixture_of(windows: list[dict[str, Any]], beginnings: list[dict[str, Any]]) 
         rows |= dict(zip(plan["steps"], plan["samples"], strict=True)) if plan["sources"] == names else {}
     seen = {}
     for window in windows:
-        counts = [window["spent"].get(f"samples of {name}", 0) for name in names]
+        counts = [window["spent"].get(f"{SAMPLES_OF}{name}", 0) for name in names]
         if sum(counts):
             seen[window["steps"]] = counts
     return Mixture(_shares(names, rows), _shares(names, seen))

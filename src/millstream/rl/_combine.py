@@ -55,7 +55,7 @@ def combine(
     """Batches of several pipelines as one: rows of an environment, and of data that were recorded before.
 
     Each batch has a batch of every part, so their batch sizes say how much comes from where. An indexed source goes
-    through its epochs, a stream goes on where it is, and a run resumes exactly.
+    through its epochs, a stream continues where it is, and a run resumes exactly.
 
     Example:
         >>> def rows(first):

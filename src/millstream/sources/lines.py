@@ -36,8 +36,8 @@ class TextLinesSource(RecordSource):
 
     Args:
         paths: A file, a folder, a pattern such as "data/*.txt.gz", an address, or a list of such; in UTF-8.
-        plans: Where it is kept where lines begin, and what was unpacked: a folder, or `ms.views.plans(folder)`; by
-            default in memory. Packed files need it.
+        plans: Where the places of lines and unpacked files are kept: a folder, or `ms.views.plans(folder)`; by default
+            in memory. Packed files need it.
         ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
         prefetch_size: How many samples are read before they are needed.
     """
@@ -75,8 +75,8 @@ class JsonlSource(RecordSource):
 
     Args:
         paths: A file, a folder, a pattern such as "data/*.jsonl.zst", an address, or a list of such; in UTF-8.
-        plans: Where it is kept where lines begin, and what was unpacked: a folder, or `ms.views.plans(folder)`; by
-            default in memory. Packed files need it.
+        plans: Where the places of lines and unpacked files are kept: a folder, or `ms.views.plans(folder)`; by default
+            in memory. Packed files need it.
         ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
         prefetch_size: How many samples are read before they are needed.
     """
