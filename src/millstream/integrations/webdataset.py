@@ -147,7 +147,7 @@ class WebDatasetSource(SampleReader):
         decode: Functions from bytes to a value, by the whole extension (`left.png`); they go before the known ones.
         sample_fn: `sample_fn(key, files)` makes a sample of the bytes of its files by extension; nothing is decoded
             before. It is called from several threads.
-        plans: Where it is kept what the headers say, so that later runs need not read them: a folder, or
+        plans: Where what the headers say is kept, so that later runs need not read them: a folder, or
             `ms.views.plans(folder)`; by default in memory.
         ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
         prefetch_size: How many samples are read before they are needed.

@@ -8,7 +8,7 @@ import numpy as np
 from millstream.files.data_files import File, open_file
 from millstream.files.file_index import chunks, file_index
 from millstream.files.paths import Paths, find_files
-from millstream.files.plan_folder import PlanFolder, Plans, folder_of
+from millstream.files.plan_folder import Plans, folder_of
 from millstream.files.unpacked import unpacked
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
@@ -46,10 +46,8 @@ class TextLinesSource(RecordSource):
         self, paths: Paths, *, plans: Plans = None, ordering: Ordering = "shuffle", prefetch_size: int = 64
     ) -> None:
         check_reading("TextLinesSource", ordering, prefetch_size)
-        folder, endings = folder_of("TextLinesSource", plans), tuple(f".txt{packing}" for packing in _PACKINGS)
-        files = [open_file("TextLinesSource", path) for path in find_files("TextLinesSource", paths, endings)]
-        records = _indexed("TextLinesSource", files, _line_bounds, folder)
-        super().__init__(records, files, ordering, prefetch_size)
+        opened = _opened("TextLinesSource", paths, (".txt",), _line_bounds, plans)
+        super().__init__(*opened, ordering, prefetch_size)
 
     def _sample(self, index: int, record: bytes) -> str:
         return _text(self._records, index, record.removesuffix(b"\n").removesuffix(b"\r"))
@@ -85,11 +83,8 @@ class JsonlSource(RecordSource):
         self, paths: Paths, *, plans: Plans = None, ordering: Ordering = "shuffle", prefetch_size: int = 64
     ) -> None:
         check_reading("JsonlSource", ordering, prefetch_size)
-        kinds = (".jsonl", ".ndjson")
-        folder, endings = folder_of("JsonlSource", plans), [kind + packing for kind in kinds for packing in _PACKINGS]
-        files = [open_file("JsonlSource", path) for path in find_files("JsonlSource", paths, endings)]
-        records = _indexed("JsonlSource", files, _filled_bounds, folder)
-        super().__init__(records, files, ordering, prefetch_size)
+        opened = _opened("JsonlSource", paths, (".jsonl", ".ndjson"), _filled_bounds, plans)
+        super().__init__(*opened, ordering, prefetch_size)
 
     def _sample(self, index: int, record: bytes) -> PyTree:
         text = _text(self._records, index, record)
@@ -105,13 +100,18 @@ class JsonlSource(RecordSource):
 Scan = Callable[[File], Iterator[tuple[int, np.ndarray]]]
 
 
-def _indexed(caller: str, files: list[File], scan: Scan, folder: PlanFolder | None) -> RecordFiles:
+def _opened(
+    caller: str, paths: Paths, kinds: tuple[str, ...], scan: Scan, plans: Plans
+) -> tuple[RecordFiles, list[File]]:
+    """The lines of files, and the files."""
+    folder, endings = folder_of(caller, plans), [kind + packing for kind in kinds for packing in _PACKINGS]
+    files = [open_file(caller, path) for path in find_files(caller, paths, endings)]
     plain = [unpacked(caller, file, folder) for file in files]
     bounds = [file_index(caller, file, "lines", scan(file), folder) for file in plain]
     records = RecordFiles(caller, plain, bounds, [file.name for file in files])
     if not len(records):
         raise ValueError(f"{caller} needs at least one line with something in it. {files[0].name} has none.")
-    return records
+    return records, files
 
 
 def _line_bounds(file: File) -> Iterator[tuple[int, np.ndarray]]:

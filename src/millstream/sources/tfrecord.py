@@ -52,7 +52,7 @@ class TFRecordSource(RecordSource):
             gzip or zstd are unpacked once, into the folder `plans`.
         parse: "bytes" leaves records as they are, for a function: `source.map(fn)`. "example" reads each as a
             `tf.train.Example`: a dict with an array of int64 or float32, or a list of bytes, for each feature.
-        plans: Where it is kept where records begin, and what was unpacked: a folder, or `ms.views.plans(folder)`; by
+        plans: Where the places of records and unpacked files are kept: a folder, or `ms.views.plans(folder)`; by
             default in memory. Packed files need it.
         ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
         prefetch_size: How many samples are read before they are needed.

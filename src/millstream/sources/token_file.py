@@ -63,7 +63,7 @@ class TokenFileSource(HostSource):
         end_token: The token that ends a document, and belongs to it. By default a file is one document, but for
             Megatron's.
         start_token: In place of it, the token that begins a document.
-        plans: Where it is kept at which tokens documents begin, if they had to be looked for: a folder, or
+        plans: Where the places of documents are kept, if they had to be looked for: a folder, or
             `ms.views.plans(folder)`; by default in memory.
         ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
         prefetch_size: How many samples are read before they are needed.
