@@ -454,21 +454,6 @@ def test_a_body_that_is_no_function(key):
         loader.scan_epoch(loader.init_state(key), None, None)  # pyright: ignore[reportArgumentType]
 
 
-def test_more_rows_than_a_program_can_index():
-    class Huge:
-        ordering = "sequential"
-        arrays = None
-
-        def __len__(self):
-            return 2**31
-
-        def spec(self): ...
-        def read(self, indices, out=None): ...
-
-    with refuses(ValueError, "Huge has 2,147,483,648 samples", "at most 2,147,483,647 rows"):
-        ms.DataLoader([Huge(), BATCH])
-
-
 def test_more_rows_in_a_batch_than_an_array_can_have():
     with refuses(ValueError, "BatchTransform needs a batch_size of at most 2,147,483,647. Got 1,099,511,627,776."):
         ms.BatchTransform(2**40)

@@ -568,7 +568,7 @@ WRONG = {
     "too often": (
         lambda: ms.views.repeat(arrays(), 10**9),
         ValueError,
-        "repeat: 1,000,000,000 times 37 samples are more than a view can have, 2,147,483,647. Repeat a part",
+        "repeat: 1,000,000,000 times 37 samples are more than a view of them can have, 2,147,483,647. Repeat a part",
     ),
     "counts of what repeats": (
         lambda: ms.views.split(ms.views.repeat(arrays(), 2), {"a": 37, "b": 37}),

@@ -6,7 +6,6 @@ The way of a batch: the plan turns the step into sample indices; one gather fetc
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, overload
 
 import jax
@@ -21,6 +20,7 @@ from millstream.pipeline.read_in_graph import read_in_graph
 from millstream.pipeline.rows import blank, sample_spec, take
 from millstream.pipeline.stages import apply_stage, element_key, keeps_mask, stage_names
 from millstream.pipeline.state import LoaderState, Origin, check_origin, first_state, from_step, is_traced
+from millstream.plan import order
 from millstream.plan.keys import Array
 from millstream.plan.plan import Plan, Rows, Start
 from millstream.plan.planned import Coordinates
@@ -41,6 +41,12 @@ if TYPE_CHECKING:
 MAX_IN_GRAPH = (1 << 31) - 1
 
 
+def most_samples(source: IndexedSource) -> int:
+    """How many samples a plan over a source can have: compiled programs, which gather from arrays, have 32 bits."""
+    base = source.source if isinstance(source, View) else source
+    return order.MAX_SAMPLES if base.arrays is None else MAX_IN_GRAPH
+
+
 @overload
 def as_stream(source: "IndexedSource | Pipeline") -> "Pipeline": ...
 @overload
@@ -56,10 +62,12 @@ def as_stream(source: object) -> Stream:
     if isinstance(source, IterableSource):
         return IterablePipeline(source, _over(source.items, Plan(len(source.items), source.items.ordering)))
     if isinstance(source, IndexedSource):
-        if len(source) > MAX_IN_GRAPH:
+        most = most_samples(source)
+        if len(source) > most:
+            who = "a compiled program" if most == MAX_IN_GRAPH else "a plan"
             raise ValueError(
-                f"{type(source).__name__} has {len(source):,} samples; a compiled program can index at most "
-                f"{MAX_IN_GRAPH:,} rows. Split the data into several sources."
+                f"{type(source).__name__} has {len(source):,} samples; {who} can index at most {most:,} rows. Split "
+                "the data into several sources."
             )
         return _over(source, Plan(len(source), source.ordering))
     advice = source_advice(source) or (
@@ -276,7 +284,7 @@ class Pipeline:
         return [] if self.source is None else [("contents", self.source)]
 
     def at(self, words: Array, step: Array, *, apart: bool = False) -> tuple[PyTree, jax.Array]:
-        """Batch number `step` of the run with this key, and its mask. Pure and traceable: the plan is traced, too.
+        """Batch number `step` of the run with this key, and its mask. Pure and traceable, with its plan.
 
         Args:
             words: The run's raw key data, uint32.
@@ -284,14 +292,14 @@ class Pipeline:
             apart: Whether the program makes this batch and nothing else; the values are the same, their making differs.
         """
         apart = apart and self.placement is None  # those ways of making a batch are for one device
+        if self.host is not None:
+            found = read_in_graph(self.host, self.coordinates, words, step)
+            return self.planned(words, found.numbers, found.rows, found.intact, apart=apart)
         levels = self.plan.rows_at(jnp, words, step)
-        # Reading on the host needs no order here; tracing it takes longer than all the rest.
-        positions = functools.cache(functools.partial(self.plan.positions, jnp, words, list(levels)))
-        if self.host is None:
-            indices = self.plan.indices(jnp, words, levels[-1].epoch, positions(), self.tables)
-            return self._through_stages(words, levels, positions, take(self.arrays, indices, apart=apart), apart=apart)
-        rows, intact = read_in_graph(self.host, self.plan, words, step)
-        return self._through_stages(words, levels, positions, self._sample_tree(rows), intact, apart=apart)
+        positions = self.plan.positions(jnp, words, levels)
+        indices = self.plan.indices(jnp, words, levels[-1].epoch, positions, self.tables)
+        levels[-1] = dataclasses.replace(levels[-1], element=positions)
+        return self._through_stages(words, levels, take(self.arrays, indices, apart=apart), apart=apart)
 
     def planned(
         self,
@@ -320,8 +328,7 @@ class Pipeline:
             value = take(self.arrays, indices, apart=apart)
         else:
             value = self._sample_tree(rows)
-        positions = levels[-1].element
-        return self._through_stages(words, levels, lambda: positions, value, intact, apart=apart, masking=masking)
+        return self._through_stages(words, levels, value, intact, apart=apart, masking=masking)
 
     def _sample_tree(self, leaves: list[Any]) -> PyTree:
         return jax.tree.unflatten(jax.tree.structure(self.sample_spec()), leaves)
@@ -330,30 +337,28 @@ class Pipeline:
         self,
         words: Array,
         levels: list[Rows],
-        positions: Callable[[], Array],
         value: PyTree,
         intact: Any = None,
         *,
         apart: bool,
         masking: list[str] | None = None,
     ) -> tuple[PyTree, jax.Array]:
-        """What the stages make of the samples of a batch."""
+        """What the stages make of the samples of a batch, whose elements are their positions."""
         levels, batchings = list(levels), iter(self.plan.batchings)
         level = levels.pop()
         mask = keep = level.mask if intact is None else level.mask & intact
-        of_samples = True
         untouched = self.host is not None  # samples that are read come with zeros where there is nothing
         for name, stage in zip(stage_names(self.stages), self.stages, strict=True):
             if stage.batches:
                 if (next(batchings).pads or intact is not None) and not untouched:
                     value, mask = blank((value, mask), keep, apart=apart)
-                level, of_samples, intact = levels.pop(), False, None
+                level, intact = levels.pop(), None
                 keep = level.mask
                 continue
             untouched = False
             key = None
             if stage.keyed:
-                key = element_key(words, name, level.epoch, positions() if of_samples else level.element)
+                key = element_key(words, name, level.epoch, level.element, level.high)
             given = value, mask, key
             value, mask = apply_stage(name, stage, level.mask.ndim, *given)
             if masking is not None and not (mask is given[1] or keeps_mask(name, stage, level.mask.ndim, *given)):

@@ -78,10 +78,10 @@ def stage_names(stages: Sequence["Transform"]) -> list[str]:
     return names
 
 
-def element_key(words: Array, name: str, epoch: Array, element: Array) -> jax.Array:
+def element_key(words: Array, name: str, epoch: Array, element: Array, high: Array = None) -> jax.Array:
     """The typed keys of a stage's elements: functions of run key, stage name, epoch and element number alone."""
     key = named_key(words, f"millstream stage 1 {name}", _threefry2x32)
-    key = fold(jnp, fold(jnp, key, epoch, _threefry2x32), element, _threefry2x32)
+    key = fold(jnp, fold(jnp, key, epoch, _threefry2x32), element, _threefry2x32, high)
     return jax.random.wrap_key_data(jnp.stack(jnp.broadcast_arrays(*key), axis=-1), impl="threefry2x32")
 
 

@@ -57,10 +57,13 @@ def named_key(words: Array, name: str, cipher: Cipher = threefry2x32) -> Key:
 
 
 @np.errstate(over="ignore")
-def fold(xp: ModuleType, key: Key, number: Array, cipher: Cipher = threefry2x32) -> Key:
-    """The key for a number (an epoch, a step, a sample index) under `key`; 64-bit numbers keep all their bits."""
+def fold(xp: ModuleType, key: Key, number: Array, cipher: Cipher = threefry2x32, high: Array = None) -> Key:
+    """The key for a number (an epoch, a step, a sample index) under `key`; 64-bit numbers keep all their bits.
+
+    Where there are no 64-bit numbers, `high` are the upper bits of a number that needs them.
+    """
     number = xp.asarray(number)
     if number.dtype.itemsize == 8:
         return cipher(key, (number.astype(np.uint32), (number >> 32).astype(np.uint32)))
     number = number.astype(np.uint32)
-    return cipher(key, (number, xp.zeros_like(number)))
+    return cipher(key, (number, xp.zeros_like(number) if high is None else high))

@@ -31,11 +31,13 @@ class Rows:
         epoch: The epoch each row belongs to and has its keys from; 0 in every epoch if batches recur.
         element: Its number within that epoch, 0 for padding.
         mask: False for padding.
+        high: The upper 32 bits of `element`, where a compiled program needs more than 32.
     """
 
     epoch: Array
     element: Array
     mask: Array
+    high: Array = None
 
 
 class Start(NamedTuple):
@@ -230,6 +232,11 @@ class Plan:
         return tuple(batching.size for batching in reversed(self.batchings))
 
     @property
+    def is_wide(self) -> bool:
+        """Whether positions need 64 bits: on the host they have them, and a compiled program is told them."""
+        return self.samples > (1 << 31)
+
+    @property
     def buckets(self) -> "tuple[Plan, ...]":
         """The plans of the shapes that batches have: this one alone."""
         return (self,)
@@ -251,7 +258,7 @@ class Plan:
         """Steps a state of this plan can count."""
         # An outer batching multiplies steps; the innermost level is where numbers are largest.
         limit, scale = STEP_LIMIT, 1
-        for batching in reversed(self.batchings):
+        for batching in () if self.is_wide else reversed(self.batchings):
             limit = min(limit, batching.step_limit // scale)
             scale *= batching.size
         most = None if self.selection is None else self.selection.run_limit
@@ -323,8 +330,7 @@ class Plan:
     @np.errstate(over="ignore")
     def rows_at(self, xp: ModuleType, words: Array, step: Array, chosen: np.ndarray | None = None) -> list[Rows]:
         """The rows of every level; as `at`, without what costs most, the order."""
-        wide = self.samples > (1 << 31)
-        step = xp.asarray(step).astype(np.uint64 if wide else np.uint32)
+        step = xp.asarray(step).astype(np.uint64 if self.is_wide else np.uint32)
         rows = [self._element(xp, words, step)]
         for batching in reversed(self.batchings):
             rows.append(batching.rows(xp, rows[-1], chosen))

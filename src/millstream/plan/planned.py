@@ -68,7 +68,8 @@ class Coordinates:
         parts = [("indices", last, axes)] if self.indices else []
         if any(batching.pads for batching in self.plan.batchings):
             parts += [("mask", level, axes[:level]) for level in range(1, last + 1)]
-        return parts + [(name, level, axes[:level]) for level in self.keyed for name in ("epoch", "element")]
+        names = ("epoch", "element", "high") if self.plan.is_wide else ("epoch", "element")
+        return parts + [(name, level, axes[:level]) for level in self.keyed for name in names]
 
     @functools.cached_property
     def size(self) -> int:
@@ -90,6 +91,8 @@ class Coordinates:
 
     def arrange(self, steps: int, rows: list[Rows], indices: Array = None) -> np.ndarray:
         """The numbers of that many steps, a row each, from the rows of every level."""
+        if self.plan.is_wide:
+            rows = [dataclasses.replace(level, high=level.element >> np.uint64(32)) for level in rows]
         found = [indices if name == "indices" else getattr(rows[level], name) for name, level, _ in self._parts]
         return np.concatenate([part.reshape(steps, -1).astype(np.uint32) for part in found], axis=1)
 
@@ -107,6 +110,7 @@ class Coordinates:
                 found.get(("epoch", level)),
                 found.get(("element", level)),
                 found[("mask", level)] if ("mask", level) in found else xp.ones(axes[:level], bool),
+                found.get(("high", level)),
             )
             for level in range(len(axes) + 1)
         ]

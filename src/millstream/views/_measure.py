@@ -32,6 +32,7 @@ _SHORT = 0.6  # seconds that are not worth an executor: worker processes take 0.
 _PREFETCH = 16
 _PATIENCE = 1.0  # seconds without a bar
 _CHUNK = 1 << 20  # rows of a table that are made at a time
+_MOST_LISTED = 1 << 34  # 128 GiB in 64-bit numbers
 
 
 def require_source(caller: str, source: Any) -> None:
@@ -172,7 +173,17 @@ def kept_tables(
     return [kept_array(folder, caller, *key, stored(table)) for key, table in zip(keys, tables, strict=True)]
 
 
+def require_listable(caller: str, source: IndexedSource) -> None:
+    """Refuse more samples than a table can have a row for."""
+    if len(source) > _MOST_LISTED:
+        raise ValueError(
+            f"{caller} makes a table with a row for every sample, at most {_MOST_LISTED:,}. Got a source of "
+            f"{len(source):,}. Apply it to a part, as in source[:1_000_000_000], or take slices of the source instead."
+        )
+
+
 def _require_one_epoch(caller: str, source: IndexedSource) -> None:
+    require_listable(caller, source)
     if isinstance(source, View) and source.selection.is_keyed:
         raise TypeError(f"{caller}: {source!r} differs from epoch to epoch. Apply {caller} to its source instead.")
 

@@ -17,7 +17,7 @@ from millstream.reading.samples import ObjectSpec, SampleSpec, spec_of
 from millstream.reading.view import View, source_length, source_name
 from millstream.sources.array import ArraySampleSource
 from millstream.text.errors import describe_value, require_bool, table
-from millstream.views._measure import require_source
+from millstream.views._measure import require_listable, require_source
 
 _PART = np.uint64(48)  # an identity is the number of a source and 48 bits of an index in it
 
@@ -112,7 +112,9 @@ def identities(caller: str, source: IndexedSource, positions: np.ndarray | None 
     """
     if isinstance(source, View) and source.selection.is_keyed:
         raise TypeError(f"{caller}: {source!r} differs from epoch to epoch. Divide its source, and weight the parts.")
-    positions = np.arange(len(source)) if positions is None else positions
+    if positions is None:
+        require_listable(caller, source)
+        positions = np.arange(len(source))
     base, indices = base_of(source), source.locate(positions) if isinstance(source, View) else positions
     of_its_own = getattr(base, "identities", None)
     if of_its_own is not None:  # its samples are made of those of another source

@@ -97,7 +97,8 @@ def mix(
     length = int(most.sum()) if samples is None else whole_number("mix", "samples", samples, least=1, most=MAX_IN_GRAPH)
     if length > MAX_IN_GRAPH:
         raise ValueError(
-            f"mix would have {length:,} samples in an epoch. The most is {MAX_IN_GRAPH:,}; pass fewer times."
+            f"mix would have {length:,} samples in an epoch. The most is {MAX_IN_GRAPH:,}; pass "
+            + ("samples=, and the next epoch continues in every source." if exhausted == "repeat" else "fewer times.")
         )
     shares = _shares("mix", found, length)
     if exhausted == "share":

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from millstream.files.plan_folder import Plans, folder_of
-from millstream.pipeline.pipeline import MAX_IN_GRAPH
+from millstream.pipeline.pipeline import most_samples
 from millstream.plan.selection import Repeated, listed
 from millstream.reading.contracts import IndexedSource, PyTree
 from millstream.reading.executor import Executor
@@ -61,9 +61,10 @@ def repeat(source: IndexedSource, times: int) -> View:
     """
     require_source("repeat", source)
     count = whole_number("repeat", "times", times, least=1)
-    if len(source) * count > MAX_IN_GRAPH:
+    most = most_samples(source)
+    if len(source) * count > most:
         raise ValueError(
-            f"repeat: {count:,} times {len(source):,} samples are more than a view can have, {MAX_IN_GRAPH:,}. Repeat "
+            f"repeat: {count:,} times {len(source):,} samples are more than a view of them can have, {most:,}. Repeat "
             "a part of them, or run more epochs."
         )
     return view_of(source, Repeated(len(source), count))
