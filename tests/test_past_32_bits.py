@@ -1,6 +1,7 @@
 """More samples than 32 bits can count: all that is read on the host."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,12 +10,13 @@ from hypothesis import strategies as st
 import millstream as ms
 from millstream.plan import order
 from millstream.plan.keys import fold, named_key
+from millstream.plan.ordering import Ordering
 
 SIZES = (2**31, 2**32 + 1, 10**10, 10**12)
 BATCH = 16
 
 
-def numbers(length, ordering="shuffle"):
+def numbers(length, ordering: Ordering = "shuffle"):
     """A source whose samples are their own numbers, in two halves."""
     return ms.DiskSampleSource(length, halves, ordering=ordering)
 
@@ -55,7 +57,7 @@ def expected_indices(length, seed, step, ending="pad"):
 def expected_noise(seed, epoch, index):
     key = fold(np, named_key(words_of(seed), "millstream stage 1 RandomMapTransform(noise)"), np.uint32(epoch))
     pair = fold(np, key, np.uint64(index))
-    return int(jax.random.bits(jax.random.wrap_key_data(np.array(pair, np.uint32), impl="threefry2x32")))
+    return int(jax.random.bits(jax.random.wrap_key_data(jnp.array(pair, np.uint32), impl="threefry2x32")))
 
 
 @pytest.mark.parametrize("length", SIZES)

@@ -85,6 +85,56 @@ SCRIPT = """
         assert all(mask.sharding == NamedSharding(mesh, PartitionSpec("data")) for _, mask in many)
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(many), jax.device_get(one))
 
+    TEXT = {"tokens": np.arange(40 * 16, dtype=np.int32).reshape(40, 16), "label": np.arange(40, dtype=np.int32)}
+
+    def double(value, mask):
+        return {**value, "tokens": value["tokens"] * 2}
+
+    def check_leaves(axis_type):
+        mesh = jax.make_mesh((2, 4), ("data", "sequence"), axis_types=(axis_type,) * 2)
+        rows, both = (NamedSharding(mesh, PartitionSpec(*names)) for names in (("data",), ("data", "sequence")))
+        ways = {
+            "all alike": both,
+            "one leaf": {"tokens": both},
+            "each leaf": {"tokens": both, "label": rows},
+        }
+        host, arrays = ms.HostArraySource(TEXT), ms.ArraySampleSource(TEXT)
+        small, gathered = ms.BatchTransform({0: 4, 3: 8}), ms.MapTransform(double)
+        pipelines = [[host, ms.BatchTransform(8)], [host, gathered, small], [arrays, gathered, ms.BatchTransform(8)]]
+        for stages in pipelines:
+            plain = ms.DataLoader(stages)
+            expected = jax.device_get(list(plain.iterate(plain.init_state(jax.random.key(0)), steps=6)))
+            for way, sharding in ways.items():
+                loader = ms.DataLoader(stages, sharding=sharding)
+                seen = list(loader.iterate(loader.init_state(jax.random.key(0)), steps=6))
+                for batch, mask in seen:
+                    assert (batch["tokens"].sharding, batch["label"].sharding, mask.sharding) == (both, rows, rows), way
+                jax.tree.map(np.testing.assert_array_equal, jax.device_get(seen), expected)
+        assert "P('data', 'sequence')" in str(ms.DataLoader(pipelines[0], sharding=both).explain())
+
+        wrong = {
+            "sharding names ['token'], which batches do not have. They have ['label'], ['tokens'].": {"token": rows},
+            "sharding has P('data', 'sequence') for ['label'], which has fewer axes: its batches are [8]. "
+            "Write P('data',).": {"label": both},
+            "sharding divides axis 1 of ['tokens'] by 8, and its batches are [8, 12].": NamedSharding(
+                mesh, PartitionSpec(None, ("data", "sequence"))
+            ),
+            "divide the rows alike": {"tokens": both, "label": NamedSharding(mesh, PartitionSpec("sequence"))},
+            "needs sharding['tokens'] to be a NamedSharding": {"tokens": PartitionSpec("data")},
+            "needs a sharding for at least one leaf": {},
+        }
+        short = [ms.ArraySampleSource({**TEXT, "tokens": TEXT["tokens"][:, :12]}), ms.BatchTransform(8)]
+        for words, sharding in wrong.items():
+            try:
+                ms.DataLoader(short, sharding=sharding)
+            except (TypeError, ValueError) as error:
+                assert words in str(error), error
+            else:
+                raise AssertionError(f"not refused: {words}")
+
+    for axis_type in (AxisType.Auto, AxisType.Explicit):
+        check_leaves(axis_type)
+
     explicit = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
     auto = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     for mesh in (explicit, auto):

@@ -231,10 +231,12 @@ def mesh_words(placement: BatchPlacement) -> str:
 
 
 def _shard_words(placement: BatchPlacement) -> str:
-    sharding, rows = placement.of(1), placement.local_rows()
+    sharding, rows = placement.by_rows, placement.local_rows()
     hosts = len({device.process_index for device in sharding.device_set})
     per_device = math.prod(sharding.shard_shape((placement.size,)))
     words = f"{placement.size:,} rows over {mesh_words(placement)}, {per_device:,} per device"
+    if not placement.shardings.divides_rows_alone:
+        words += f"; {placement.shardings.words}"
     if hosts > 1:
         words += f"; {hosts} processes, of which this one has {len(rows):,} rows, from {rows[0]} to {rows[-1]}"
     return words

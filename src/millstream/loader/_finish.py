@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 
 from millstream.loader._program import Program, finishing
 from millstream.pipeline.pipeline import Pipeline
@@ -57,7 +58,9 @@ class Finish:
         with program.own_mesh():
             described = dataclasses.replace(pipeline.planned_on_host(), host=described)
             static, _ = split(described)
-            self._structure, self._passing = _trace(dataclasses.replace(described, placement=None))
+            made, self._passing = _trace(dataclasses.replace(described, placement=None))
+            self._structure = jax.tree.structure(made)
+            self._shardings = self._row_shardings(made[0])
             self._large = {out: row for out, row in self._passing.items() if self._layout.places[row][1] >= _LARGE}
             self._finished = program.runner(finishing(static, tuple(self._large)))
             self._full_mask = self._on_device(np.ones(self._layout.axes, bool))
@@ -76,7 +79,7 @@ class Finish:
             return self._object_batch(filled)
         rows: list[Any] = filled.rows
         if self._placement is not None:
-            rows = [self._on_device(leaf) for leaf in rows]
+            rows = list(map(self._on_device, rows, self._shardings))
         elif self._device is not None:
             rows = [place(leaf, self._device) for leaf in rows]
         leaves = self._pass_through(rows, filled) if self._plain else self._run_stages(key, numbers, rows, filled)
@@ -124,10 +127,19 @@ class Finish:
         value = objects.reshape(-1)[0] if self._host.source.whole_batches else objects.tolist()
         return value, self.mask(filled)
 
-    def _on_device(self, array: np.ndarray) -> jax.Array:
+    def _row_shardings(self, batch: PyTree) -> list[NamedSharding | None]:
+        """Where rows are placed: those that no stage changes as the batch has them, others divided by rows alone."""
+        shardings: list[NamedSharding | None] = [None] * len(self._layout.places)
+        if self._placement is not None:
+            for out, sharding in enumerate(self._placement.of_leaves(batch)):
+                if out in self._passing:
+                    shardings[self._passing[out]] = sharding
+        return shardings
+
+    def _on_device(self, array: np.ndarray, sharding: NamedSharding | None = None) -> jax.Array:
         """What this process has of an array with a row per sample, as a JAX array of all rows."""
         placement, rows = self._placement, self._host.rows
-        return jnp.asarray(array) if placement is None or rows is None else placement.place(array, rows[0])
+        return jnp.asarray(array) if placement is None or rows is None else placement.place(array, rows[0], sharding)
 
 
 def count_in_transit(program: Program, masked: bool, device: Any) -> int:
@@ -138,7 +150,7 @@ def count_in_transit(program: Program, masked: bool, device: Any) -> int:
 
 
 def _trace(pipeline: Pipeline) -> tuple[Any, dict[int, int]]:
-    """The structure of (batch, mask), and which of its leaves are rows that no stage changes or looks at."""
+    """The shapes of (batch, mask), and which of their leaves are rows that no stage changes or looks at."""
     assert pipeline.host is not None
     axes = pipeline.host.layout(pipeline.plan).axes
     intact = jax.ShapeDtypeStruct(axes, np.dtype(bool)) if pipeline.host.tolerant else None
@@ -155,7 +167,7 @@ def _trace(pipeline: Pipeline) -> tuple[Any, dict[int, int]]:
         row = next((row for row, variable in enumerate(inputs) if variable is out and id(out) not in used), None)
         if row is not None:
             passing[number] = row
-    return jax.tree.structure(shape), passing
+    return shape, passing
 
 
 @jax.jit

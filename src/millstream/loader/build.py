@@ -4,13 +4,13 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
 from millstream.pipeline.compose import IndexedPipeline, SeekablePipeline, StagedPipeline
 from millstream.pipeline.iterable import IterablePipeline
 from millstream.pipeline.phased import PhasedPipeline
 from millstream.pipeline.pipeline import as_stream
+from millstream.pipeline.placement import BatchShardings
 from millstream.pipeline.streams import stages_of
 from millstream.pipeline.transform import Transform
 from millstream.reading.cached_backend import CacheOf
@@ -77,9 +77,9 @@ def check_first_sample(source: Any) -> None:
     host.source.read_keyed(np.zeros(rows, np.int64), np.zeros((rows, 2), np.uint32) if host.source.keyed else None)
 
 
-def sharded(source: Any, sharding: jax.sharding.NamedSharding, placements: list[Any]) -> StagedPipeline:
+def sharded(source: Any, shardings: BatchShardings, placements: list[Any]) -> StagedPipeline:
     """The source with its batches over a mesh; refuses what cannot lie there."""
-    caller = "DataLoader with a sharding"
+    caller, sharding = "DataLoader with a sharding", shardings.rows
     if not isinstance(source, StagedPipeline) or not source.plan.buckets[0].batchings:
         raise TypeError(
             f"{caller} needs an indexed source and a BatchTransform after it: it is the batches that are sharded."
@@ -103,7 +103,7 @@ def sharded(source: Any, sharding: jax.sharding.NamedSharding, placements: list[
             )
         if source.host.on_error == "skip batch":
             raise ValueError(f'{caller} over several processes cannot skip batches. Use on_error="skip item".')
-    return source.over(sharding)
+    return source.over(shardings)
 
 
 def _attach(source: Stream, stage: Any, number: int) -> Stream:

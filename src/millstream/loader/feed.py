@@ -422,7 +422,7 @@ def check_run(caller: str, pipeline: SeekablePipeline, state: Any, steps: int) -
         return
     key, sharding = np.asarray(state.key).tobytes().hex(), placement.sharding
     run = (("key", key), ("step", str(first)), ("steps", str(steps)))
-    require_agreement(caller, (*origin, *run, ("mesh", str(sharding.mesh.shape)), ("spec", str(sharding.spec))))
+    require_agreement(caller, (*origin, *run, ("mesh", str(sharding.mesh.shape)), ("spec", placement.shardings.words)))
 
 
 def feed_of(source: Any, program: Program, masked: bool, device: Any, prefetch: int) -> Feed:

@@ -49,8 +49,7 @@ from millstream.reading.interrupts import Interrupts
 from millstream.reading.iterable import IterableSource
 from millstream.reading.reading import OnError
 from millstream.reading.stats import LoaderStats
-from millstream.sharding import as_batch_sharding
-from millstream.sharding.batch_sharding import BatchSharding
+from millstream.sharding.batch_sharding import BatchSharding, LeafShardings, as_batch_shardings
 from millstream.text.errors import (
     describe_value,
     function_name,
@@ -84,7 +83,7 @@ class LoaderOptions(TypedDict, total=False):
     prefetch: int
     on_error: OnError
     cache: BatchCache | None
-    sharding: BatchSharding | None
+    sharding: BatchSharding | LeafShardings | None
 
 
 @answer_habits
@@ -113,9 +112,10 @@ class DataLoader(Generic[B, S]):
         on_error: What becomes of a sample that raises while it is read: "raise" raises it, "skip item" masks its row,
             "skip batch" leaves its batch out (in a compiled program: masks all of it). What is skipped is counted.
         cache: A `BatchCache`, to keep on disk what is read.
-        sharding: Where batches lie, if they lie over several devices: a `NamedSharding` whose first axis is that of the
-            batch, a mesh with an axis "data", or a `sharding.MeshConfig`. Batches are then global arrays, and each
-            process reads only the rows that its devices need.
+        sharding: Where batches lie, if they lie over several devices: a mesh with an axis "data", over which rows are
+            divided; a `sharding.MeshConfig`; a `NamedSharding`, for every leaf as far as it has the axes, such as one
+            with `PartitionSpec("data", "sequence")`; or a dict of these, or a tree, by leaf. Batches are then global
+            arrays, and each process reads only the rows that its devices need.
     """
 
     if not TYPE_CHECKING:
@@ -150,7 +150,7 @@ class DataLoader(Generic[B, S]):
         prefetch: int = 2,
         on_error: OnError = "raise",
         cache: BatchCache | None = None,
-        sharding: BatchSharding | None = None,
+        sharding: BatchSharding | LeafShardings | None = None,
     ) -> None:
         if isinstance(executor, type) or not isinstance(executor, InGraph | Executor | None):
             raise TypeError(
@@ -172,7 +172,7 @@ class DataLoader(Generic[B, S]):
             source = read_on_host(source, executor, prefetch, on_error, cache)
         check_first_sample(source)
         if sharding is not None:
-            source = sharded(source, as_batch_sharding(sharding, "DataLoader"), _placements(source))
+            source = sharded(source, as_batch_shardings("DataLoader", sharding), _placements(source))
         self._set(source, _device_of(source), prefetch)
         # Traces every stage, so that a wrong one is found here.
         _ = self._masking if isinstance(source, SeekablePipeline) else self.element_spec()

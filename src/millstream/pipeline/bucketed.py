@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
 from jax.typing import ArrayLike
 
 from millstream.pipeline.pipeline import Pipeline
-from millstream.pipeline.placement import BatchPlacement
+from millstream.pipeline.placement import BatchPlacement, BatchShardings
 from millstream.pipeline.stages import stage_names
 from millstream.pipeline.state import LoaderState, Origin, first_state
 from millstream.plan.bucket_plan import BucketPlan
@@ -46,7 +45,7 @@ class BucketedPipeline:
     source: IndexedSource | None
     host: ReadConfig
     stages: tuple["Transform", ...]
-    sharding: NamedSharding | None = None
+    shardings: BatchShardings | None = None
 
     @functools.cached_property
     def buckets(self) -> tuple[Pipeline, ...]:
@@ -78,10 +77,10 @@ class BucketedPipeline:
             raise TypeError(f"buckets makes the batches. Leave out {transform!r}.")
         return dataclasses.replace(self, stages=(*self.stages, transform))
 
-    def over(self, sharding: NamedSharding) -> "BucketedPipeline":
+    def over(self, shardings: BatchShardings) -> "BucketedPipeline":
         """This pipeline with its batches over a mesh."""
-        placed = dataclasses.replace(self, sharding=sharding)
-        rows = tuple(BatchPlacement(sharding, plan.axes[0]).local_rows() for plan in self.plan.buckets)
+        placed = dataclasses.replace(self, shardings=shardings)
+        rows = tuple(BatchPlacement(shardings, plan.axes[0]).local_rows() for plan in self.plan.buckets)
         return placed.read_by(rows=rows)
 
     def read_by(self, **how: Any) -> "BucketedPipeline":
@@ -89,7 +88,7 @@ class BucketedPipeline:
         return dataclasses.replace(self, host=dataclasses.replace(self.host, **how))
 
     def _placement(self, bucket: int) -> BatchPlacement | None:
-        return None if self.sharding is None else BatchPlacement(self.sharding, self.plan.buckets[bucket].axes[0])
+        return None if self.shardings is None else BatchPlacement(self.shardings, self.plan.buckets[bucket].axes[0])
 
     @property
     def placement(self) -> BatchPlacement | None:
@@ -166,7 +165,7 @@ jax.tree_util.register_pytree_node(
     BucketedPipeline,
     lambda pipeline: (
         (),
-        (pipeline.plan, pipeline.lengths, pipeline.fill, None, pipeline.host, pipeline.stages, pipeline.sharding),
+        (pipeline.plan, pipeline.lengths, pipeline.fill, None, pipeline.host, pipeline.stages, pipeline.shardings),
     ),
     lambda static, _: BucketedPipeline(*static),
 )

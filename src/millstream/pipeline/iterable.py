@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
 
-from millstream.pipeline.placement import BatchPlacement
+from millstream.pipeline.placement import BatchPlacement, BatchShardings
 from millstream.pipeline.state import IterableState, Origin, check_origin, check_position, is_traced, key_words
 from millstream.plan.plan import STEP_LIMIT, Plan
 from millstream.reading.contracts import IndexedSource, PyTree
@@ -107,9 +106,9 @@ class IterablePipeline:
             )
         return dataclasses.replace(self, body=body)
 
-    def over(self, sharding: NamedSharding) -> "IterablePipeline":
+    def over(self, shardings: BatchShardings) -> "IterablePipeline":
         """This pipeline with its batches over a mesh."""
-        return dataclasses.replace(self, body=self.body.over(sharding))
+        return dataclasses.replace(self, body=self.body.over(shardings))
 
     @functools.cached_property
     def origin(self) -> Origin:

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
 from jax.typing import ArrayLike
 
 from millstream.pipeline.bucketed import BucketedPipeline
 from millstream.pipeline.pipeline import Pipeline
-from millstream.pipeline.placement import BatchPlacement
+from millstream.pipeline.placement import BatchPlacement, BatchShardings
 from millstream.pipeline.state import LoaderState, Origin, first_state, from_step, without_steps
 from millstream.plan.phases import PhasedPlan, phased_plan
 from millstream.plan.plan import Plan
@@ -76,9 +75,9 @@ class PhasedPipeline:
         """This pipeline, which is weighted and not yet over a mesh, with its samples drawn by other weights."""
         return self._of([phase.with_weights(caller, weights) for phase in self.phases if isinstance(phase, Pipeline)])
 
-    def over(self, sharding: NamedSharding) -> "PhasedPipeline":
+    def over(self, shardings: BatchShardings) -> "PhasedPipeline":
         """This pipeline with its batches over a mesh."""
-        return self._of([phase.over(sharding) for phase in self.phases])
+        return self._of([phase.over(shardings) for phase in self.phases])
 
     def read_by(self, **how: Any) -> "PhasedPipeline":
         """This pipeline with its samples read on the host, with these fields of `ReadConfig`."""

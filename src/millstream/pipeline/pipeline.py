@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, overload
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
 from jax.typing import ArrayLike
 
 from millstream.pipeline.iterable import IterablePipeline
-from millstream.pipeline.placement import BatchPlacement
+from millstream.pipeline.placement import BatchPlacement, BatchShardings
 from millstream.pipeline.read_in_graph import read_in_graph
 from millstream.pipeline.rows import blank, sample_spec, take
 from millstream.pipeline.stages import apply_stage, element_key, keeps_mask, stage_names
@@ -138,9 +137,9 @@ class Pipeline:
         tables = (jax.device_put(table), *self.tables[1:]) if self.tables else ()
         return dataclasses.replace(self, plan=dataclasses.replace(self.plan, selection=changed), tables=tables)
 
-    def over(self, sharding: NamedSharding) -> "Pipeline":
+    def over(self, shardings: BatchShardings) -> "Pipeline":
         """This pipeline with its batches over a mesh."""
-        placement = BatchPlacement(sharding, self.plan.batchings[-1].size)
+        placement = BatchPlacement(shardings, self.plan.batchings[-1].size)
         if self.host is None:
             arrays, tables = placement.replicate((self.arrays, self.tables))
             return dataclasses.replace(self, arrays=arrays, tables=tables, placement=placement)
@@ -363,7 +362,7 @@ class Pipeline:
             value, mask = apply_stage(name, stage, level.mask.ndim, *given)
             if masking is not None and not (mask is given[1] or keeps_mask(name, stage, level.mask.ndim, *given)):
                 masking.append(name)
-        return (value, mask) if self.placement is None else self.placement.constrain((value, mask))
+        return (value, mask) if self.placement is None else self.placement.constrain(value, mask)
 
 
 # A source of arrays stays outside the traced tree: a compiled program depends on shapes and stages, not on who owns the

@@ -3,6 +3,7 @@
 import bisect
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,30 +13,101 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from millstream.reading.contracts import PyTree
 
+Path = tuple[Any, ...]  # of keys of a tree
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchShardings:
+    """How a batch lies over a mesh.
+
+    Attributes:
+        rows: Of the first axis, which all leaves and the mask have in common.
+        of_all: Of every leaf, as far as it has these axes.
+        of_some: By the paths of leaves, or of trees of leaves; these have all the axes.
+    """
+
+    rows: NamedSharding
+    of_all: PartitionSpec | None = None
+    of_some: tuple[tuple[Path, PartitionSpec], ...] = ()
+
+    @property
+    def divides_rows_alone(self) -> bool:
+        """Whether no other axis of any leaf is divided."""
+        return len(self.of_all or ()) < 2 and not self.of_some
+
+    @property
+    def words(self) -> str:
+        """A name, equal for equal ones."""
+        some = [f"{jax.tree_util.keystr(path)} {spec}" for path, spec in self.of_some]
+        return ", ".join(some or [str(self.of_all or self.rows.spec)])
+
+    def spec(self, path: Path, shape: tuple[int, ...]) -> PartitionSpec:
+        """Of one leaf of a batch; refuses a leaf that cannot be divided so."""
+        spec = next((spec for of, spec in self.of_some if path[: len(of)] == of), None)
+        if spec is None:
+            spec = PartitionSpec(*(self.of_all or self.rows.spec)[: len(shape)])
+        name = jax.tree_util.keystr(path) or "The batch"
+        if len(spec) > len(shape):
+            raise ValueError(
+                f"DataLoader: sharding has {spec} for {name}, which has fewer axes: its batches are {list(shape)}. "
+                f"Write {PartitionSpec(*spec[: len(shape)])}."
+            )
+        for axis, names in enumerate(spec):
+            names = (names,) if isinstance(names, str) else names or ()
+            parts = math.prod(self.rows.mesh.shape[name] for name in names)
+            if shape[axis] % parts:
+                raise ValueError(
+                    f"DataLoader: sharding divides axis {axis} of {name} by {parts}, and its batches are "
+                    f"{list(shape)}. Pad them, or give each leaf its own: "
+                    f"sharding={{'a leaf': NamedSharding(mesh, {spec}), 'another': ...}}."
+                )
+        return spec
+
+    def require_leaves(self, paths: list[Path]) -> None:
+        """Refuse a sharding of a leaf that is not there."""
+        for of, _ in self.of_some:
+            if not any(path[: len(of)] == of for path in paths):
+                raise ValueError(
+                    f"DataLoader: sharding names {jax.tree_util.keystr(of)}, which batches do not have. They have "
+                    f"{', '.join(jax.tree_util.keystr(path) for path in paths)}."
+                )
+
 
 @dataclasses.dataclass(frozen=True)
 class BatchPlacement:
-    """A sharding of the first axes of a batch, for all of its leaves.
+    """How batches of one size lie over a mesh.
 
     Stages are compiled over a mesh whose axes the compiler may use as it likes ("auto"), whatever the mesh of the user:
     they are written for one device. What comes out is handed over on the mesh of the user.
 
     Attributes:
-        sharding: Of a leaf with as many axes as the spec names, or more.
+        shardings: Of the leaves.
         size: Rows of a global batch.
     """
 
-    sharding: NamedSharding
+    shardings: BatchShardings
     size: int
+
+    @property
+    def sharding(self) -> NamedSharding:
+        """Of the rows."""
+        return self.shardings.rows
 
     @functools.cached_property
     def mesh(self) -> Mesh:
         """The mesh that stages are compiled over."""
         return _with_auto_axes(self.sharding.mesh)
 
-    def of(self, axes: int) -> NamedSharding:
-        """For a leaf with that many axes; a label has fewer than an image."""
-        return NamedSharding(self.mesh, PartitionSpec(*self.sharding.spec[:axes]))
+    @property
+    def by_rows(self) -> NamedSharding:
+        """Of an array with a row per sample."""
+        return NamedSharding(self.mesh, self.sharding.spec)
+
+    def of_leaves(self, batch: PyTree) -> list[NamedSharding]:
+        """Of each leaf of a batch of arrays or shapes."""
+        leaves = jax.tree_util.tree_leaves_with_path(batch)
+        self.shardings.require_leaves([path for path, _ in leaves])
+        return [NamedSharding(self.mesh, self.shardings.spec(path, leaf.shape)) for path, leaf in leaves]
 
     def require_auto(self, caller: str) -> None:
         """Refuse a mesh with explicit axes, in programs that are not made of our stages alone."""
@@ -68,32 +140,37 @@ class BatchPlacement:
 
     def local_rows(self) -> tuple[int, ...]:
         """The rows that the devices of this process need, in rising order."""
-        needed = self.of(1).addressable_devices_indices_map((self.size,)).values()
+        needed = self.by_rows.addressable_devices_indices_map((self.size,)).values()
         return tuple(sorted({row for (rows,) in needed for row in range(*rows.indices(self.size))}))  # pyright: ignore
 
-    def constrain(self, tree: PyTree) -> PyTree:
-        """Have the compiler place a batch, inside a program."""
-        return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, self.of(leaf.ndim)), tree)
+    def constrain(self, batch: PyTree, mask: jax.Array) -> tuple[PyTree, jax.Array]:
+        """Have the compiler place a batch and its mask, inside a program."""
+        leaves, structure = jax.tree.flatten(batch)
+        placed = map(jax.lax.with_sharding_constraint, leaves, self.of_leaves(batch))
+        return jax.tree.unflatten(structure, placed), jax.lax.with_sharding_constraint(mask, self.by_rows)
 
-    def place(self, local: np.ndarray, rows: tuple[int, ...]) -> jax.Array:
+    def place(self, local: np.ndarray, rows: tuple[int, ...], sharding: NamedSharding | None = None) -> jax.Array:
         """This process's part of a leaf as one global array. Nothing is communicated.
 
         Args:
             local: The rows of the leaf that this process needs.
             rows: Their numbers in the global batch, from `local_rows`.
+            sharding: That of the leaf; None divides its rows alone.
         """
+        sharding = self.by_rows if sharding is None else sharding
         if len(rows) == self.size:
-            return jax.make_array_from_callback(local.shape, self.of(local.ndim), local.__getitem__)
+            return jax.make_array_from_callback(local.shape, sharding, local.__getitem__)
 
         def part(index: Any) -> np.ndarray:
             start, stop, _ = index[0].indices(self.size)
             first = bisect.bisect_left(rows, start)
             return local[(slice(first, first + stop - start), *index[1:])]
 
-        return jax.make_array_from_callback((self.size, *local.shape[1:]), self.of(local.ndim), part)
+        return jax.make_array_from_callback((self.size, *local.shape[1:]), sharding, part)
 
     def replicate(self, tree: PyTree) -> PyTree:
         """Data that every device of the mesh has whole, unless they lie on the mesh in some way already."""
+        everywhere = NamedSharding(self.mesh, PartitionSpec())
 
         def on_mesh(leaf: Any) -> Any:
             if isinstance(leaf, jax.Array) and leaf.sharding.device_set == self.sharding.device_set:
@@ -101,7 +178,7 @@ class BatchPlacement:
                 return _over(_with_auto_axes(placed.mesh), leaf) if isinstance(placed, NamedSharding) else leaf
             # `device_put` would send all data to all processes to compare them, and hang where their sizes differ.
             whole = np.asarray(leaf)
-            return jax.make_array_from_callback(whole.shape, self.of(0), whole.__getitem__)
+            return jax.make_array_from_callback(whole.shape, everywhere, whole.__getitem__)
 
         return jax.tree.map(on_mesh, tree)
 

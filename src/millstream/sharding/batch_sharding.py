@@ -1,17 +1,20 @@
 """How the rows of a batch are divided over devices, from any of the ways to say so."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from millstream.pipeline.pipeline import MAX_IN_GRAPH
+from millstream.pipeline.placement import BatchShardings
 from millstream.sharding.mesh_config import MeshConfig, checked_axes, over_axes
 from millstream.text.errors import describe_value, require_int
 
 BatchSharding = NamedSharding | Mesh | MeshConfig
+LeafShardings = NamedSharding | Mapping[str, "LeafShardings"] | Sequence["LeafShardings"]
 
 
 def as_batch_sharding(sharding: BatchSharding, caller: str = "as_batch_sharding") -> NamedSharding:
@@ -51,6 +54,48 @@ def as_batch_sharding(sharding: BatchSharding, caller: str = "as_batch_sharding"
     if len(sharding.spec) < 2:
         return sharding
     return NamedSharding(sharding.mesh, PartitionSpec(first), memory_kind=sharding.memory_kind)
+
+
+def as_batch_shardings(caller: str, sharding: "BatchSharding | LeafShardings") -> BatchShardings:
+    """How the leaves of a batch lie over a mesh, from any of the ways to say so."""
+    if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
+        return BatchShardings(_of_rows(caller, sharding), _entries(caller, sharding))
+    if not isinstance(sharding, Mapping | Sequence):
+        return BatchShardings(as_batch_sharding(sharding, caller))
+    given = jax.tree_util.tree_leaves_with_path(sharding)
+    if not given:
+        raise ValueError(f"{caller} needs a sharding for at least one leaf. Got {describe_value(sharding)}.")
+    for path, one in given:
+        if not isinstance(one, NamedSharding) or not isinstance(one.mesh, Mesh):
+            raise TypeError(
+                f"{caller} needs sharding{jax.tree_util.keystr(path)} to be a NamedSharding over devices. "
+                f"Got {describe_value(one)}."
+            )
+    first = _of_rows(caller, given[0][1])
+    for path, one in given[1:]:
+        if _of_rows(caller, one) != first:
+            raise ValueError(
+                f"{caller} needs shardings over one mesh that divide the rows alike: they are one batch. Got "
+                f"{one.spec} over {dict(one.mesh.shape)} for {jax.tree_util.keystr(path)}, and {given[0][1].spec} over "
+                f"{dict(first.mesh.shape)} for {jax.tree_util.keystr(given[0][0])}."
+            )
+    return BatchShardings(first, of_some=tuple((path, _entries(caller, one)) for path, one in given))
+
+
+def _of_rows(caller: str, sharding: NamedSharding) -> NamedSharding:
+    """The sharding of the first axis alone."""
+    spec = _entries(caller, sharding)[:1]
+    return NamedSharding(sharding.mesh, PartitionSpec(*spec), memory_kind=sharding.memory_kind)
+
+
+def _entries(caller: str, sharding: NamedSharding) -> PartitionSpec:
+    """A spec without axes at its end that are not divided."""
+    spec = list(sharding.spec)
+    if PartitionSpec.UNCONSTRAINED in spec:
+        raise ValueError(f"{caller} needs a spec that says how every axis is divided. Got {sharding.spec}.")
+    while len(spec) > 1 and spec[-1] is None:
+        spec.pop()
+    return PartitionSpec(*spec)
 
 
 def batch_axes(sharding: NamedSharding) -> tuple[str, ...]:
