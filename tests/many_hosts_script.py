@@ -183,6 +183,17 @@ def tell_counts():
             tell(counted=name, samples=output.elapsed.samples, summed=int(output.state))
 
 
+def steered(sharding=None):
+    """Runs whose batches grow, and that leave steps out, of data in memory and of data that are read."""
+    step = jax.jit(lambda state, batch: state * 3 + jnp.sum(batch[0]["index"] * batch[1]))
+    for source in (ms.ArraySampleSource(arrays(), ordering="shuffle"), Pictures().source()):
+        loader = ms.DataLoader([source, ms.BatchTransform({0: 8, 3: BATCH})], sharding=sharding)
+        start = np.int32(0) if sharding is None else jax.device_put(np.int32(0), NamedSharding(sharding, P()))
+        how = {"key": jax.random.key(SEED), "stop": 6, "skip": [(1, 2), (4, 5)]}
+        output = ms.loop(start, loader, {ms.loops.always(): step}, **how)
+        yield output.elapsed.samples, int(output.state)
+
+
 def tell_refusals():
     """What every process says when one of them is about to do something else, and what no process can do."""
     odd = jax.process_index() == jax.process_count() - 1
@@ -254,6 +265,7 @@ def main(address, processes, process, first, last, killed_at, *parts):
         tell_batches()
         tell_cached(f"cache-{processes}")
         tell_counts()
+        tell(steered=list(steered(mesh_of(8))))
     if "refusals" in parts:
         tell_refusals()
     tell_epoch(first, last, killed_at)

@@ -431,6 +431,10 @@ def test_what_grain_cannot_index_is_refused():
         GrainSource(dataset.repeat())
     with refuses(ValueError, "[1] is None", "filter()"):
         GrainSource(dataset.filter(lambda x: x % 2 == 0)).read(np.array([0, 1]))
+    ragged = GrainSource((np.zeros(2), np.zeros(3)))
+    assert repr(ragged) == "GrainSource(2 items of tuple)"
+    with pytest.raises(ValueError, match=r"GrainSource\(tuple\): sample 1 does not match the spec"):
+        ragged.read(np.array([0, 1]))
     with refuses(TypeError, "RandomAccess needs an indexed source"):
         RandomAccess(nothing)
 

@@ -23,6 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from many_hosts_script import steered
 
 import millstream as ms
 from millstream.plan.ordering import Shuffle
@@ -190,6 +191,15 @@ def test_every_process_counts_the_rows_that_the_global_mask_counts(groups, count
         told = process.having("counted")
         assert [facts["counted"] for facts in told] == ["masked", "masked", "skipped"]
         assert all(facts["samples"] == facts["summed"] == expected[facts["counted"]] for facts in told)
+
+
+@pytest.mark.parametrize("count", ["1", "2", "4"])
+def test_batches_that_grow_and_steps_that_are_left_out_are_those_of_one_device(groups, count):
+    expected = [list(run) for run in steered()]
+    assert expected[0] == expected[1] and expected[0][0] == 2 * 8 + 4 * 16
+    for process in groups[count]:
+        (told,) = process.having("steered")
+        assert told["steered"] == expected
 
 
 @pytest.mark.parametrize("count", ["1", "2", "4"])

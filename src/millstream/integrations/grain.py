@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from millstream.loader.loader import DataLoader
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class GrainSource(DatasetSource):
     """The elements of a `grain.MapDataset`, or of any source with random access that Grain can read.
 

@@ -172,7 +172,7 @@ class DatasetSource(SampleReader):
 
     @functools.cached_property
     def _name(self) -> str:
-        return f"DatasetSource({type(self.dataset).__name__})"
+        return f"{type(self).__name__}({type(self.dataset).__name__})"
 
     def _item(self, number: int) -> PyTree:
         if not self.reads_samples:
