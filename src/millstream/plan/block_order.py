@@ -56,32 +56,33 @@ class BlockOrder:
     def locate(self, xp: ModuleType, table: Array, words: Array, epoch: Array, positions: Array) -> Array:
         if xp is not np:
             return self._locate_in_graph(table, words, epoch, positions)
+        narrow = positions.astype(np.uint32 if self.length <= 1 << 31 else np.uint64)  # NumPy divides those much faster
         epochs, found = np.broadcast_to(epoch, positions.shape), np.empty_like(positions)
-        if not positions.size:
-            return found
-        first, last = epochs.min(), epochs.max()
-        if first == last:
-            return self._locate_in_epoch(table, words, first, positions.ravel()).reshape(positions.shape)
         for one in np.unique(epochs):
-            found[epochs == one] = self._locate_in_epoch(table, words, one, positions[epochs == one])
+            rows = epochs == one
+            found[rows] = self._locate_in_epoch(table, words, one, narrow[rows])
         return found
 
     def _locate_in_epoch(self, table: np.ndarray, words: Array, epoch: Array, positions: np.ndarray) -> np.ndarray:
         key = fold(np, named_key(words, _NAME), epoch)
         lane, window, first, inside, size = self._place(np, positions)
-        # Keys are made for the windows in use, which are few: 64 where 64 steps of 128 rows are planned at once.
-        lanes, windows = (int(one.max() - one.min()) + 1 for one in (lane, window))
-        if lanes * windows <= len(positions):
-            grid = np.arange(lanes, dtype=np.uint64)[:, None] + lane.min(), np.arange(windows, dtype=np.uint64)
-            number = self._window_number(grid[0], grid[1] + window.min()).ravel()
-            which = (lane - lane.min()) * lane.dtype.type(windows) + window - window.min()
-        else:
-            number, which = self._window_number(lane, window), None
-        moved = order.shuffled(np, inside.astype(np.uint32), self._most, fold(np, key, number), which, size)
-        rows = first + moved.astype(positions.dtype)
+        moved = order.shuffled(np, inside.astype(np.uint32), self._most, *self._window_keys(key, lane, window), size)
+        rows = first + moved.astype(first.dtype)
         block_key = fold(np, key, np.uint32(0))
         begins, shifts = _kept_blocks(_Bounds(self.digest, table), int(block_key[0]), int(block_key[1]))
-        return rows + shifts[count_upto(np, begins, rows) - 1].astype(positions.dtype)
+        return rows.astype(np.int64) + shifts[count_upto(np, begins, rows) - 1]
+
+    def _window_keys(self, key: Key, lane: np.ndarray, window: np.ndarray) -> tuple[Key, np.ndarray | None]:
+        """Keys of windows, and which of them each position has; a key for each position if that takes fewer.
+
+        Of 64 steps with 128 rows that are planned at once, 8,192 positions have 64 windows.
+        """
+        (first_lane, lanes), (first, windows) = ((one.min(), int(one.max() - one.min()) + 1) for one in (lane, window))
+        if lanes * windows > lane.size:
+            return fold(np, key, self._window_number(lane, window)), None
+        every_lane = first_lane + np.arange(lanes, dtype=lane.dtype)[:, None]
+        number = self._window_number(every_lane, first + np.arange(windows, dtype=lane.dtype))
+        return fold(np, key, number.ravel()), (lane - first_lane) * lane.dtype.type(windows) + window - first
 
     def _locate_in_graph(self, table: Array, words: Array, epoch: Array, positions: Array) -> Array:
         import jax.numpy as jnp
@@ -195,6 +196,8 @@ def block_order(shuffle: Shuffle, stored: StoredBlocks, batch_size: int | None) 
     typical = typical_size(sizes)
     # A lane needs up to a block more than its window has.
     fitting = _MOST_LANES if shuffle.window is not None else int(budget // (2 * typical))
+    if batch_size is None:  # neighbours are in different lanes, and should be in different blocks, too
+        fitting = min(fitting, len(sizes))
     lanes = shuffle.lanes or lanes_for(batch, fitting)
     window = shuffle.window or max(1, round(max(budget / lanes - typical, typical)))
     table = np.append(0, np.cumsum(sizes)).astype(index_dtype(length + 1))
@@ -237,8 +240,8 @@ class Mixing:
     Attributes:
         blocks: About how many blocks are in flight: lanes times window by block.
         samples: The samples of all windows in use.
-        ratio: On samples sorted by label, the variance of the labels of a batch, by that of a full shuffle: 1 + B / K
-            for a batch of B and K blocks in flight that are few of all, and 1 where they are all.
+        ratio: Of samples that are stored sorted by label, the variance of the labels in a batch, by that after a full
+            shuffle. With B rows in a batch, L lanes and K blocks in flight it is about 1 + (B - L) / K.
     """
 
     blocks: float
@@ -247,9 +250,12 @@ class Mixing:
 
 
 def mixing(function: BlockOrder, table: np.ndarray, batch_size: int) -> Mixing:
-    """What to expect of an order."""
+    """What to expect of an order: rows of one lane are in the same block more often than by chance."""
     samples = min(function.lanes * function.window, function.length)
     typical = typical_size(np.diff(table))
-    every = function.length / typical
-    blocks = min(max(samples / typical, min(function.lanes, every)), every)
-    return Mixing(blocks, samples, 1 + batch_size * (1 / blocks - 1 / every))
+    by_window, by_chance = samples / function.lanes / typical, typical / function.length
+    # A window begins anywhere in a block, so it has a part of one more than would fit.
+    same_block = (by_window - 1 / 3) / by_window**2 if by_window > 1 else 1 - by_window / 3
+    others = max(batch_size / function.lanes - 1, 0)
+    ratio = 1 + others * max(same_block - by_chance, 0)
+    return Mixing(min(samples / typical, 1 / by_chance), samples, ratio)

@@ -230,8 +230,9 @@ def _is_shuffled(name: str, source: IndexedSource) -> bool:
 
 
 def _selection_of(source: IndexedSource) -> Selection:
-    """Which sample of what lies below views stands at each position of a source's own epochs, before they are shuffled."""
-    selection, shuffle = source.selection if isinstance(source, View) else Selection(), as_shuffle("mix", source.ordering)
+    """Which sample below views stands at each position of a source's own epochs; in blocks, if that is its order."""
+    selection = source.selection if isinstance(source, View) else Selection()
+    shuffle = as_shuffle("mix", source.ordering)
     if shuffle.mode != "blocks":
         return selection
     return selection.after(*block_order(shuffle, stored_blocks(shuffle, source), None))
