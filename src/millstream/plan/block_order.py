@@ -58,8 +58,9 @@ class BlockOrder:
             return self._locate_in_graph(table, words, epoch, positions)
         narrow = positions.astype(np.uint32 if self.length <= 1 << 31 else np.uint64)  # NumPy divides those much faster
         epochs, found = np.broadcast_to(epoch, positions.shape), np.empty_like(positions)
-        for one in np.unique(epochs):
-            rows = epochs == one
+        distinct = np.unique(epochs)
+        for one in distinct:
+            rows = epochs == one if len(distinct) > 1 else ...
             found[rows] = self._locate_in_epoch(table, words, one, narrow[rows])
         return found
 

@@ -61,8 +61,8 @@ class Shuffle:
             require_int("Shuffle", name, given, least=1, most=(1 << 31) - 1)
         if self.mode == "blocks" and not self.first_epoch:
             raise ValueError(
-                'Shuffle("blocks") shuffles every epoch: rows of a batch come from all lanes. Leave first_epoch out, or '
-                "use a different mode."
+                'Shuffle("blocks") shuffles every epoch: rows of a batch come from all lanes. Leave out '
+                "first_epoch, or use a different mode."
             )
 
     @property
