@@ -5,6 +5,8 @@ its own, anywhere. The full shuffle stands beside them. Mixing is measured on sa
 chi-square of the labels in a batch of 64, over that of a full shuffle, beside the law 1 + B / K for K blocks in flight.
 """
 
+from typing import Any
+
 import numpy as np
 from _case import Options, main
 from _measure import Entry, Run, measured
@@ -25,7 +27,7 @@ def shuffled(samples: int, batch: int) -> Plan:
     return Plan(samples, "shuffle").batched(Batching(batch, "pad", samples))
 
 
-def in_blocks(samples: int, block: int, batch: int, **how: int) -> Plan:
+def in_blocks(samples: int, block: int, batch: int, **how: Any) -> Plan:
     stored = StoredBlocks(np.full(samples // block, block), 4096, divisible=False)
     return Plan(samples, Shuffle("blocks", **how)).in_blocks(stored).batched(Batching(batch, "pad", samples))
 

@@ -274,7 +274,8 @@ def test_explain_knows_how_labels_of_sorted_data_vary(lanes, window):
     full = chi_square(Plan(len(labels), "shuffle", (Batching(size, "pad", len(labels)),)), labels)
     plan = plan_of(sizes, size, lanes=lanes, window=window)
     assert plan.blocks is not None and plan.selection is not None
-    expected = blocks.mixing(plan.blocks, plan.selection.tables[0], size)
+    table: Any = plan.selection.tables[0]
+    expected = blocks.mixing(plan.blocks, table, size)
     assert expected.samples == lanes * window
     assert chi_square(plan, labels) / full == pytest.approx(expected.ratio, rel=0.1)
     assert expected.ratio <= 1 + size / expected.blocks

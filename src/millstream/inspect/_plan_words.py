@@ -23,7 +23,6 @@ from millstream.plan.mixture import Mixed, block_size
 from millstream.plan.ordering import Shuffle
 from millstream.plan.plan import Batching, Plan
 from millstream.plan.selection import Selection
-from millstream.reading.blocks import sample_bytes
 from millstream.reading.contracts import IndexedSource
 from millstream.reading.derived_sources import is_random, named_parts
 from millstream.reading.iterable import UNKNOWN_LENGTH
@@ -217,10 +216,11 @@ def _block_words(plan: Plan, source: IndexedSource) -> dict[str, str]:
     table: Any = plan.selection.tables[0]
     batch = plan.batchings[0].size if plan.batchings else 1
     expected, each = mixing(plan.blocks, table, batch), plan.samples / plan.blocks.blocks
-    size = size_text(expected.samples * sample_bytes(source))
+    arrays = nbytes(source.spec())
+    size = f", {size_text(expected.samples * arrays)}" if arrays else ""
     return {
         "blocks": f"{plan.blocks.blocks:,} of {each:,.0f} samples on average, about {expected.blocks:,.0f} in flight "
-        f"({expected.samples:,} samples, {size}) in {plan.blocks.lanes:,} lanes",
+        f"({expected.samples:,} samples{size}) in {plan.blocks.lanes:,} lanes",
         "mixing": f"labels that are stored in sequence vary {expected.ratio:.2f} times as much from batch to batch as "
         "after a full shuffle",
     }

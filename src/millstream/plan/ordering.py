@@ -23,6 +23,12 @@ class Shuffle:
         >>> batches = loader.iterate(loader.init_state(jax.random.key(0)), steps=4)
         >>> len({tuple(batch["x"].tolist()) for batch, mask in batches})  # two epochs of the same two batches
         2
+        >>> ordering = ms.Shuffle("blocks", block_size=100, lanes=4, window=200)
+        >>> source = ms.ArraySampleSource({"x": np.arange(10_000)}, ordering=ordering)
+        >>> loader = ms.DataLoader([source, ms.BatchTransform(64)])
+        >>> batch, mask = next(loader.iterate(loader.init_state(jax.random.key(0))))
+        >>> len(set((batch["x"] // 100).tolist())) <= 12  # blocks: two or three for each lane
+        True
 
     Args:
         mode: What an epoch has in common with the one before it. "itemwise": nothing, a new order and new keys for

@@ -61,7 +61,7 @@ def stored_blocks(shuffle: Shuffle, source: IndexedSource) -> StoredBlocks:
     if sizes is None:
         sizes = np.array([len(source)])
     base: Any = source.source if isinstance(source, View) else source
-    return StoredBlocks(sizes, sample_bytes(base), bool(getattr(base, "divides_blocks", False)))
+    return StoredBlocks(sizes, _sample_bytes(base), bool(getattr(base, "divides_blocks", False)))
 
 
 def _sizes_in_view(view: View, ends: np.ndarray) -> np.ndarray:
@@ -79,7 +79,7 @@ def _sizes_in_view(view: View, ends: np.ndarray) -> np.ndarray:
     return np.diff(np.append(np.concatenate(firsts), len(view)))
 
 
-def sample_bytes(source: Any) -> int:
+def _sample_bytes(source: Any) -> int:
     """About how many bytes a sample takes: those of its arrays, or else of its files."""
     found = nbytes(source.spec())
     files = sum(size for _, size, _ in getattr(source, "stamps", ()))
