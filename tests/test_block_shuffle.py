@@ -1,5 +1,6 @@
 """The block shuffle: exact epochs of blocks, lanes and windows, the same everywhere, read almost in sequence."""
 
+import collections
 import hashlib
 import itertools
 import re
@@ -237,6 +238,29 @@ def test_a_host_reads_its_share_of_the_blocks_and_no_block_twice(hosts):
         touched.append(len(touched_blocks(sizes, found[mask])))
     assert max(touched) <= 1.05 * len(sizes) / hosts
     assert sum(touched) <= len(sizes) + hosts  # a block at the border of two hosts is read by both
+
+
+def loads(plan: Plan, sizes: np.ndarray, kept: int) -> int:
+    """How many blocks are read in an epoch, if those used least recently make room for others."""
+    cache: collections.OrderedDict[int, None] = collections.OrderedDict()
+    found, count = indices_of(plan, np.arange(plan.steps_per_epoch))[0], 0
+    for batch in found:
+        for block in touched_blocks(sizes, batch).tolist():
+            count += block not in cache
+            cache[block] = None
+            cache.move_to_end(block)
+        while len(cache) > kept:
+            cache.popitem(last=False)
+    return count
+
+
+def test_a_cache_for_the_blocks_in_flight_reads_each_block_about_once():
+    sizes = np.random.default_rng(0).integers(50, 150, 1000)
+    plan = plan_of(sizes, 64, lanes=16, window=400)
+    kept = 16 * (400 // 100 + 2)
+    assert loads(plan, sizes, kept) <= 1.2 * len(sizes)
+    shuffled = Plan(plan.samples, "shuffle", (Batching(64, "pad", plan.samples),))
+    assert loads(shuffled, sizes, kept) > 50 * len(sizes)
 
 
 def test_at_any_time_few_blocks_are_in_use():
@@ -494,7 +518,11 @@ def test_what_a_block_shuffle_cannot_do_is_refused_by_name():
 
     batch = ms.BatchTransform(8)
     refused(r"does not say them. Pass block_size=.* use ordering=\"shuffle\"", Stored(None), batch)
-    refused(r"ArraySampleSource does not say", ms.ArraySampleSource(np.arange(8), ms.Shuffle("blocks"))[2:], batch)
+    refused(
+        r"View\(6 .* of ArraySampleSource\) does not say",
+        ms.ArraySampleSource(np.arange(8), ms.Shuffle("blocks"))[2:],
+        batch,
+    )
     lanes = Stored(ordering=ms.Shuffle("blocks", lanes=3))
     refused(
         r"multiple of lanes, which are 3: .* Got BatchTransform\(8\). Use lanes=8, or leave lanes out", lanes, batch

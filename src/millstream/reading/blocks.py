@@ -53,9 +53,9 @@ def stored_blocks(shuffle: Shuffle, source: IndexedSource) -> StoredBlocks:
     """What a block shuffle of a source needs to know; refuses one whose blocks are not known."""
     sizes = block_sizes(source)
     if sizes is None and shuffle.block_size is None:
-        base = source.source if isinstance(source, View) else source
+        name = repr(source) if isinstance(source, View) else source_name(source)
         raise ValueError(
-            f"{shuffle} needs to know the blocks that samples are stored in. {source_name(base)} does not say them. "
+            f"{shuffle} needs to know the blocks that samples are stored in. {name} does not say them. "
             'Pass block_size=..., how many samples to read in sequence; or, for data in memory, use ordering="shuffle".'
         )
     if sizes is None:
