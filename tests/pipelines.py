@@ -93,6 +93,15 @@ PIPELINES: dict[str, Callable[[], Any]] = {
     "drop": lambda: [source(), ms.BatchTransform(4, drop_last=True)],
     "wrap": lambda: [source(), ms.BatchTransform(4, pad_last_batch=False)],
     "shuffled batchwise": lambda: [source(Shuffle("batchwise")), ms.RandomMapTransform(jitter), BATCH],
+    "shuffled in blocks": lambda: [
+        source(Shuffle("blocks", block_size=3, lanes=2, window=2)),
+        ms.RandomMapTransform(jitter),
+        BATCH,
+    ],
+    "host, shuffled in blocks": lambda: [
+        ms.HostArraySource(data(), Shuffle("blocks", block_size=2), 8),
+        ms.BatchTransform(4, pad_last_batch=False),
+    ],
     "repeated order": lambda: [source(Shuffle("repeat")), BATCH, ms.RandomMapTransform(jitter)],
     "repeated order, reseeded": lambda: [
         source(Shuffle("reseed")),

@@ -166,7 +166,7 @@ def test_batches_that_cross_epochs_cannot_come_back(mode):
 
 
 def test_bad_shuffles_are_refused():
-    with pytest.raises(ValueError, match=r"Shuffle needs mode 'itemwise', .* or 'batchwise'. Got 'samples' \(str\)"):
+    with pytest.raises(ValueError, match=r"Shuffle needs mode 'itemwise', .* or 'blocks'. Got 'samples' \(str\)"):
         Shuffle("samples")  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match=r"first_epoch to be a bool. Got 0 \(int\)"):
         Shuffle(first_epoch=0)  # pyright: ignore[reportArgumentType]

@@ -17,6 +17,8 @@ from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.placement import BatchPlacement
 from millstream.pipeline.stages import stage_names
 from millstream.pipeline.state import is_traced
+from millstream.plan.block_order import mixing
+from millstream.plan.bucket_plan import BucketPlan
 from millstream.plan.mixture import Mixed, block_size
 from millstream.plan.ordering import Shuffle
 from millstream.plan.plan import Batching, Plan
@@ -36,6 +38,7 @@ _ORDERS = {
     "reseed": "the same order every epoch, with new keys",
     "repeat": "the same batches every epoch, in the same order",
     "batchwise": "the same batches every epoch, in a different order",
+    "blocks": "a different order every epoch, read almost in sequence",
 }
 _ERRORS = {
     "raise": "a sample that raises ends the stream",
@@ -109,8 +112,9 @@ def _indexed_words(pipeline: IndexedPipeline, made_ahead: int) -> dict[str, str]
     plan, host = pipeline.plan, pipeline.host
     words = {
         "samples": f"{plan.samples:,}",
-        **({} if plan.selection is None else _view_words(plan.selection, source_length(_source(pipeline)))),
+        **({} if (view := plan.buckets[0].view) is None else _view_words(view, source_length(_source(pipeline)))),
         "order": _order_words(plan.shuffle),
+        **({} if isinstance(plan, BucketPlan) or plan.blocks is None else _block_words(plan, _source(pipeline))),
         **(_bucket_words(pipeline) if isinstance(pipeline, BucketedPipeline) else _epoch_words(pipeline.plan)),
     }
     if host is None:
@@ -204,6 +208,22 @@ def reader_words(host: ReadConfig) -> str:
 
 def _ahead_words(batches: int) -> str:
     return f"{batches:,} ahead of the one in use" if batches else "when they are asked for"
+
+
+def _block_words(plan: Plan, source: IndexedSource) -> dict[str, str]:
+    """How a block shuffle reads and mixes."""
+    assert plan.blocks is not None and plan.selection is not None
+    table: Any = plan.selection.tables[0]
+    batch = plan.batchings[0].size if plan.batchings else 1
+    expected, each = mixing(plan.blocks, table, batch), plan.samples / plan.blocks.blocks
+    arrays = nbytes(source.spec())
+    size = f", {size_text(expected.samples * arrays)}" if arrays else ""
+    return {
+        "blocks": f"{plan.blocks.blocks:,} of {each:,.0f} samples on average, about {expected.blocks:,.0f} in flight "
+        f"({expected.samples:,} samples{size}) in {plan.blocks.lanes:,} lanes",
+        "mixing": f"labels that are stored in sequence vary {expected.ratio:.2f} times as much from batch to batch as "
+        "after a full shuffle",
+    }
 
 
 def _order_words(shuffle: Shuffle) -> str:

@@ -77,11 +77,13 @@ class ChunkedTable:
 
     Attributes:
         in_memory: All columns, if they fit into memory.
+        blocks: How many rows each chunk has.
     """
 
     def __init__(self, chunks: Chunks) -> None:
         self.in_memory: InMemoryColumns | None = None
         self.stamps = getattr(chunks, "stamps", ())  # of those in files
+        self.blocks = chunks.sizes
         self._chunks = chunks
         self._ends = np.cumsum(chunks.sizes, dtype=np.int64)
         self._firsts = self._ends - chunks.sizes

@@ -139,6 +139,8 @@ class TableSource(HostSource):
         self._caller, self._table, self._row_fn = caller, table, row_fn
         self.calls_users = row_fn is not None
         self.stamps = getattr(table, "stamps", ())  # of those in files
+        self.blocks = getattr(table, "blocks", None)  # of those that are stored in some
+        self.divides_blocks = getattr(table, "divides_blocks", False)
         self.ordering: Ordering = ordering
         self.prefetch_size = prefetch_size
         self.first_sample, [sample] = first_sample(lambda index: self._samples(np.array([index])), range(len(table)))
@@ -177,6 +179,17 @@ class TableSource(HostSource):
 
 def _fits(column: np.ndarray | None, target: np.ndarray) -> bool:
     return column is not None and column.shape == target.shape and can_become(column.dtype, target.dtype)
+
+
+def chunk_sizes(length: int, rows: int) -> np.ndarray:
+    """How many rows each chunk of an array has, whose chunks have `rows` each, but for the last.
+
+    Example:
+        >>> from millstream.integrations._table import chunk_sizes
+        >>> chunk_sizes(10, 4).tolist()
+        [4, 4, 2]
+    """
+    return np.diff(np.append(np.arange(0, length, rows), length))
 
 
 def chosen_columns(caller: str, available: Sequence[Any], columns: Sequence[str] | None) -> list[str]:

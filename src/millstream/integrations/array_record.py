@@ -45,6 +45,7 @@ class ArrayRecordSource(HostSource):
     """
 
     whole_samples = True
+    divides_blocks = True
 
     def __init__(
         self,
@@ -72,6 +73,7 @@ class ArrayRecordSource(HostSource):
         self.stamps = self._files.stamps
         self._opened: dict[int, Any] = {}
         self._ends = np.cumsum([self._count(number) for number in range(len(self._paths))], dtype=np.int64)
+        self.blocks = np.diff(self._ends, prepend=0)
         if len(self) == 0:
             raise ValueError(f"{self._caller} needs at least one record. There is none in {describe_value(listed)}.")
         self.first_sample, samples = first_sample(lambda index: self._samples(np.array([index])), range(len(self)))

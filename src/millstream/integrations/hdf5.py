@@ -11,7 +11,15 @@ import numpy as np
 from millstream.files.changed import FileStamp, WatchedFiles, file_unreadable
 from millstream.files.data_files import LocalFile, local_path
 from millstream.files.paths import Paths, find_files
-from millstream.integrations._table import Row, TableSource, cells, check_options, chosen_columns, rows_of
+from millstream.integrations._table import (
+    Row,
+    TableSource,
+    cells,
+    check_options,
+    chosen_columns,
+    chunk_sizes,
+    rows_of,
+)
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
 from millstream.reading.dtypes import holds_numbers
@@ -89,6 +97,16 @@ class _Hdf5Table:
     def stamps(self) -> Sequence[FileStamp]:
         """Of the files."""
         return self._watched.stamps
+
+    @property
+    def blocks(self) -> np.ndarray:
+        """How many rows each chunk of each file has; a file whose datasets have no chunks is one."""
+        return np.concatenate([chunk_sizes(file.length, file.chunk_rows() or file.length) for file in self._files])
+
+    @property
+    def divides_blocks(self) -> bool:
+        """Whether no dataset has chunks."""
+        return not any(file.chunk_rows() for file in self._files)
 
     def take(self, indices: np.ndarray) -> Mapping[str, np.ndarray]:
         """The rows at `indices`, an array for each column."""
@@ -202,6 +220,11 @@ class _Hdf5File:
                 "Choose some of them with columns=[...]."
             )
         self.length = next(iter(lengths.values()))[0]
+
+    def chunk_rows(self) -> int:
+        """How many rows a chunk has, the largest of all datasets; 0 if none has chunks."""
+        chunks = [self._dataset(name).chunks for name in self.kinds]
+        return max(0 if chunk is None else int(chunk[0]) for chunk in chunks)
 
     def take(self, indices: np.ndarray, local: np.ndarray) -> dict[str, np.ndarray]:
         """The rows at `local`, an array for each dataset; in errors they are those at `indices`."""

@@ -68,8 +68,8 @@ class ParquetSource(TableSource):
 
     Rows are found by row group. Of a group, the chosen columns are decoded when one of its rows is wanted, and kept for
     other batches up to `cache_bytes`. Rows that are shuffled over more data than that have most of their groups decoded
-    for every batch: raise the limit, write smaller groups, or shuffle batches instead of rows with
-    `ordering=ms.Shuffle("batchwise", first_epoch=False)`.
+    for every batch: raise the limit, write smaller groups, or read groups almost in sequence with
+    `ordering=ms.Shuffle("blocks")`.
 
     Numbers and bools stay what they are, lists of numbers become arrays; text, gaps and the like stay Python's own
     values. A `HostMapTransform` gets lists of any length, and makes them equal. A file that is damaged or changes while

@@ -155,6 +155,7 @@ class WebDatasetSource(SampleReader):
     """
 
     whole_samples = True
+    divides_blocks = True
 
     def __init__(
         self,
@@ -184,6 +185,7 @@ class WebDatasetSource(SampleReader):
         self.stamps = [shard.stamp for shard in self._shards]
         names = None if extensions is None else [_extension(name) for name in extensions]
         self._index = index_samples(_CALLER, self._shards, names, folder_of(_CALLER, plans))
+        self.blocks = np.bincount(self._index.shards, minlength=len(self._shards))
         self._sample_fn = sample_fn
         self._decoders = {} if sample_fn is not None else _find_decoders(_CALLER, self._index.extensions, own)
         self.ordering: Ordering = ordering

@@ -12,7 +12,7 @@ import numpy as np
 from millstream.errors import FileChanged
 from millstream.files.changed import FileStamp, Stamp, describe_samples, file_changed, file_stamp, file_unreadable
 from millstream.files.data_files import local_path
-from millstream.integrations._table import chosen_columns
+from millstream.integrations._table import chosen_columns, chunk_sizes
 from millstream.plan.ordering import Ordering
 from millstream.reading.host_source import HostSource
 from millstream.reading.samples import SampleSpec, spec_of
@@ -42,6 +42,11 @@ class _ZarrArray:
         grid = [-(-size // step) for size, step in zip(self.shape, self._chunk, strict=True)]
         places = itertools.product(*map(range, grid))
         self._stamps = np.array([Stamp.of(self._file(place)) for place in places], _STAMP).reshape(grid)
+
+    @property
+    def chunk_rows(self) -> int:
+        """How many rows are in a file: of a chunk, or a shard of chunks."""
+        return self._chunk[0]
 
     @property
     def stamps(self) -> list[FileStamp]:
@@ -170,6 +175,7 @@ class ZarrSource(HostSource):
         self._arrays = {name: self._array(inner, cache_bytes) for name, inner in members.items()}
         self._require_rows()
         self.stamps = [stamp for array in self._arrays.values() for stamp in array.stamps]
+        self.blocks = chunk_sizes(len(self), max(array.chunk_rows for array in self._arrays.values()))
         self.ordering: Ordering = ordering
         self.prefetch_size = prefetch_size
         row = {name: np.empty(array.shape[1:], array.dtype) for name, array in self._arrays.items()}

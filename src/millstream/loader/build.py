@@ -71,7 +71,7 @@ def check_first_sample(source: Any) -> None:
             check_first_sample(phase)
         return
     host = source.host if isinstance(source, IndexedPipeline) else None
-    if host is None or host.tolerant or host.source.first_sample == 0 or source.plan.selection is not None:
+    if host is None or host.tolerant or host.source.first_sample == 0 or source.plan.buckets[0].view is not None:
         return  # a view may have been made to leave such samples out
     rows = host.layout(source.plan).rows if host.source.whole_batches else 1
     host.source.read_keyed(np.zeros(rows, np.int64), np.zeros((rows, 2), np.uint32) if host.source.keyed else None)

@@ -25,6 +25,7 @@ from millstream.plan.plan import Plan, Rows, Start
 from millstream.plan.planned import Coordinates
 from millstream.plan.selection import Drawn, Selection
 from millstream.plan.weights import drawn_by
+from millstream.reading.blocks import stored_blocks
 from millstream.reading.contracts import IndexedSource, PyTree, Stream
 from millstream.reading.host_source import HostSource, as_host_source
 from millstream.reading.iterable import IterableSource
@@ -68,7 +69,7 @@ def as_stream(source: object) -> Stream:
                 f"{type(source).__name__} has {len(source):,} samples; {who} can index at most {most:,} rows. Split "
                 "the data into several sources."
             )
-        return _over(source, Plan(len(source), source.ordering))
+        return _over(source, _plan_of(source))
     advice = source_advice(source) or (
         "A source has `spec`, `read`, `arrays`, `ordering` and a length, or is a stream with "
         "`init_state`, `next`, `element_spec` and `steps_per_epoch`."
@@ -78,15 +79,23 @@ def as_stream(source: object) -> Stream:
     )
 
 
+def _plan_of(source: IndexedSource) -> Plan:
+    """The plan of the samples of a source or a view, without batches."""
+    plan = Plan(len(source), source.ordering, selection=source.selection if isinstance(source, View) else None)
+    return plan.in_blocks(stored_blocks(plan.shuffle, source)) if plan.shuffle.mode == "blocks" else plan
+
+
 def _over(source: IndexedSource, plan: Plan) -> "Pipeline":
-    """A pipeline without stages."""
-    if isinstance(source, View):
-        source, plan = source.source, dataclasses.replace(plan, selection=source.selection)
+    """A pipeline without stages, of what lies below views: they are in the plan."""
+    source = source.source if isinstance(source, View) else source
     if source.arrays is None:
         return Pipeline(None, plan, (), source, ReadConfig(as_host_source(source)))
+    return Pipeline(source.arrays, plan, (), source, tables=_placed_tables(plan))
+
+
+def _placed_tables(plan: Plan) -> tuple[Any, ...]:
     # Placed once, as the arrays are: an array of NumPy would be sent to the device whenever a program is called.
-    tables = () if plan.selection is None else jax.tree.map(jax.device_put, plan.selection.tables)
-    return Pipeline(source.arrays, plan, (), source, tables=tables)
+    return () if plan.selection is None else jax.tree.map(jax.device_put, plan.selection.tables)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -111,10 +120,18 @@ class Pipeline:
 
     def then(self, transform: "Transform") -> "Pipeline":
         """This pipeline with one more stage."""
-        plan = self.plan
+        batched = self
         if transform.batches:
-            plan = dataclasses.replace(plan, batchings=(*plan.batchings, transform.batching(plan.steps_per_epoch)))
-        return dataclasses.replace(self, plan=plan, stages=(*self.stages, transform))
+            batched = self._with_plan(self.plan.batched(transform.batching(self.plan.steps_per_epoch)))
+        return dataclasses.replace(batched, stages=(*self.stages, transform))
+
+    def ordered_for(self, batch_size: int) -> "Pipeline":
+        """This pipeline with an order that batches of this size, and multiples of it, have in common."""
+        return self._with_plan(self.plan.ordered_for(batch_size))
+
+    def _with_plan(self, plan: Plan) -> "Pipeline":
+        kept = plan.selection is self.plan.selection or self.host is not None
+        return dataclasses.replace(self, plan=plan, tables=self.tables if kept else _placed_tables(plan))
 
     @property
     def is_weighted(self) -> bool:
@@ -124,7 +141,7 @@ class Pipeline:
     @property
     def _drawn(self) -> Drawn | None:
         """The draws by weights that were given for each sample."""
-        function = None if self.plan.selection is None else self.plan.selection.functions[0]
+        function = None if self.plan.view is None else self.plan.view.functions[0]
         return function if isinstance(function, Drawn) and function.kind != "balanced" else None
 
     def with_weights(self, caller: str, weights: np.ndarray) -> "Pipeline":
@@ -133,8 +150,13 @@ class Pipeline:
         assert selection is not None and before is not None
         once = before.kind == "once"
         function, table = drawn_by(caller, weights, before.samples, before.length, once=once)
-        changed = Selection((function, *selection.functions[1:]), (table, *selection.tables[1:]))
-        tables = (jax.device_put(table), *self.tables[1:]) if self.tables else ()
+        at = selection.functions.index(before)  # after the order of a block shuffle
+
+        def put(parts: tuple[Any, ...], new: Any) -> tuple[Any, ...]:
+            return (*parts[:at], new, *parts[at + 1 :])
+
+        changed = Selection(put(selection.functions, function), put(selection.tables, table))
+        tables = put(self.tables, jax.device_put(table)) if self.tables else ()
         return dataclasses.replace(self, plan=dataclasses.replace(self.plan, selection=changed), tables=tables)
 
     def over(self, shardings: BatchShardings) -> "Pipeline":
@@ -166,11 +188,11 @@ class Pipeline:
         leaves = jax.tree_util.tree_leaves_with_path(self.sample_spec())
         sample = ", ".join(f"{jax.tree_util.keystr(path)} {a.dtype}{list(a.shape)}" for path, a in leaves)
         batches = ", ".join(f"{b.size} ({b.ending})" for b in self.plan.batchings)
-        selection, begins = self.plan.selection, [b.start for b in self.plan.batchings if b.start != Start()]
+        view, begins = self.plan.view, [b.start for b in self.plan.batchings if b.start != Start()]
         return (
             ("samples", f"{self.plan.samples:,}"),
-            *(() if selection is None else (("view", selection.words),)),
-            ("ordering", self.plan.shuffle.words),
+            *(() if view is None else (("view", view.words),)),
+            ("ordering", self.plan.order_words),
             ("batches of", batches or "none"),
             *(("begins", start.words) for start in begins),
             ("sample", sample or "Python objects"),
@@ -181,7 +203,7 @@ class Pipeline:
     @property
     def changes(self) -> list[tuple[int, str]]:
         """After how many samples of a run what is selected changes, and what stands for that."""
-        return [] if self.plan.selection is None else self.plan.selection.changes
+        return [] if self.plan.view is None else self.plan.view.changes
 
     def step_of(self, sample: int) -> int:
         """The first step that has this sample of a run or a later one; 0 if that is not known."""

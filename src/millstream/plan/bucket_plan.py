@@ -122,6 +122,11 @@ def bucket_plan(
         selection: Which sample of the source stands at each position.
     """
     shuffle = as_shuffle("buckets", ordering)
+    if shuffle.mode == "blocks":
+        raise ValueError(
+            f"buckets takes samples of one length from all of the data, so that blocks cannot be read in sequence. Got "
+            f'{shuffle}. Use ordering="shuffle".'
+        )
     if shuffle.mode == "batchwise":  # their order changes here, so that in their bucket they come as they are
         ordering = Shuffle("repeat", shuffle.first_epoch)
     plans, position, batch = [], 0, 0

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from millstream.plan import order
+from millstream.plan.block_order import BlockOrder
 from millstream.plan.keys import Array, Key, fold, named_key
 from millstream.plan.selection import Selection, digest_of
 
@@ -48,7 +49,8 @@ class Part:
     def words(self) -> str:
         """What it is, in words that differ for different sources."""
         what = self.selection.words or f"{self.length:,}"
-        return f"{self.name}: {what}{'' if self.shuffled else ' in sequence'}"
+        in_sequence = not self.shuffled and not any(isinstance(one, BlockOrder) for one in self.selection.functions)
+        return f"{self.name}: {what}{' in sequence' if in_sequence else ''}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,7 +34,9 @@ def batch_order_key(xp: ModuleType, words: Array, epoch: Array) -> Key:
 
 
 @np.errstate(over="ignore")
-def shuffled(xp: ModuleType, positions: Array, n: int, key: Key) -> Array:
+def shuffled(
+    xp: ModuleType, positions: Array, n: int, key: Key, which: Array | None = None, ends: Array | None = None
+) -> Array:
     """The sample index at each position of the epoch that `key` belongs to.
 
     Args:
@@ -42,6 +44,8 @@ def shuffled(xp: ModuleType, positions: Array, n: int, key: Key) -> Array:
         positions: Unsigned integers below `n`, of any shape. uint64 (NumPy only) is needed past 2**32.
         n: Number of samples, static.
         key: From `epoch_key` or `batch_order_key`; its arrays broadcast against `positions`.
+        which: Which of several keys, along one axis, each position has.
+        ends: A length for each position, at most `n`; positions below it are permuted among themselves.
     """
     rows, columns = _grid(n)
     width = positions.dtype.type(columns)
@@ -56,9 +60,12 @@ def shuffled(xp: ModuleType, positions: Array, n: int, key: Key) -> Array:
         return left.astype(positions.dtype) * width + right.astype(positions.dtype)
 
     round_keys = _round_keys(xp, key, _rounds(n))
-    shape = xp.broadcast_shapes(positions.shape, key[0].shape)
-    start = xp.broadcast_to(positions, shape)
-    return (_walk_in_numpy if xp is np else _walk_in_graph)(network, start, round_keys, n)
+    if which is None:
+        positions = xp.broadcast_to(positions, xp.broadcast_shapes(positions.shape, key[0].shape))
+    else:
+        round_keys = round_keys[which]
+    end = ends if ends is not None else n if xp is np else positions.dtype.type(n)
+    return (_walk_in_numpy if xp is np else _walk_in_graph)(network, positions, round_keys, end)
 
 
 @np.errstate(over="ignore")
@@ -146,24 +153,24 @@ def _quotient(words: Array, divisors: Array, magic: Array) -> Array:
     return found + (words - found * divisors >= divisors).astype(np.uint32)
 
 
-def _walk_in_numpy(network: Network, positions: Array, round_keys: Array, n: int) -> Array:
+def _walk_in_numpy(network: Network, positions: Array, round_keys: Array, end: Array) -> Array:
     positions = np.asarray(network(positions, round_keys))  # of one position, NumPy makes a scalar
-    outside = positions >= n
+    outside = positions >= end
     while outside.any():
         keys = np.broadcast_to(round_keys, (*positions.shape, round_keys.shape[-1]))[outside]
         positions[outside] = network(positions[outside], keys)
-        outside = positions >= n
+        outside = positions >= end
     return positions
 
 
-def _walk_in_graph(network: Network, positions: Array, round_keys: Array, n: int) -> Array:
+def _walk_in_graph(network: Network, positions: Array, round_keys: Array, end: Array) -> Array:
     import jax.numpy as jnp
     from jax import lax
 
     def walk(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         positions, walking, round_keys = state
         positions = jnp.where(walking, network(positions, round_keys), positions)
-        return positions, positions >= positions.dtype.type(n), round_keys
+        return positions, positions >= end, round_keys
 
     # The loop also keeps XLA from computing the round keys again in every lane: they are carried, not fused.
     start = positions, jnp.ones(positions.shape, bool), round_keys

@@ -3,10 +3,11 @@
 import dataclasses
 from typing import Any, Literal
 
-from millstream.text.errors import describe_value, require_bool, require_choice
+from millstream.text.errors import describe_value, require_bool, require_choice, require_int
 from millstream.text.summaries import call_text
 
-Mode = Literal["itemwise", "reseed", "repeat", "batchwise"]
+Mode = Literal["itemwise", "reseed", "repeat", "batchwise", "blocks"]
+_MODES = ("itemwise", "reseed", "repeat", "batchwise", "blocks")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,23 +23,53 @@ class Shuffle:
         >>> batches = loader.iterate(loader.init_state(jax.random.key(0)), steps=4)
         >>> len({tuple(batch["x"].tolist()) for batch, mask in batches})  # two epochs of the same two batches
         2
+        >>> ordering = ms.Shuffle("blocks", block_size=100, lanes=4, window=200)
+        >>> source = ms.ArraySampleSource({"x": np.arange(10_000)}, ordering=ordering)
+        >>> loader = ms.DataLoader([source, ms.BatchTransform(64)])
+        >>> batch, mask = next(loader.iterate(loader.init_state(jax.random.key(0))))
+        >>> len(set((batch["x"] // 100).tolist())) <= 12  # blocks: two or three for each lane
+        True
 
     Args:
         mode: What an epoch has in common with the one before it. "itemwise": nothing, a new order and new keys for
             random stages; `ordering="shuffle"` is short for it. "reseed": the order. "repeat": the order and the keys,
             so the same batches. "batchwise": the batches, with their keys, which come in a new order; of batches of
             batches those are the outermost ones, and without a `BatchTransform` every sample is a batch. "repeat" and
-            "batchwise" need batches that end with their epoch. A stage after a stream has keys of its own.
+            "batchwise" need batches that end with their epoch. A stage after a stream has keys of its own. "blocks":
+            nothing, as "itemwise", but samples are read almost in sequence: for files larger than memory, and files on
+            other machines.
         first_epoch: False to leave epoch 0 unshuffled: samples and batches come in sequence. The order that "reseed"
             and "repeat" keep, and the batches that "batchwise" keeps, are then those of the sequence.
+        block_size: For "blocks", the most samples of a block. Blocks that are stored larger are divided. Sources that
+            have no blocks need it.
+        lanes: For "blocks", how many parts of the data are read side by side. Each gives the same number of rows to
+            every batch, so it divides the batch size; hosts whose number divides it read no block twice. By default up
+            to 64.
+        window: For "blocks", how many samples of a lane are mixed at a time, at most. By default as many as keep 1 GiB
+            of samples in use, of all lanes together.
     """
 
     mode: Mode = "itemwise"
     first_epoch: bool = True
+    block_size: int | None = dataclasses.field(default=None, kw_only=True)
+    lanes: int | None = dataclasses.field(default=None, kw_only=True)
+    window: int | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        require_choice("Shuffle", "mode", self.mode, ("itemwise", "reseed", "repeat", "batchwise"))
+        require_choice("Shuffle", "mode", self.mode, _MODES)
         require_bool("Shuffle", "first_epoch", self.first_epoch)
+        for name in ("block_size", "lanes", "window"):
+            given = getattr(self, name)
+            if given is None:
+                continue
+            if self.mode != "blocks":
+                raise ValueError(f'Shuffle takes {name} with the mode "blocks" alone. Got {self.mode!r}.')
+            require_int("Shuffle", name, given, least=1, most=(1 << 31) - 1)
+        if self.mode == "blocks" and not self.first_epoch:
+            raise ValueError(
+                'Shuffle("blocks") shuffles every epoch: rows of a batch come from all lanes. Leave out '
+                "first_epoch, or use a different mode."
+            )
 
     @property
     def recurs(self) -> bool:

@@ -111,7 +111,7 @@ class PhasedPlan:
     def samples(self) -> int | None:
         """Samples of an epoch, if each phase takes those that the one before it has left; None if one does not."""
         plans = [plan for plan in self.phases if isinstance(plan, Plan) and plan.can_start]
-        same = {(plan.samples, plan.shuffle, plan.batchings[0].ending) for plan in plans}
+        same = {(plan.way, plan.batchings[0].ending) for plan in plans}
         return plans[0].samples if len(plans) == len(self.phases) and len(same) == 1 else None
 
     @functools.cached_property

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from millstream.plan import order
+from millstream.plan.block_order import BlockOrder, StoredBlocks, block_order, lanes_for
 from millstream.plan.keys import Array, Key
 from millstream.plan.ordering import Ordering, Shuffle, as_shuffle
 from millstream.plan.selection import Selection
@@ -63,12 +64,16 @@ _BEGINNING = Start()
 
 @dataclasses.dataclass(frozen=True)
 class Batching:
-    """One level of batching: `size` of the `inner` elements of an epoch at a time, from where a run begins."""
+    """One level of batching: `size` of the `inner` elements of an epoch at a time, from where a run begins.
+
+    Elements at positions whose remainder by `lanes` is equal are next to each other in a batch.
+    """
 
     size: int
     ending: Ending
     inner: int
     start: Start = _BEGINNING
+    lanes: int = 1
 
     @property
     def length(self) -> int:
@@ -139,6 +144,9 @@ class Batching:
         inner = number(self.inner)
         epoch, element = batch.epoch[..., None], batch.element[..., None]
         row = xp.arange(self.size, dtype=inner.dtype) if chosen is None else xp.asarray(chosen).astype(inner.dtype)
+        if self.lanes > 1:
+            each = number(self.size // self.lanes)
+            row = row % each * number(self.lanes) + row // each
         row = row.reshape((1,) * batch.element.ndim + (-1,))
         position = element * number(self.size) + row + self._shift(xp, epoch)
         mask = batch.mask[..., None]
@@ -187,6 +195,8 @@ class Plan:
     The samples of an epoch are positions, which the ordering permutes; the selection says which sample of the source
     stands at each. Without one, a position is the index of a sample. Of a plan that is a bucket, `first_position` and
     `first_batch` count what the buckets before it have, so that positions and batches are numbered across all of them.
+    A block shuffle leaves positions in sequence, and is the first function of the selection; as long as `stored` says
+    which blocks there are, the size of batches, which it depends on, is not known.
 
     Example:
         >>> plan = Plan(10, "shuffle", (Batching(4, "pad", 10),))
@@ -201,6 +211,7 @@ class Plan:
     selection: Selection | None = None
     first_position: int = 0
     first_batch: int = 0
+    stored: StoredBlocks | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         crossing = [batching.size for batching in self.batchings if batching.ending == "wrap"]
@@ -217,9 +228,56 @@ class Plan:
         return as_shuffle("A source", self.ordering)
 
     @property
+    def blocks(self) -> BlockOrder | None:
+        """The order of a block shuffle."""
+        functions = () if self.selection is None else self.selection.functions
+        return functions[0] if functions and isinstance(functions[0], BlockOrder) else None
+
+    @property
+    def view(self) -> Selection | None:
+        """Which of the source's samples there are, without the order of a block shuffle; None for all as they are."""
+        if self.blocks is None or self.selection is None:
+            return self.selection
+        rest = self.selection.functions[1:]
+        return Selection(rest, self.selection.tables[1:]) if rest else None
+
+    @property
+    def order_words(self) -> str:
+        """What the order is, in words that differ for different orders."""
+        return self.shuffle.words if self.blocks is None else f"{self.shuffle.words}: {self.blocks.words}"
+
+    def in_blocks(self, stored: StoredBlocks) -> "Plan":
+        """This plan, which is a block shuffle, over the blocks that its samples are stored in."""
+        return dataclasses.replace(self, stored=stored)._ordered(stored, None)
+
+    def ordered_for(self, batch_size: int) -> "Plan":
+        """This plan with an order that is made for batches of this size, and multiples of it."""
+        return self if self.stored is None else dataclasses.replace(self, stored=None)._ordered(self.stored, batch_size)
+
+    def _ordered(self, stored: StoredBlocks, batch_size: int | None) -> "Plan":
+        view = Selection() if self.view is None else self.view
+        return dataclasses.replace(self, selection=view.after(*block_order(self.shuffle, stored, batch_size)))
+
+    def batched(self, batching: Batching) -> "Plan":
+        """This plan with one more level of batching."""
+        if self.batchings:
+            return dataclasses.replace(self, batchings=(*self.batchings, batching))
+        plan = self.ordered_for(batching.size)
+        if plan.blocks is not None:
+            lanes = plan.blocks.lanes
+            if batching.size % lanes:
+                raise ValueError(
+                    f"{self.shuffle} needs batches whose size is a multiple of lanes, which are {lanes:,}: each lane "
+                    f"gives equally many rows to a batch. Got BatchTransform({batching.size:,}). Use "
+                    f"lanes={lanes_for(batching.size):,}, or leave lanes out."
+                )
+            batching = dataclasses.replace(batching, lanes=lanes)
+        return dataclasses.replace(plan, batchings=(batching,))
+
+    @property
     def draws(self) -> bool:
         """Whether which samples an epoch has depends on the run's key and the epoch, not only their order."""
-        return self.selection is not None and self.selection.is_keyed
+        return self.view is not None and self.view.is_keyed
 
     @property
     def is_random(self) -> bool:
@@ -355,7 +413,9 @@ class Plan:
     def positions(self, xp: ModuleType, words: Array, rows: list[Rows]) -> Array:
         """The position of the sample at each row of the innermost level, from what `rows_at` gave."""
         samples = rows[-1]
-        if self.shuffle.mode == "itemwise":
+        if self.shuffle.mode == "blocks":
+            found = samples.element
+        elif self.shuffle.mode == "itemwise":
             # A batch lies in one epoch unless it wraps, and then its rows need a key each.
             wraps = any(batching.ending == "wrap" for batching in self.batchings)
             epoch = samples.epoch if wraps else _keep_axes(rows[0].epoch, samples)
@@ -399,9 +459,14 @@ class Plan:
             return self
         (own,), (other,) = self.batchings, before.batchings
         start = other.after(steps)
-        if (self.samples, self.shuffle, own.ending) != (before.samples, before.shuffle, other.ending):
+        if (self.way, own.ending) != (before.way, other.ending):
             start = Start(start.epoch + (start.batch > 0))
         return dataclasses.replace(self, batchings=(dataclasses.replace(own, start=start),))
+
+    @property
+    def way(self) -> tuple[int, Shuffle, BlockOrder | None]:
+        """What is equal for plans that go through the samples of an epoch in the same way."""
+        return self.samples, self.shuffle, self.blocks
 
     @property
     def can_start(self) -> bool:
@@ -413,7 +478,8 @@ class Plan:
         """The indices of the first samples of an epoch in sequence, at most `count`; each one once."""
         positions = self.first_position + np.arange(min(count, self.samples), dtype=np.uint64)
         words, epoch = np.zeros(2, np.uint32), np.zeros(len(positions), np.uint32)
-        return list(dict.fromkeys(self.indices(np, words, epoch, positions).tolist()))
+        in_sequence = dataclasses.replace(self, selection=self.view)
+        return list(dict.fromkeys(in_sequence.indices(np, words, epoch, positions).tolist()))
 
     def _shuffled(self, xp: ModuleType, positions: Array, n: int, key: Key, epoch: Array) -> Array:
         """The positions in the order of `key`, but in sequence in an epoch 0 that is not to be shuffled."""

@@ -73,6 +73,7 @@ class MappedSource(SampleReader):
         self.keyed = random or self._inner.keyed
         self.ordering = self._inner.ordering
         self.prefetch_size = self._inner.prefetch_size
+        self.blocks, self.divides_blocks = self._inner.blocks, self._inner.divides_blocks
         self.readers = readers
 
     def __len__(self) -> int:

@@ -46,6 +46,9 @@ class HostSource(Subscriptable):
             get samples of any shape, as they are.
         stamps: Name, size, and time or version of each file that samples are read from, if that is known. A plan file
             of `ms.views` is not used for other ones.
+        blocks: How many samples each block that they are stored in has, in order: row groups, shards. None if there are
+            none. `Shuffle("blocks")` reads them almost in sequence.
+        divides_blocks: Whether a part of a block can be read without the rest, so that few large ones may be divided.
     """
 
     ordering: Ordering
@@ -60,6 +63,8 @@ class HostSource(Subscriptable):
     reads_samples: bool = False
     whole_samples: bool = False
     stamps: Sequence[FileStamp] = ()
+    blocks: Sequence[int] | np.ndarray | None = None
+    divides_blocks: bool = False
 
     arrays = None
 
@@ -302,6 +307,7 @@ class _Adapted(HostSource):
         self.ordering = ordering
         self.sample_spec = self._spec
         self.stamps = getattr(source, "stamps", ())
+        self.blocks = getattr(source, "blocks", None)
 
     def __len__(self) -> int:
         return len(self._source)

@@ -53,6 +53,8 @@ class NpySource(RowSource):
         prefetch_size: How many samples are read before they are needed.
     """
 
+    divides_blocks = True
+
     def __init__(self, paths: PyTree, ordering: Ordering = "shuffle", prefetch_size: int = 64) -> None:
         check_reading("NpySource", ordering, prefetch_size)
         super().__init__(OpenedRows("NpySource", _map_tree, (paths,)), ordering, prefetch_size)

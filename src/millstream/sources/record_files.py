@@ -31,6 +31,11 @@ class RecordFiles:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
+    @property
+    def counts(self) -> np.ndarray:
+        """How many records each file has."""
+        return np.diff(self._ends, prepend=0)
+
     def read(self, indices: np.ndarray) -> list[bytes]:
         """The records at `indices`; those of a file are asked for together."""
         found: list[bytes] = [b""] * len(indices)
@@ -65,9 +70,11 @@ class RecordSource(HostSource):
     """The records of files, each of which is made a sample."""
 
     whole_samples = True
+    divides_blocks = True
 
     def __init__(self, records: RecordFiles, files: Sequence[File], ordering: Ordering, prefetch_size: int) -> None:
         self._records = records
+        self.blocks = records.counts
         self.stamps = [file.stamp for file in files]
         self.ordering: Ordering = ordering
         self.prefetch_size = prefetch_size

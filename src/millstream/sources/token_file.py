@@ -70,6 +70,7 @@ class TokenFileSource(HostSource):
     """
 
     whole_samples = True
+    divides_blocks = True
 
     def __init__(
         self,
@@ -98,6 +99,7 @@ class TokenFileSource(HostSource):
         joined = [part[:-1] + first for part, first in zip(bounds, firsts, strict=False)]
         self._bounds = bounds[0] if len(bounds) == 1 else np.concatenate([*joined, firsts[-1:]])
         self.stamps = [file.stamp for one in opened for file in one.files]
+        self.blocks = np.array([len(part) - 1 for part in bounds])
         self.ordering: Ordering = ordering
         self.prefetch_size = prefetch_size
         self.sample_spec = _spec(self._files.dtype, int(self._bounds[1] - self._bounds[0]))
@@ -128,9 +130,11 @@ class _TokenRow(HostSource):
     """The tokens of files, each a sample."""
 
     shown_as = f"{_CALLER}.tokens"
+    divides_blocks = True
 
     def __init__(self, files: "_TokenFiles", stamps: Sequence[Any], ordering: Ordering, prefetch_size: int) -> None:
         self._files, self.stamps, self._caller = files, stamps, _CALLER
+        self.blocks = np.diff(files.firsts)
         self.ordering: Ordering = ordering
         self.prefetch_size = prefetch_size
         self.sample_spec = _spec(files.dtype)

@@ -1,6 +1,7 @@
 """Batching."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import ClassVar, overload
 
@@ -106,6 +107,7 @@ class BatchTransform(Transform):
                 f"{words} makes batches of samples that have an index, so it comes after an indexed source and is the "
                 f"only BatchTransform. Got {describe_value(inner)} before it."
             )
+        inner = inner.ordered_for(math.gcd(*sizes.values()))
         parts = {start: dataclasses.replace(self, batch_size=size)(inner) for start, size in sizes.items()}
         if not all(part.plan.can_start for part in parts.values()):
             raise ValueError(

@@ -11,6 +11,7 @@ import numpy as np
 from millstream.plan.mixture import Numbering
 from millstream.plan.ordering import Ordering
 from millstream.plan.selection import Selection, listed
+from millstream.reading.blocks import block_sizes
 from millstream.reading.contracts import IndexedSource
 from millstream.reading.host_source import Beside, HostSource, SampleReader, as_host_source, item_of, read_like
 from millstream.reading.samples import ObjectSpec, SampleSpec, spec_of
@@ -228,6 +229,10 @@ class JoinedSource(SampleReader):
         self.ordering = ordering
         self.sample_spec = spec = next((spec for spec in specs if isinstance(spec, ObjectSpec)), specs[0])
         self._alike = [own == spec for own in specs]
+        # A source that does not say its blocks is one: files that are joined are blocks.
+        blocks = ((block_sizes(part), len(part)) for part in self._parts)
+        self.blocks = np.concatenate([[length] if own is None else own for own, length in blocks])
+        self.divides_blocks = all(part.divides_blocks or part.blocks is None for part in self._parts)
         self.reads_samples = all(isinstance(part, SampleReader) and part.reads_samples for part in self._parts)
         read_like(self, self._parts)
 

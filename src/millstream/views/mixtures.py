@@ -7,9 +7,11 @@ from typing import Any, Literal
 import numpy as np
 
 from millstream.pipeline.pipeline import MAX_IN_GRAPH
+from millstream.plan.block_order import block_order
 from millstream.plan.mixture import Mixed, Part, block_size, mixed, mixed_once, reweighted
 from millstream.plan.ordering import as_shuffle
 from millstream.plan.selection import Selection
+from millstream.reading.blocks import stored_blocks
 from millstream.reading.contracts import IndexedSource
 from millstream.reading.view import View, view_of
 from millstream.text.errors import (
@@ -55,7 +57,7 @@ def mix(
 
     Args:
         sources: Sources or views by name, whose samples have the same structure, shapes and dtypes. Each has its own
-            `ordering`, "shuffle" or "sequential".
+            `ordering`, "shuffle", "sequential" or `Shuffle("blocks")`.
         weights: A number for each, at least 0, or a function of how many samples have come before in the epoch, such as
             `ms.views.ramp(0.1, 0.5, samples=100_000)`. Only their proportions count.
         samples: How many samples an epoch has; by default as many as all sources together. Weights that change start
@@ -87,7 +89,7 @@ def mix(
     found = _weights_by_name("mix", list(sources), weights)
     orders = {name: _is_shuffled(name, source) for name, source in sources.items()}
     base, firsts = joined_below("mix", sources, source_field)
-    selections = [source.selection if isinstance(source, View) else Selection() for source in sources.values()]
+    selections = [_selection_of(source) for source in sources.values()]
     parts = [
         Part(name, len(source), orders[name], first, Selection(selection.functions))
         for (name, source), first, selection in zip(sources.items(), firsts, selections, strict=True)
@@ -223,9 +225,18 @@ def _weights_by_name(caller: str, names: list[str], weights: Any) -> dict[str, W
 
 def _is_shuffled(name: str, source: IndexedSource) -> bool:
     shuffle = as_shuffle("mix", source.ordering)
-    if shuffle.words not in ("shuffle", "sequential"):
+    if shuffle.words not in ("shuffle", "sequential", "blocks"):
         raise ValueError(f"mix takes sources that are shuffled or in sequence. {name!r} has ordering {shuffle!r}.")
     return shuffle.words == "shuffle"
+
+
+def _selection_of(source: IndexedSource) -> Selection:
+    """Which sample below views stands at each position of a source's own epochs; in blocks, if that is its order."""
+    selection = source.selection if isinstance(source, View) else Selection()
+    shuffle = as_shuffle("mix", source.ordering)
+    if shuffle.mode != "blocks":
+        return selection
+    return selection.after(*block_order(shuffle, stored_blocks(shuffle, source), None))
 
 
 def _shares(caller: str, weights: Mapping[str, Weight], length: int) -> np.ndarray:
