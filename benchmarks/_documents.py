@@ -8,6 +8,7 @@ documents imports no JAX.
 
 import functools
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,12 @@ class Documents:
     def __getitem__(self, index: Any) -> dict[str, np.ndarray]:
         end = self._ends[index]
         return {"tokens": self._tokens[end - self.lengths[index] : end]}
+
+    def tokens_of(self, indices: np.ndarray) -> Iterator[np.ndarray]:
+        """The tokens of some of them."""
+        ends = self._ends[indices]
+        begins = ends - self.lengths[indices]
+        return (self._tokens[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True))
 
 
 @functools.cache

@@ -49,8 +49,8 @@ class Tokens(ms.sources.HostSource):
         return len(self.lengths)
 
     def read_rows(self, indices: np.ndarray, out: Any, keys: np.ndarray | None = None) -> None:
-        for row, index in enumerate(indices.tolist()):
-            out[0][row] = self._documents[index]
+        for row, tokens in enumerate(self._documents.tokens_of(indices)):
+            out[0][row] = {"tokens": tokens}
 
 
 class Known(ms.sources.HostSource):

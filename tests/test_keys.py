@@ -1,5 +1,7 @@
 """The cipher and the keys made with it."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,6 +31,18 @@ def test_numpy_and_jax_derive_the_same_keys():
         ours = fold(np, named_key(words, "stage"), numbers)
         theirs = jax.jit(lambda words, numbers: fold(jnp, named_key(words, "stage"), numbers))(words, numbers)
         np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_few_numbers_get_the_keys_that_they_have_among_many():
+    key, zeros = named_key(np.array([1, 2], np.uint32), "stage"), np.zeros(100, np.uint32)
+    counters = np.random.default_rng(0).integers(0, 1 << 32, (2, 100), np.uint32)
+    many = threefry2x32((key[0] + zeros, key[1] + zeros), (counters[0], counters[1]))
+    for shape in [(), (1,), (2, 1), (2, 4), (3, 3)]:
+        size = math.prod(shape)
+        few = threefry2x32(key, (counters[0, :size].reshape(shape), counters[1, :size].reshape(shape)))
+        for found, expected in zip(few, many, strict=True):
+            assert found.shape == shape and found.dtype == np.uint32
+            np.testing.assert_array_equal(found, expected[:size].reshape(shape))
 
 
 def test_names_key_words_and_numbers_all_matter():

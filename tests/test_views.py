@@ -61,6 +61,9 @@ VIEWS = {
     "balanced": lambda source: ms.views.balanced(source[:30], "y", samples=24),
     "mixture": lambda source: ms.views.mix({"a": source[:20], "b": source[20:]}, {"a": 1, "b": 2}, samples=45),
     "packed": lambda source: ms.views.pack(ms.views.windows(source, 3), 7),
+    "balanced part of a part": lambda source: ms.views.balanced(
+        ms.views.split(source[[*range(3, N), 0, 0]], {"train": 0.8, "test": 0.2})[0], "y", samples=24
+    ),
     "slice of weighted": lambda source: ms.views.weighted(source, np.arange(N), samples=50)[10:40],
 }
 
@@ -361,15 +364,16 @@ def test_every_sample_comes_as_often_as_its_share_says(seed, epoch, samples):
     assert counts.sum() == samples and not counts[weights == 0].any()
 
 
-def test_draws_are_the_same_in_a_compiled_program_and_new_every_epoch():
-    function, table = drawn(np.random.default_rng(0).random(1000), 500)
-    words, positions = np.array([1, 2], np.uint32), np.arange(500, dtype=np.uint32)
+@pytest.mark.parametrize(("power", "draws"), [(1, 500), (40, 500), (40, 5000)])
+def test_draws_are_the_same_in_a_compiled_program_and_new_every_epoch(power, draws):
+    function, table = drawn(np.random.default_rng(0).random(1000) ** power, draws)  # 40: most samples come hardly ever
+    words, positions = np.array([1, 2], np.uint32), np.arange(draws, dtype=np.uint32)
     located = jax.jit(
         lambda words, epoch, table: Selection((function,)).locate(jax.numpy, (table,), words, epoch, positions)
     )
     epochs = []
     for epoch in range(3):
-        at = np.full(500, epoch, np.uint32)
+        at = np.full(draws, epoch, np.uint32)
         found = function.locate(np, table, words, at, positions)
         assert found.tolist() == located(words, at, table).tolist()
         epochs.append(tuple(found.tolist()))

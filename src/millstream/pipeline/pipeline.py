@@ -90,6 +90,8 @@ def _over(source: IndexedSource, plan: Plan) -> "Pipeline":
     source = source.source if isinstance(source, View) else source
     if source.arrays is None:
         return Pipeline(None, plan, (), source, ReadConfig(as_host_source(source)))
+    if plan.selection is not None:
+        plan = dataclasses.replace(plan, selection=plan.selection.merged())
     return Pipeline(source.arrays, plan, (), source, tables=_placed_tables(plan))
 
 

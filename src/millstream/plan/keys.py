@@ -24,10 +24,17 @@ Key = tuple[Array, Array]
 Cipher = Callable[[Key, Key], Key]  # `threefry2x32`, in whatever way it is written
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_FEW = 8  # counters that Python's numbers encrypt in 7 us each; NumPy takes 78 us for up to hundreds of them
 
 
 def threefry2x32(key: Key, counter: Key) -> Key:
     """Encrypt a pair of uint32 arrays under a pair of uint32 arrays; everything broadcasts."""
+    words = (*key, *counter)
+    if all(isinstance(word, np.generic | np.ndarray) for word in words):
+        together = np.broadcast(*words)
+        if together.size <= _FEW:
+            found = np.array([_encrypt(*map(int, each)) for each in together], np.uint32).reshape(-1, 2)
+            return found[:, 0].reshape(together.shape)[()], found[:, 1].reshape(together.shape)[()]
     schedule = (key[0], key[1], key[0] ^ key[1] ^ np.uint32(0x1BD11BDA))
     left, right = counter[0] + schedule[0], counter[1] + schedule[1]
     for block in range(5):
@@ -37,6 +44,20 @@ def threefry2x32(key: Key, counter: Key) -> Key:
             right = right ^ left
         left = left + schedule[(block + 1) % 3]
         right = right + schedule[(block + 2) % 3] + np.uint32(block + 1)
+    return left, right
+
+
+def _encrypt(first: int, second: int, left: int, right: int) -> tuple[int, int]:
+    """The same of four numbers of Python's."""
+    mask = 0xFFFFFFFF
+    schedule = (first, second, first ^ second ^ 0x1BD11BDA)
+    left, right = left + first & mask, right + second & mask
+    for block in range(5):
+        for rotation in _ROTATIONS[block % 2]:
+            left = left + right & mask
+            right = (right << rotation & mask | right >> 32 - rotation) ^ left
+        left = left + schedule[(block + 1) % 3] & mask
+        right = right + schedule[(block + 2) % 3] + block + 1 & mask
     return left, right
 
 

@@ -101,9 +101,10 @@ class Mixed:
         return f"{self.length:,} mixed of {parts} ({self.digest[:12]})"
 
     def locate(self, xp: ModuleType, table: Array, words: Array, epoch: Array, positions: Array) -> Array:
-        keys = fold(xp, named_key(words, _NAME), xp.arange(len(self.parts), dtype=np.uint32))
         if xp is not np:
+            keys = fold(xp, named_key(words, _NAME), xp.arange(len(self.parts), dtype=np.uint32))
             return self._locate_in_graph(table, keys, epoch, positions)
+        keys = _keys_of_parts(words.tobytes(), len(self.parts))
         found = np.empty(positions.size, positions.dtype)
         groups = []
         for number, rows, count in self._counted(table[0], epoch, positions):
@@ -111,8 +112,10 @@ class Mixed:
             count = count if length < 1 << 32 else count.astype(np.uint64)
             groups.append((number, rows, *np.divmod(count, count.dtype.type(length))))
         for (number, rows, epochs, _), own in zip(groups, self._shuffled(keys, groups), strict=True):
-            part, words = self.parts[number], np.array([keys[0][number], keys[1][number]])
-            own = part.selection.locate(np, table[1][number], words, epochs, own.astype(positions.dtype))
+            part, own = self.parts[number], own.astype(positions.dtype)
+            if part.selection.functions:
+                words = np.array([keys[0][number], keys[1][number]])
+                own = part.selection.locate(np, table[1][number], words, epochs, own)
             found[rows] = own + positions.dtype.type(part.first)
         return found.reshape(positions.shape)
 
@@ -220,7 +223,7 @@ class Mixed:
                 (left, is_left, (rows, row, taken, first)),
                 (right, ~is_left, (rows, row, place, before)),
             ):
-                some = np.flatnonzero(chosen)
+                some = chosen.nonzero()[0]
                 if len(some):
                     yield from descend(side, *(part.take(some, mode="clip") for part in parts))
 
@@ -248,13 +251,14 @@ class Mixed:
         quotas, epoch = table[0], jnp.broadcast_to(epoch, positions.shape)
         changed, row, place = self._enter(epoch, positions)
         last = (changed + np.uint32(1)) * np.uint32(self._rows) - np.uint32(1)
+        near = quotas.reshape(len(quotas), -1)[row.reshape(-1)]  # one lookup for all that a position needs of its block
 
         def descend(tree: Tree, place: Array, before: Array, whole: Array) -> tuple[Array, Array]:
             if isinstance(tree, int):
                 offset = jnp.asarray(self._offsets[:, tree])[changed] if self.changes else np.uint32(0)
                 return np.int32(tree), epoch * whole + before + place + offset
             column, left, right = tree
-            first, slope, above = (quotas[row, column, field] for field in range(3))
+            first, slope, above = (near[:, 3 * column + field].reshape(place.shape) for field in range(3))
             taken = _taken(place, slope, above)
             is_left = _taken(place + np.uint32(1), slope, above) > taken
             of_left = quotas[last, column, 0]
@@ -321,6 +325,12 @@ def _halved(first: int, last: int) -> Tree:
     return middle - 1, _halved(first, middle), _halved(middle, last)
 
 
+@functools.lru_cache(maxsize=64)
+def _keys_of_parts(words: bytes, parts: int) -> Key:
+    """The keys of the sources of a mixture in the run whose raw key data these are."""
+    return fold(np, named_key(np.frombuffer(words, np.uint32), _NAME), np.arange(parts, dtype=np.uint32))
+
+
 def _taken(place: Array, slope: Array, above: Array) -> Array:
     """How many places before each one are on the left of a division, whose line rises from `above` by `slope`."""
     high, low = slope >> np.uint32(15), slope & np.uint32((1 << 15) - 1)
@@ -350,9 +360,9 @@ def _choose_in_graph(
     for number, part in enumerate(parts):
         found = jnp.divmod(count, np.uint32(part.length))
         epochs, own = (jnp.where(which == number, new, old) for new, old in zip(found, (epochs, own), strict=True))
-    firsts = _first_epochs(len(parts), which, epochs, True)
+    firsts = _first_epochs(len(parts), which, epochs, jnp.ones(which.shape, bool))
     if any(part.shuffled for part in parts):
-        own = _shuffled_in_graph(parts, keys, which, epochs, firsts, own)
+        own = _shuffled_in_graph(parts, keys, which, epochs, own)
     found = own
     for number, part in enumerate(parts):
         mine, its = which == number, own
@@ -370,13 +380,12 @@ def _first_epochs(parts: int, which: Array, epochs: Array, left: Array) -> Array
     """The first epoch of each source among the rows that are left."""
     import jax.numpy as jnp
 
-    among = [jnp.where((which == number) & left, epochs, np.uint32(_NONE)) for number in range(parts)]
-    return jnp.stack([epochs.min() for epochs in among])
+    numbers = np.arange(parts, dtype=np.int32).reshape(-1, *[1] * which.ndim)
+    among = jnp.where((which[None] == numbers) & left[None], epochs[None], np.uint32(_NONE))
+    return among.reshape(parts, -1).min(axis=1)
 
 
-def _shuffled_in_graph(
-    parts: tuple[Part, ...], keys: Key, which: Array, epochs: Array, firsts: Array, own: Array
-) -> Array:
+def _shuffled_in_graph(parts: tuple[Part, ...], keys: Key, which: Array, epochs: Array, own: Array) -> Array:
     """The samples at these positions of the sources' own epochs, traced.
 
     A batch has samples of one epoch of a source, seldom of two, unless the source is small. So keys are made for one
@@ -388,14 +397,14 @@ def _shuffled_in_graph(
     lengths = [part.length for part in parts]
     to_shuffle = np.array([part.shuffled and part.length > 1 for part in parts])
 
-    def turn(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        found, left, firsts = state
+    def turn(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        found, left = state
+        firsts = _first_epochs(len(parts), which, epochs, left)
         now = left & (epochs == firsts[which])
         found = order.shuffled_in_domains(jnp, found, which, lengths, fold(jnp, keys, firsts), now)
-        left = left & ~now
-        return found, left, _first_epochs(len(parts), which, epochs, left)
+        return found, left & ~now
 
-    start = own, jnp.asarray(to_shuffle)[which], firsts
+    start = own, jnp.asarray(to_shuffle)[which]
     return lax.while_loop(lambda state: state[1].any(), turn, start)[0]
 
 

@@ -98,16 +98,22 @@ def shuffled_in_domains(
     pairs = of_domain([_rounds(n) // 2 for n in lengths])
 
     def quotient(words: Array, divisors: Array, magic: Array) -> Array:
-        return words // divisors if xp is np else _quotient(words, divisors, magic)
+        if xp is np:
+            return words // divisors
+        found = _product_above(words, magic)  # at most one too small
+        return found + (words - found * divisors >= divisors).astype(np.uint32)
+
+    def add_modulo(value: Array, word: Array, divisors: Array, magic: Array) -> Array:
+        rest = word - (word // divisors if xp is np else _product_above(word, magic)) * divisors
+        if xp is not np:
+            rest = xp.minimum(rest, rest - divisors)
+        total = value + rest
+        return xp.minimum(total, total - divisors)
 
     def two_rounds(number: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         left, right, round_keys = state
-        word = _scramble(right ^ round_keys[:, 2 * number][which])
-        moved = left + (word - quotient(word, rows, row_magic) * rows)
-        moved = xp.minimum(moved, moved - rows)
-        word = _scramble(moved ^ round_keys[:, 2 * number + 1][which])
-        added = right + (word - quotient(word, columns, column_magic) * columns)
-        added = xp.minimum(added, added - columns)
+        moved = add_modulo(left, _scramble(right ^ round_keys[:, 2 * number][which]), rows, row_magic)
+        added = add_modulo(right, _scramble(moved ^ round_keys[:, 2 * number + 1][which]), columns, column_magic)
         if least == most:
             return moved, added, round_keys
         more = number < pairs.astype(np.int32)
@@ -143,14 +149,13 @@ def _magic(divisor: int) -> int:
     return min((1 << 32) // divisor, (1 << 32) - 1)
 
 
-def _quotient(words: Array, divisors: Array, magic: Array) -> Array:
-    """Whole quotients of 32-bit words, by products of 16-bit halves: processors divide few numbers at a time."""
+def _product_above(words: Array, magic: Array) -> Array:
+    """The upper 32 bits of products, by those of 16-bit halves: processors divide few numbers at a time."""
     half, low = np.uint32(16), np.uint32(0xFFFF)
     upper, lower, magic_upper, magic_lower = words >> half, words & low, magic >> half, magic & low
     first, second = upper * magic_lower, lower * magic_upper
     carried = (first & low) + (second & low) + (lower * magic_lower >> half)
-    found = upper * magic_upper + (first >> half) + (second >> half) + (carried >> half)  # at most one too small
-    return found + (words - found * divisors >= divisors).astype(np.uint32)
+    return upper * magic_upper + (first >> half) + (second >> half) + (carried >> half)
 
 
 def _walk_in_numpy(network: Network, positions: Array, round_keys: Array, end: Array) -> Array:

@@ -38,6 +38,7 @@ class Pieces:
         starts: Where in its document it begins.
         counts: How many tokens it has.
         are_last: Whether its document ends with it.
+        lasts: The last piece of every row.
     """
 
     rows: np.ndarray
@@ -47,6 +48,7 @@ class Pieces:
     starts: np.ndarray
     counts: np.ndarray
     are_last: np.ndarray
+    lasts: np.ndarray
 
 
 class PackedRows:
@@ -73,23 +75,19 @@ class PackedRows:
     def pieces(self, rows: np.ndarray) -> Pieces:
         """The pieces that these rows are made of."""
         firsts = self._firsts[rows].astype(np.int64)
-        sizes = self._firsts[rows + 1].astype(np.int64) - firsts
-        begins = np.cumsum(sizes) - sizes
-        which = _ranges(firsts, sizes)
+        sizes = self._firsts[rows + 1] - firsts
+        lasts = np.cumsum(sizes) - 1
+        begins = lasts - sizes + 1
+        row = np.repeat(np.arange(len(rows)), sizes)
+        numbers = np.arange(len(row)) - begins[row]
+        which = firsts[row] + numbers
         documents, starts, doubled = (
             column[which].astype(np.int64) for column in (self._documents, self._starts, self._counts)
         )
         counts = doubled >> 1
         before = np.cumsum(counts) - counts
-        return Pieces(
-            np.repeat(np.arange(len(rows)), sizes),
-            np.arange(len(which)) - np.repeat(begins, sizes),
-            before - np.repeat(before[begins], sizes),
-            documents,
-            starts,
-            counts,
-            (doubled & 1).astype(bool),
-        )
+        places = before - before[begins][row]
+        return Pieces(row, numbers, places, documents, starts, counts, (doubled & 1).astype(bool), lasts)
 
     def first_documents(self, rows: np.ndarray) -> np.ndarray:
         """The first document of each of these rows."""

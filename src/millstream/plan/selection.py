@@ -105,8 +105,9 @@ class Listed:
     def words(self) -> str:
         return f"{self.length:,} chosen ({self.digest[:12]})"
 
-    def locate(self, xp: ModuleType, table: Array, words: Array, epoch: Array, positions: Array) -> Array:
-        return table[positions].astype(positions.dtype)
+    def locate(self, xp: ModuleType, table: Array | None, words: Array, epoch: Array, positions: Array) -> Array:
+        # Without a table, the list before this one says what both say; see `Selection.merged`.
+        return positions if table is None else table[positions].astype(positions.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,9 +240,15 @@ def _bisect_in_numpy(is_above: IsAbove, first: Array, last: Array, sought: tuple
 
 
 def _bisect_in_graph(is_above: IsAbove, first: Array, last: Array, sought: tuple[Array, ...]) -> Array:
-    """The same, traced."""
+    """The same, traced: the first rows one by one, which is all that most draws need, and fuses into one pass."""
     import jax.numpy as jnp
     from jax import lax
+
+    found = first
+    for row in (first, first + np.uint32(1)):
+        found = found + ((row < last) & ~is_above(row, *sought)).astype(np.uint32)
+    open_bit = np.uint32(1 << 31)  # above all rows: where more of them have to be looked at
+    is_open = (found == first + np.uint32(2)) & (found < last)
 
     def halve(bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bounds
@@ -249,7 +256,12 @@ def _bisect_in_graph(is_above: IsAbove, first: Array, last: Array, sought: tuple
         above, unknown = is_above(middle, *sought), low < high
         return jnp.where(unknown & ~above, middle + np.uint32(1), low), jnp.where(unknown & above, middle, high)
 
-    return lax.while_loop(lambda bounds: (bounds[0] < bounds[1]).any(), halve, (first, last))[1]
+    def bisect(found: Array) -> Array:
+        bounds = lax.while_loop(lambda bounds: (bounds[0] < bounds[1]).any(), halve, (first, last))
+        return jnp.where(found >= open_bit, bounds[1], found)
+
+    found = jnp.where(is_open, open_bit, found)
+    return lax.while_loop(lambda found: (found >= open_bit).any(), bisect, found)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,6 +301,15 @@ class Selection:
     def after(self, function: IndexFunction, table: Array | None = None) -> "Selection":
         """What a function selects from this selection."""
         return Selection((function, *self.functions), (table, *self.tables))
+
+    def merged(self) -> "Selection":
+        """The same with lists of lists looked up once: the table of the outer one says what both say."""
+        tables = list(self.tables)
+        for inner in range(len(tables) - 1, 0, -1):
+            outer, under = tables[inner - 1], tables[inner]
+            if under is not None and all(isinstance(one, Listed) for one in self.functions[inner - 1 : inner + 1]):
+                tables[inner - 1 : inner + 1] = [under[outer], None]
+        return Selection(self.functions, tuple(tables))
 
     def without_digests(self) -> "Selection":
         """The functions as a program that takes their tables needs them: equal for tables of equal length."""

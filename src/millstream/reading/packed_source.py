@@ -1,6 +1,7 @@
 """Rows of documents, read on the host: those of a batch together, each document once. It loads no JAX."""
 
 import dataclasses
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from millstream.reading.stats import timed
 from millstream.text.errors import describe_leaf, describe_value
 
 Unscored = Literal["first", "last", "none"]
+_DTYPE, _AXES = operator.attrgetter("dtype"), operator.attrgetter("ndim")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,21 +96,22 @@ class PackedSource(HostSource):
         if not len(indices):
             return
         pieces = self._rows.pieces(indices)
+        documents, which = pieces.documents, np.arange(len(pieces.documents))
         if keys is None:
-            documents, which = np.unique(pieces.documents, return_inverse=True)
+            if not pieces.are_last.all() or pieces.starts.any():  # a document may be in several rows
+                documents, which = np.unique(pieces.documents, return_inverse=True)
         else:  # a piece has a key of its own, by its row and its number there
-            documents, which = pieces.documents, np.arange(len(pieces.documents))
             keys = np.stack(fold(np, (keys[pieces.rows, 0], keys[pieces.rows, 1]), pieces.numbers), axis=-1)
         with timed("reading"):
             samples = self._read_documents(documents, keys)
-        ends = np.append(np.flatnonzero(pieces.numbers == 0)[1:], len(pieces.numbers)) - 1  # the last of every row
-        padding = np.zeros_like(pieces.counts)
-        padding[ends] = self._length - pieces.places[ends] - pieces.counts[ends]
+        padding, lasts = np.zeros(len(pieces.counts), np.int64), pieces.lasts
+        padding[lasts] = self._length - pieces.places[lasts] - pieces.counts[lasts]
         for leaf in self._leaves:
             target = out[leaf.place]
-            arrays = self._arrays(leaf.name, documents.tolist(), samples, target.shape[2:], target.dtype)
-            self._require_planned(leaf.name, pieces, np.fromiter(map(len, arrays), np.int64, len(arrays))[which])
-            self._write(leaf, pieces, [arrays[number] for number in which.tolist()], padding, target)
+            arrays = self._arrays(leaf.name, documents, samples, target.shape[2:], target.dtype)
+            lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))[which]
+            self._require_planned(leaf.name, pieces, lengths)
+            self._write(leaf, pieces, list(map(arrays.__getitem__, which.tolist())), lengths, padding, target)
         self._describe(pieces, padding, out)
 
     def _read_documents(self, documents: np.ndarray, keys: np.ndarray | None) -> list[PyTree]:
@@ -139,31 +142,46 @@ class PackedSource(HostSource):
             )
 
     def _write(
-        self, leaf: _Leaf, pieces: Pieces, arrays: list[np.ndarray], padding: np.ndarray, target: np.ndarray
+        self,
+        leaf: _Leaf,
+        pieces: Pieces,
+        parts: list[np.ndarray],
+        lengths: np.ndarray,
+        padding: np.ndarray,
+        target: np.ndarray,
     ) -> None:
         """Write one leaf of whole rows: pieces, ends of documents and padding, joined by one call.
 
         Args:
             leaf: Which.
             pieces: The pieces.
-            arrays: The document of each.
+            parts: The document of each; those that are not wanted whole are cut.
+            lengths: Its length.
             padding: How many places are empty after each.
             target: The leaf in the batch.
         """
         counts = pieces.counts - pieces.are_last if self._has_eos else pieces.counts
-        columns = pieces.starts, pieces.starts + counts, pieces.are_last, padding
-        parts, eos, fill = [], leaf.eos, leaf.fill
-        for array, start, stop, is_last, empty in zip(arrays, *(column.tolist() for column in columns), strict=True):
-            parts.append(array[start:stop])
-            if is_last and eos is not None:
-                parts.append(eos)
+        # Most documents are whole: to cut those too would take as long as to copy them.
+        cut = np.flatnonzero(counts != lengths)
+        stops = pieces.starts[cut] + counts[cut]
+        for at, start, stop in zip(cut.tolist(), pieces.starts[cut].tolist(), stops.tolist(), strict=True):
+            parts[at] = parts[at][start:stop]
+        joined, before, eos = [], 0, leaf.eos
+        ends = pieces.are_last if eos is not None else np.zeros_like(pieces.are_last)
+        after = np.flatnonzero(ends | (padding > 0))
+        for at, is_end, empty in zip(after.tolist(), ends[after].tolist(), padding[after].tolist(), strict=True):
+            joined += parts[before : at + 1]
+            before = at + 1
+            if is_end:
+                joined.append(eos)
             if empty:
-                parts.append(fill[:empty])
+                joined.append(leaf.fill[:empty])
+        joined += parts[before:]
         shape = (-1, *target.shape[2:])
         if target.flags.c_contiguous:
-            np.concatenate(parts, out=target.reshape(shape))
+            np.concatenate(joined, out=target.reshape(shape))
         else:  # memory that lies apart cannot be seen as one row
-            target[...] = np.concatenate(parts).reshape(target.shape)
+            target[...] = np.concatenate(joined).reshape(target.shape)
 
     def _describe(self, pieces: Pieces, padding: np.ndarray, out: Sequence[np.ndarray]) -> None:
         """Write what rows say about their tokens."""
@@ -195,19 +213,22 @@ class PackedSource(HostSource):
                 leaf[row, self._length - empty :] = 0
 
     def _arrays(
-        self, name: str, documents: list[int], samples: list[PyTree], shape: tuple[int, ...], dtype: np.dtype
+        self, name: str, documents: np.ndarray, samples: list[PyTree], shape: tuple[int, ...], dtype: np.dtype
     ) -> list[np.ndarray]:
         """A leaf of every document, in the dtype of its row, which most documents have."""
+        numbers = documents.tolist()
         try:
             values = [sample[name] for sample in samples]
         except (KeyError, IndexError, TypeError):  # one by one, to say which of them it is
-            values = [self._value(name, number, sample) for number, sample in zip(documents, samples, strict=True)]
+            values = [self._value(name, number, sample) for number, sample in zip(numbers, samples, strict=True)]
         axes = 1 + len(shape)
+        if _are_alike(values, axes, shape, dtype):
+            return values
         return [
             value
             if type(value) is np.ndarray and value.dtype == dtype and value.ndim == axes and value.shape[1:] == shape
             else self._array(name, number, value, shape, dtype)
-            for number, value in zip(documents, values, strict=True)
+            for number, value in zip(numbers, values, strict=True)
         ]
 
     def _array(self, name: str, number: int, value: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -267,3 +288,13 @@ class PackedSource(HostSource):
 
         eos = None if leaves.eos is None else repeated("eos", leaves.eos[name], 1)
         return _Leaf(name, place, repeated("fill", leaves.fill[name], self._length), eos)
+
+
+def _are_alike(values: list[Any], axes: int, shape: tuple[int, ...], dtype: np.dtype) -> bool:
+    """Whether all are arrays of one kind; asked of all at once, which takes a third of asking one by one."""
+    return (
+        set(map(type, values)) == {np.ndarray}
+        and set(map(_DTYPE, values)) == {dtype}
+        and set(map(_AXES, values)) == {axes}
+        and (axes == 1 or {value.shape[1:] for value in values} == {shape})
+    )
