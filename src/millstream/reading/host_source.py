@@ -1,6 +1,6 @@
 """Sources whose samples are read on the host: the base, and how any indexed source becomes one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -49,6 +49,7 @@ class HostSource(Subscriptable):
         blocks: How many samples each block that they are stored in has, in order: row groups, shards. None if there are
             none. `Shuffle("blocks")` reads them almost in sequence.
         divides_blocks: Whether a part of a block can be read without the rest, so that few large ones may be divided.
+        functions: Those of the user's that samples go through, first to last.
     """
 
     ordering: Ordering
@@ -65,6 +66,7 @@ class HostSource(Subscriptable):
     stamps: Sequence[FileStamp] = ()
     blocks: Sequence[int] | np.ndarray | None = None
     divides_blocks: bool = False
+    functions: Sequence[Callable[..., Any]] = ()
 
     arrays = None
 
@@ -271,6 +273,7 @@ def read_like(source: HostSource, inner: Sequence[HostSource]) -> None:
     source.keyed = any(part.keyed for part in inner)
     source.calls_users = any(part.calls_users or part.reads_samples for part in inner)
     source.stamps = [stamp for part in inner for stamp in part.stamps]
+    source.functions = [function for part in inner for function in part.functions]
 
 
 class _Selected(HostSource):
