@@ -1,5 +1,6 @@
 """The blocks of shards as columns: mapped, or read from another machine, by what the index says of them."""
 
+import contextlib
 import functools
 import pathlib
 from collections.abc import Iterator, Sequence
@@ -233,7 +234,7 @@ class Blocks:
     def _batch(self, file: File, start: int, size: int) -> tuple[Any, int]:
         import pyarrow as pa
 
-        try:
+        with _sound(file):
             if isinstance(file, LocalFile):
                 whole = self._maps.get(file.name)
                 if whole is None:
@@ -244,23 +245,19 @@ class Blocks:
             else:
                 data, nbytes = pa.py_buffer(file.read_at(start, size)), size
             batch = pa.ipc.read_record_batch(data, arrow_schema(self._index.form.leaves))
-            batch.validate()  # a damaged file could point anywhere
+            batch.validate(full=True)  # places in a damaged file could lead anywhere
             return batch, nbytes
-        except (pa.ArrowException, UnicodeError) as error:
-            raise _damaged(file, str(error)) from None
 
     def _row_group(self, file: File, place: int) -> tuple[Any, int]:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        try:
+        with _sound(file):
             with pa.OSFile(str(file.path)) if isinstance(file, LocalFile) else FileStream(file) as stream:
                 table = pq.ParquetFile(stream, page_checksum_verification=True).read_row_group(place, use_threads=False)
             batch = table.combine_chunks().to_batches()[0]
-            batch.validate()
+            batch.validate(full=True)
             return batch, batch.nbytes
-        except (pa.ArrowException, UnicodeError, IndexError) as error:
-            raise _damaged(file, str(error)) from None
 
     def _npy(self, file: File, leaf: Leaf, rows: int) -> _Rows:
         whole = self._maps.get(file.name)
@@ -284,6 +281,19 @@ def _check(files: Sequence[File]) -> None:
     for file in files:
         if isinstance(file, LocalFile):
             file.check()
+
+
+@contextlib.contextmanager
+def _sound(file: File) -> Iterator[None]:
+    """Around what pyarrow does with a file: what it cannot make sense of is said to be damaged."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, UnicodeError, IndexError, OSError) as error:
+        if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
+            raise  # it says more: a file that has changed, a server that does not answer, too many open files
+        raise _damaged(file, str(error)) from None
 
 
 def _damaged(file: File, found: str) -> ValueError:

@@ -221,7 +221,7 @@ class _Job:
             for _, samples in self._made(maker, missing):
                 bar.show(samples)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 left = len(self._folder.missing(maker, numbers))
                 note = f"The disk of {self._folder.path} is full, with {len(numbers) - left:,} of {len(numbers):,} {what}."
                 raise noted(error, f"{note} Make room, and prepare again: what is finished stays.")  # noqa: B904

@@ -39,12 +39,12 @@ class Leaf:
     axes: int
     shape: tuple[int, ...] | None = None
 
-    @property
+    @functools.cached_property
     def is_numbers(self) -> bool:
         """Whether it is a number or an array of numbers or bools."""
         return self.of not in (TEXT, BYTES)
 
-    @property
+    @functools.cached_property
     def dtype(self) -> np.dtype:
         """Of its numbers."""
         return np.dtype(self.of)
