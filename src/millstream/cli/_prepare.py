@@ -60,8 +60,9 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
 
     asked = _asked(parser, _loaded(pathlib.Path(options.script)))
     executor = None if options.workers is None else ms.Processes(options.workers)
-    given = {name: value for name, value in (("executor", executor), ("ray", options.ray), ("part", part)) if value}
-    source = ms.prepare(directory=options.to, **asked | given)
+    given: dict[str, Any] = {"executor": executor, "ray": options.ray, "part": part}
+    asked |= {name: value for name, value in given.items() if value is not None}
+    source = ms.prepare(directory=options.to, **asked)
     if source is None:
         print(f"{options.to}: this part is finished; others are not yet")
     else:

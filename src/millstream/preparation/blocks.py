@@ -49,8 +49,8 @@ class ShardFiles:
                 raise noted(error, note)  # noqa: B904
             if file.size != entry.bytes:
                 raise ValueError(
-                    f"{_CALLER}: {file.name} has {file.size:,} bytes, and {entry.bytes:,} by its index. It is cut short "
-                    "or of a different preparation; get it again, or prepare the data again."
+                    f"{_CALLER}: {file.name} has {file.size:,} bytes, and {entry.bytes:,} by its index. It is cut "
+                    "short or of a different preparation; get it again, or prepare the data again."
                 )
             self._files[name] = file
         return self._files[name]
@@ -75,7 +75,9 @@ class RaggedColumn:
             found = [values[begin:end] for begin, end in zip(begins, ends, strict=True)]
         else:
             size = values.stored.itemsize
-            ranges = [(values.offset + begin * size, (end - begin) * size) for begin, end in zip(begins, ends, strict=True)]
+            ranges = [
+                (values.offset + begin * size, (end - begin) * size) for begin, end in zip(begins, ends, strict=True)
+            ]
             found = [np.frombuffer(data, values.stored) for data in values.file.read_ranges(ranges)]
         if self._shapes is None:
             return found
@@ -320,5 +322,3 @@ def _column(leaf: Leaf, array: Any) -> Column:
         return RaggedColumn(values, ends)
     shapes = array.field("shape")
     return RaggedColumn(values, ends, shapes.values.to_numpy().reshape(-1, leaf.axes))
-
-

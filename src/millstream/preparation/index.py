@@ -1,7 +1,9 @@
 """The `index.json` of prepared data: what is in which file, so that reading needs no look at the files."""
 
 import dataclasses
+import itertools
 import json
+import operator
 import os
 import pathlib
 from typing import Any
@@ -68,7 +70,9 @@ class Shard:
         if not entries or not blocks or not all(type(rows) is int and rows > 0 for rows in blocks):
             raise ValueError("a shard has no samples")
         places = [start, *ends]
-        good = all(type(place) is int for place in places) and all(a < b for a, b in zip(places, places[1:]))
+        good = all(type(place) is int for place in places) and all(
+            itertools.starmap(operator.lt, itertools.pairwise(places))
+        )
         if not good or len(ends) not in (0, len(blocks)) or not 0 <= start <= places[-1] <= entries[0].bytes:
             raise ValueError(f"the blocks of {entries[0].name} are not where they could be")
         return cls(entries, tuple(blocks), start, tuple(ends))

@@ -80,9 +80,8 @@ class PreparedSource(HostSource):
 
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
         form, spec = self._index.form, self.sample_spec
-        together = isinstance(spec, SampleSpec) and not self.whole_samples and not out[0].dtype.hasobject
         for rows, values in self._blocks.pieces(indices):
-            if together:
+            if isinstance(spec, SampleSpec) and not self.whole_samples and not out[0].dtype.hasobject:
                 stacked = form.sample([np.stack(part) if isinstance(part, list) else part for part in values])
                 for name, target, leaf in zip(spec.names, out, spec.flatten(_CALLER, stacked), strict=True):
                     target[rows] = narrowed(f"{_CALLER}{name}", leaf, target.dtype)
@@ -94,15 +93,15 @@ class PreparedSource(HostSource):
         """Read all files and compare them with the checksums of the index; raises a ValueError that names the first.
 
         Example:
-            >>> _ = ms.prepare(ms.DatasetSource(["oat"]), "prepared")
-            >>> ms.sources.PreparedSource("prepared").verify()
+            >>> _ = ms.prepare(ms.DatasetSource(["oat"]), "verified")
+            >>> ms.sources.PreparedSource("verified").verify()
         """
         for entry in self._index.files:
             file = self._blocks.files.open(entry.name)
             if _hash(file) != entry.sha256:
                 raise ValueError(
-                    f"{_CALLER}: {file.name} is damaged: its SHA-256 is not that of its index. Get it again, or prepare "
-                    "the data again."
+                    f"{_CALLER}: {file.name} is damaged: its SHA-256 is not that of its index. Get it again, or "
+                    "prepare the data again."
                 )
 
 
@@ -124,4 +123,3 @@ def _spec(index: Index) -> SampleSpec | ObjectSpec:
     leaves = zip(form.leaves, index.first, strict=True)
     tree: PyTree = form.sample([jax.ShapeDtypeStruct(shape, leaf.dtype) for leaf, shape in leaves])
     return spec_of(_CALLER, tree)
-

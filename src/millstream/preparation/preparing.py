@@ -6,13 +6,14 @@ import os
 import pathlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 
 from millstream.files import plain
 from millstream.files.atomic import written
-from millstream.files.data_files import local_path
+from millstream.files.data_files import is_remote
+from millstream.files.urls import shown
 from millstream.loader.loader import DataLoader
 from millstream.pipeline.pipeline import Pipeline
 from millstream.preparation.duplicates import first_occurrences
@@ -48,8 +49,39 @@ _FIX = "Give what stands for it, and change that when it changes: prepare(..., v
 Format = Literal["arrow", "npy", "parquet", "megatron", "array_record"]
 
 
+Prepared = IndexedSource | Pipeline | DataLoader | Sequence[IndexedSource | Callable[[Pipeline], Pipeline]]
+
+
+@overload
 def prepare(
-    source: IndexedSource | Pipeline | DataLoader | Sequence[Any],
+    source: Prepared,
+    directory: str | os.PathLike[str],
+    fn: Callable[[PyTree], PyTree | list[PyTree] | None] | None = None,
+    *,
+    deduplicate: Unique | None = None,
+    format: Format | None = None,
+    samples_per_shard: int | None = None,
+    executor: Executor | None = None,
+    ray: str | None = None,
+    part: None = None,
+    version: str | None = None,
+) -> PreparedSource: ...
+@overload
+def prepare(
+    source: Prepared,
+    directory: str | os.PathLike[str],
+    fn: Callable[[PyTree], PyTree | list[PyTree] | None] | None = None,
+    *,
+    deduplicate: Unique | None = None,
+    format: Format | None = None,
+    samples_per_shard: int | None = None,
+    executor: Executor | None = None,
+    ray: str | None = None,
+    part: tuple[int, int] | None,
+    version: str | None = None,
+) -> PreparedSource | None: ...
+def prepare(
+    source: Prepared,
     directory: str | os.PathLike[str],
     fn: Callable[[PyTree], PyTree | list[PyTree] | None] | None = None,
     *,
@@ -89,8 +121,8 @@ def prepare(
         format: "arrow", the default, for samples of any shape; "npy", an array per leaf, for those of one shape, and
             the default for sources of arrays without a function; "parquet"; "megatron" for documents of tokens;
             "array_record" for samples that are bytes.
-        samples_per_shard: How many samples of the input become a shard; by default a 64th of them, from 1,024 to 65,536.
-            A shard is what a killed run loses.
+        samples_per_shard: How many samples of the input become a shard; by default a 64th of them, from 1,024 to
+            65,536. A shard is what a killed run loses.
         executor: Where shards are made: `ms.Processes(8)` or `ms.Threads(8)`; by default in the calling thread.
         ray: The address of a Ray cluster whose tasks make shards: "auto" for the one that is there, "local" to start
             one on this machine. All machines need the input and `directory` under the same paths.
@@ -223,7 +255,9 @@ class _Job:
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 left = len(self._folder.missing(maker, numbers))
-                note = f"The disk of {self._folder.path} is full, with {len(numbers) - left:,} of {len(numbers):,} {what}."
+                note = (
+                    f"The disk of {self._folder.path} is full, with {len(numbers) - left:,} of {len(numbers):,} {what}."
+                )
                 raise noted(error, f"{note} Make room, and prepare again: what is finished stays.")  # noqa: B904
             raise
         finally:
@@ -262,8 +296,12 @@ class _Bar:
 
 
 def _folder(directory: Any) -> pathlib.Path:
-    folder = require_path(_CALLER, "directory to be the path of a folder", directory)
-    folder = local_path(_CALLER, folder if isinstance(directory, os.PathLike) else directory).expanduser()
+    folder = require_path(_CALLER, "directory to be the path of a folder", directory).expanduser()
+    if is_remote(directory):
+        raise ValueError(
+            f"{_CALLER} writes to disks of this machine and those it shares. Got the address {shown(directory)}. Copy "
+            "the folder there when it is finished; PreparedSource reads it by its address."
+        )
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{_CALLER} needs directory to be a folder of its own. {folder} is a file.")
     return folder.absolute()
@@ -295,7 +333,9 @@ def _samples_of(source: Any) -> IndexedSource:
             f"{describe_value(source)}. Wrap a dataset with [index] and a length: ms.DatasetSource(it)."
         )
     if isinstance(source, View) and source.selection.is_keyed:
-        raise TypeError(f"{_CALLER}: {source!r} differs from epoch to epoch. Prepare its source, and make the view after.")
+        raise TypeError(
+            f"{_CALLER}: {source!r} differs from epoch to epoch. Prepare its source, and make the view after."
+        )
     return source
 
 
@@ -333,8 +373,8 @@ def _made_from(
     unknown = [name for name, words in found.items() if words is None]
     if unknown and version is None:
         raise TypeError(
-            f"{_CALLER} cannot tell whether the samples of {type(source).__name__} are the same when it continues: they "
-            f"cannot be read, differ when they are read again, or are objects that have no bytes. {_FIX}"
+            f"{_CALLER} cannot tell whether the samples of {type(source).__name__} are the same when it continues: "
+            f"they cannot be read, differ when they are read again, or are objects that have no bytes. {_FIX}"
         )
     kept = f"shards in {inputs.name}"
     seen = lambda value: seen_value(_CALLER, value, version, kept, _FIX)  # noqa: E731

@@ -48,9 +48,7 @@ def file_names(kind: str, form: SampleForm, number: int) -> list[str]:
     suffixes = {"megatron": ["bin", "idx"]}.get(kind, [kind])
     if kind == "npy":
         words = [re.sub(r"[^A-Za-z0-9_-]+", "-", leaf.name)[:40] for leaf in form.leaves]
-        suffixes = [
-            f"{word if words.count(word) == 1 else f'{place}-{word}'}.npy" for place, word in enumerate(words)
-        ]
+        suffixes = [f"{word if words.count(word) == 1 else f'{place}-{word}'}.npy" for place, word in enumerate(words)]
     return [f"{number:05d}.{suffix}" for suffix in suffixes]
 
 
@@ -77,9 +75,7 @@ class ShardWriter(Protocol):
 
 
 @contextlib.contextmanager
-def open_writer(
-    kind: str, folder: pathlib.Path, names: Sequence[str], form: SampleForm
-) -> Iterator[ShardWriter]:
+def open_writer(kind: str, folder: pathlib.Path, names: Sequence[str], form: SampleForm) -> Iterator[ShardWriter]:
     """The writer of a shard, whose files get their names at the end of the block and vanish if it fails.
 
     Args:
@@ -174,7 +170,7 @@ class _Column:
         """Append a value; its bytes."""
         leaf = self._leaf
         if leaf.is_numbers and leaf.axes:
-            self._data += memoryview(np.ascontiguousarray(value)).cast("B") if value.size else b""
+            self._data += np.ascontiguousarray(value).data.cast("B") if value.size else b""
             self._shapes.append(value.shape)
             return value.nbytes + 8
         self._values.append(value)
@@ -195,8 +191,8 @@ class _Column:
         ends = np.concatenate([[0], np.cumsum(np.prod(shapes, axis=1, dtype=np.int64))])
         if ends[-1] >= 1 << 31:
             raise ValueError(
-                f"a sample has an array of {max(np.prod(shapes, axis=1)):,} numbers in sample{leaf.path}, and a list of "
-                "Arrow holds fewer than 2,147,483,648. Have the function return it in several samples."
+                f"a sample has an array of {max(np.prod(shapes, axis=1)):,} numbers in sample{leaf.path}, and a list "
+                "of Arrow holds fewer than 2,147,483,648. Have the function return it in several samples."
             )
         lists = pa.ListArray.from_arrays(
             pa.array(ends.astype(np.int32)), pa.array(np.frombuffer(bytes(self._data), leaf.dtype))

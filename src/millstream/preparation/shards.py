@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import operator
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -26,7 +25,7 @@ _OBJECTS = 64  # samples, if they may have any size
 WORK = ".prepare"  # the folder, in the one that is prepared, with what is not part of the result
 
 # What samples are told apart by: a field, what a function gives, or all of a sample.
-Unique = str | Callable[[PyTree], Any] | bool
+Unique = str | Callable[[PyTree], object] | bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,21 +145,26 @@ class HashMaker(RangeMaker):
 
     def _hash(self, position: int, sample: PyTree) -> bytes:
         try:
-            value = self._value(sample)
-            if hasattr(value, "__array__"):
-                value = np.asarray(value)[()]
-            return hashlib.blake2b(plain.encode(value, "prepare(deduplicate=...)"), digest_size=16).digest()
+            value = plain.encode(_comparable(self._value(sample)), "prepare(deduplicate=...)")
+            return hashlib.blake2b(value, digest_size=16).digest()
         except Exception as error:
             raise noted(error, f"This came from prepare(deduplicate={self._by!r}) at sample {position}.")  # noqa: B904
 
     def _value(self, sample: PyTree) -> Any:
         if self._by is True:
             return sample
-        if not isinstance(self._by, str):
-            return operator.call(self._by, sample)  # pyright: ignore[reportArgumentType]
+        if callable(self._by):
+            return self._by(sample)
         if type(sample) is not dict or self._by not in sample:
             raise KeyError(f"There is no field {self._by!r} in {describe_value(sample)}.")
         return sample[self._by]
+
+
+def _comparable(value: Any) -> Any:
+    """A value whose bytes are equal for equal ones: dicts in one order, arrays of any library as NumPy has them."""
+    if type(value) is dict:
+        return {key: _comparable(value[key]) for key in sorted(value, key=repr)}
+    return np.asarray(value)[()] if hasattr(value, "__array__") else value
 
 
 class ShardMaker(RangeMaker):

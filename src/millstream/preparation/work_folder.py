@@ -158,9 +158,7 @@ class WorkFolder:
             file.write(index.to_json())
         self.discard()
 
-    def _lengths(
-        self, parts: Sequence[np.ndarray], form: SampleForm, fixed: Sequence[bool]
-    ) -> dict[str, FileEntry]:
+    def _lengths(self, parts: Sequence[np.ndarray], form: SampleForm, fixed: Sequence[bool]) -> dict[str, FileEntry]:
         """The files of the lengths of leaves whose samples differ in length."""
         measured = [(leaf, same) for leaf, same in zip(form.leaves, fixed, strict=True) if leaf.has_length]
         entries = {}

@@ -10,7 +10,7 @@ def is_worker() -> bool:
     """Whether this code runs in a worker process of a loader.
 
     Example:
-        >>> ms.is_worker()
+        >>> ms.reading.is_worker()
         False
     """
     return _worker

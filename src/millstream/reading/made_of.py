@@ -186,8 +186,8 @@ class _Seen:
             function = next((one for one in self._above if callable(one)), value)
             where = ", ".join(self._path) or "it"
             raise TypeError(
-                f"{self._caller} cannot tell whether {function_name(function)} is the function of {self._kept}: {where} "
-                f"is {describe_value(value)}, whose contents it cannot see. {self._fix}"
+                f"{self._caller} cannot tell whether {function_name(function)} is the function of {self._kept}: "
+                f"{where} is {describe_value(value)}, whose contents it cannot see. {self._fix}"
             )
         return "not seen", type(value).__module__, type(value).__qualname__, self._call_of(type(value))
 

@@ -14,13 +14,13 @@ from millstream.plan.selection import index_dtype
 from millstream.reading.contracts import IndexedSource, PyTree
 from millstream.reading.executor import Backend, Executor
 from millstream.reading.iterable import IterableSource
+from millstream.reading.made_of import made_of
 from millstream.reading.measured_source import Hashed, Kept, Length, Measure, MeasuredSource, number_of, whole_length
 from millstream.reading.slots import Layout
 from millstream.reading.threads import ThreadBackend
 from millstream.reading.view import View
 from millstream.text.bar_line import ProgressLine
 from millstream.text.errors import describe_leaf, describe_value, function_name
-from millstream.reading.made_of import made_of
 
 # What samples have in common: a field by its name, what a function gives for each, or a value per sample.
 Property = str | Callable[[PyTree], PyTree] | Sequence[object] | np.ndarray
