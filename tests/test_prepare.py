@@ -627,5 +627,7 @@ def test_the_command_refuses_what_it_cannot_do(script, tmp_path, arguments, said
     (tmp_path / "odd.py").write_text("source = options = 3")
     names = {"{script}": str(script), "{empty}": str(tmp_path / "empty.py"), "{odd}": str(tmp_path / "odd.py")}
     with pytest.raises(SystemExit):
-        main(["prepare", *(names[word] if word in names else word for word in arguments), "--to", str(tmp_path / "out")])
+        main(
+            ["prepare", *(names[word] if word in names else word for word in arguments), "--to", str(tmp_path / "out")]
+        )
     assert said in capsys.readouterr().err

@@ -1,11 +1,12 @@
 """Preparing data: any samples through a function into shards with an index."""
 
+import contextlib
 import errno
 import hashlib
 import os
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -185,13 +186,14 @@ class _Job:
                 form = self._form()
                 maker = ShardMaker(self._inputs, folder.path, self._kind, form, self._kept())
                 self._make(maker, numbers, "shards")
-            except BaseException:
+            except BaseException as error:
+                if isinstance(error, OSError) and folder.is_finished:  # by another division of the same work
+                    return True
                 if alone:
                     folder.clean(numbers)
                 raise
-            everything = range(self._inputs.count)
-            if folder.missing(maker, everything):
-                return False
+            if folder.missing(maker, range(self._inputs.count)):
+                return folder.is_finished  # by another process, which has then removed the records
             with folder.lock("finish"):
                 if not folder.is_finished:
                     self._finish(maker, form)
@@ -248,10 +250,13 @@ class _Job:
     def _make(self, maker: RangeMaker, numbers: Sequence[int], what: str) -> None:
         """Make those of some ranges that are not made yet."""
         missing = self._folder.missing(maker, numbers)
+        if not missing:
+            return
         bar = _Bar(what, len(numbers), len(numbers) - len(missing))
         try:
-            for _, samples in self._made(maker, missing):
-                bar.show(samples)
+            with contextlib.closing(self._made(maker, missing)) as made:  # which ends its workers
+                for _, samples in made:
+                    bar.show(samples)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 left = len(self._folder.missing(maker, numbers))
@@ -263,9 +268,7 @@ class _Job:
         finally:
             bar.close()
 
-    def _made(self, maker: RangeMaker, numbers: Sequence[int]) -> Any:
-        if not numbers:
-            return ()
+    def _made(self, maker: RangeMaker, numbers: Sequence[int]) -> Generator[tuple[int, int]]:
         if self._ray is not None:
             return made_by_ray(maker, numbers, self._ray)
         if self._executor is not None:

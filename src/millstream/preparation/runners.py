@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,13 @@ from millstream.text.errors import needs, noted
 _WAITING = 2  # tasks for each core of a cluster: one that runs, and one that is next
 
 
-def made_here(maker: RangeMaker, numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+def made_here(maker: RangeMaker, numbers: Sequence[int]) -> Generator[tuple[int, int]]:
     """Make ranges one after the other; the number of each, and how many samples it has."""
     for number in numbers:
         yield number, maker.make(number)
 
 
-def made_by_executor(maker: RangeMaker, numbers: Sequence[int], executor: Executor) -> Iterator[tuple[int, int]]:
+def made_by_executor(maker: RangeMaker, numbers: Sequence[int], executor: Executor) -> Generator[tuple[int, int]]:
     """Have ranges made by threads or worker processes. A range that ended a worker is made again."""
     if getattr(executor, "timeout", 0) is None:  # how long a range takes is the user's affair
         executor = dataclasses.replace(executor, timeout=math.inf)  # pyright: ignore[reportArgumentType]
@@ -44,7 +44,7 @@ def made_by_executor(maker: RangeMaker, numbers: Sequence[int], executor: Execut
         backend.close()
 
 
-def made_by_ray(maker: RangeMaker, numbers: Sequence[int], address: str) -> Iterator[tuple[int, int]]:
+def made_by_ray(maker: RangeMaker, numbers: Sequence[int], address: str) -> Generator[tuple[int, int]]:
     """Have ranges made by the tasks of a Ray cluster, whose machines share the folder."""
     with needs("prepare(ray=...)", "ray", "ray"):
         import ray

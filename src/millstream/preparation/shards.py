@@ -139,7 +139,7 @@ class HashMaker(RangeMaker):
         found = np.empty((len(positions), 2), "<u8")
         for row, (position, sample) in enumerate(self._inputs.read(positions)):
             found[row] = np.frombuffer(self._hash(position, sample), "<u8")
-        with written(self.path(number), alone=False, durable=False) as file:
+        with written(self.path(number), alone=False) as file:
             np.save(file, found)
         return len(positions)
 
@@ -228,7 +228,7 @@ class ShardMaker(RangeMaker):
                 if following is None:
                     break
                 position, values = following
-        with written(self.lengths_path(number), alone=False, durable=False) as file:
+        with written(self.lengths_path(number), alone=False) as file:
             np.save(file, np.array(measured.lengths, np.int64))
         return {
             "samples": sum(writer.rows),

@@ -22,7 +22,7 @@ from millstream.text.bar_line import ProgressLine
 from millstream.text.errors import describe_value, differences
 
 _PATIENCE = 600.0  # seconds without progress that end the waiting for another process
-_PART = re.compile(r"\.(\d+)\..+\.[0-9a-f]{32}\.part")
+_PART = re.compile(r"\.(\d+|index|_lengths)\..+\.[0-9a-f]{32}\.part")
 
 
 class WorkFolder:
@@ -45,12 +45,14 @@ class WorkFolder:
         if self.is_finished:
             self._require_same(read_index(self._caller, self.path)[0].made_from)
             return True
-        known = _read(self._work / "job.json")
+        others = sorted(name for name in os.listdir(self.path) if not name.startswith("."))
+        known = _read(self._work / "job.json")  # it is there before any shard is, so it is looked for after these
         if known is not None:
             self._require_same(known)
             return False
-        others = sorted(name for name in os.listdir(self.path) if not name.startswith("."))
-        if others and not self.is_finished:
+        if self.is_finished:  # by another process, just now
+            return self.open()
+        if others:
             raise ValueError(
                 f"{self._caller} needs a folder of its own. {self.path} has other files in it: "
                 f"{describe_value(others)}. Give one that is new or empty."
@@ -109,12 +111,12 @@ class WorkFolder:
             return sorted(os.listdir(self._work))
         return []
 
-    def clean(self, numbers: Collection[int]) -> None:
-        """Remove what processes left that were ended while they made these ranges."""
+    def clean(self, numbers: Collection[int] | None = None) -> None:
+        """Remove what processes left that were ended while they made these ranges; None for all that they left."""
         for folder in (self.path, self._work):
             for name in os.listdir(folder) if folder.exists() else ():
                 found = _PART.fullmatch(name)
-                if found and int(found[1]) in numbers:
+                if found and (numbers is None or (found[1].isdecimal() and int(found[1]) in numbers)):
                     (folder / name).unlink(missing_ok=True)
 
     def missing(self, maker: RangeMaker, numbers: Sequence[int]) -> list[int]:
@@ -174,7 +176,7 @@ class WorkFolder:
     def discard(self) -> None:
         """Remove all that is not part of the result."""
         shutil.rmtree(self._work, ignore_errors=True)
-        self.clean(range(1 << 62))
+        self.clean()
 
 
 def _read(path: pathlib.Path) -> Any:
