@@ -14,6 +14,7 @@ import json
 import pathlib
 import pkgutil
 import sqlite3
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -399,6 +400,7 @@ def _write_run(path: pathlib.Path) -> None:
 
 _WRITERS: dict[str, Callable[[pathlib.Path], Any]] = {
     "images": _write_images,
+    "prepared": lambda path: ms.prepare(pipelines.source(), path),
     "replayed": _write_run,
     "mds": _write_mds,
     "saved": _write_checkpoint,
@@ -451,6 +453,7 @@ INSTANCES: dict[str, Callable[[], Any]] = {
     "Metrics": lambda: ms.loops.Metrics(loss=_own),
     "MixedLoader": mixed,
     "Period": lambda: ms.at(3),
+    "PreparedSource": lambda: ms.prepare(pipelines.source(), tempfile.mkdtemp(dir=".")),
     "TrainStream": stream,
     "checkpoints.CheckpointStore": _store,
     "managed.ManagedState": _managed,
@@ -524,10 +527,12 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "Metrics.merge": lambda f: {"other": ms.loops.Metrics(loss=_own)},
     "Metrics.update": lambda f: {"value": 1.0},
     "MixedLoader": lambda f: {"loaders": {"a": loader(), "b": loader()}},
+    "prepare": lambda f: {"source": pipelines.source(), "directory": tempfile.mkdtemp(dir=".")},
     "phases": lambda f: {"loaders": {0: loader(), 2: loader()}},
     "MixedLoader.iterate": lambda f: {"state": _state(mixed())},
     "IterableSource": lambda f: {"iterable": [{"x": np.float32(1)}] * 4},
     "NpySource": lambda f: {"paths": f / "t.npy"},
+    "PreparedSource": lambda f: {"folder": f / "prepared"},
     "JsonlSource": lambda f: {"paths": f / "lines.jsonl"},
     "MdsSource": lambda f: {"folder": f / "mds"},
     "TFRecordSource": lambda f: {"paths": f / "t.tfrecord", "parse": "example"},

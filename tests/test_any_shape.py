@@ -127,7 +127,7 @@ SOURCES = {
 
 def regular(sample):
     """Numbers of one shape, from a sample of any of the sources."""
-    assert not ms.is_worker() or "jax" not in sys.modules or "datasets" in sys.modules  # which loads it
+    assert not ms.reading.is_worker() or "jax" not in sys.modules or "datasets" in sys.modules  # which loads it
     ids, gap = sample.get("ids", sample.get("npy")), sample.get("gap", sample.get("gap.txt"))
     text, number = sample.get("text", sample.get("txt")), sample.get("n", sample.get("cls"))
     ids = np.array(ids.split(), int) if isinstance(ids, str) else np.asarray(ids)
@@ -419,7 +419,7 @@ def test_what_is_not_a_function_of_a_sample_is_refused():
 
 
 def without_jax(sample):
-    assert "jax" not in sys.modules or not ms.is_worker()
+    assert "jax" not in sys.modules or not ms.reading.is_worker()
     return sample
 
 

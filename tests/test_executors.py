@@ -168,13 +168,16 @@ def test_several_threads_share_a_slow_batch(key):
 
 def test_workers_have_no_jax_and_know_what_they_are(key):
     def look(index):
-        return {"jax": np.bool_("jax" in sys.modules or "jaxlib" in sys.modules), "worker": np.bool_(ms.is_worker())}
+        return {
+            "jax": np.bool_("jax" in sys.modules or "jaxlib" in sys.modules),
+            "worker": np.bool_(ms.reading.is_worker()),
+        }
 
     spec = {name: jax.ShapeDtypeStruct((), bool) for name in ("jax", "worker")}
     loader = ms.DataLoader([ms.DiskSampleSource(8, look, spec), ms.BatchTransform(4)], executor=ms.Processes(2))
     for batch, _ in loader.iterate(loader.init_state(key)):
         assert not batch["jax"].any() and batch["worker"].all()
-    assert not ms.is_worker()
+    assert not ms.reading.is_worker()
 
 
 def test_startup_runs_once_in_each_worker_before_it_reads(key):

@@ -268,7 +268,8 @@ import jax, numpy as np, millstream as ms
 print("runs once")
 spec = jax.ShapeDtypeStruct((), np.int32)
 rows = [ms.BatchTransform(4)]
-source = ms.DiskSampleSource(8, lambda index: np.int32(100 * ("jax" in sys.modules) + ms.is_worker()), sample_spec=spec)
+read = lambda index: np.int32(100 * ("jax" in sys.modules) + ms.reading.is_worker())
+source = ms.DiskSampleSource(8, read, sample_spec=spec)
 loader = ms.DataLoader([source, *rows], executor=ms.Processes(2))
 with loader.iterate(loader.init_state(jax.random.key(0))) as batches:
     for batch, mask in batches:

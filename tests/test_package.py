@@ -28,6 +28,7 @@ LAYERS = [
     {"sources", "transforms", "sharding", "checkpoints"},
     {"loader", "loops"},
     {"inspect", "callbacks", "datasets", "rl", "states", "managed", "integrations", "views"},
+    {"preparation"},
     {"dialects", "report"},
     {"cli", "__main__", "__init__"},
 ]
@@ -128,7 +129,7 @@ def test_the_top_level_has_what_a_first_program_needs_and_rooms_have_the_rest():
     places = collections.Counter(name for room in ROOMS.values() for name in dir(room) if not name.startswith("_"))
     assert {name: count for name, count in places.items() if count > 1} == {}, "a name is in two rooms"
     alone = set(ms.__all__) - set(ROOMS) - set(places)
-    assert alone == {"create_equinox_state", "create_flax_state", "create_haiku_state", "create_nnx_state"}
+    assert alone == {"create_equinox_state", "create_flax_state", "create_haiku_state", "create_nnx_state", "prepare"}
 
 
 def test_a_module_does_not_hide_the_public_name_of_its_room():

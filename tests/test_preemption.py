@@ -153,7 +153,7 @@ def test_a_batch_that_comes_in_the_moment_of_a_signal_is_not_lost(expected, fold
 @pytest.mark.parametrize("executor", [ms.Threads(1), ms.Processes(1)], ids=["threads", "processes"])
 def test_nobody_waits_for_a_batch_that_does_not_come(folder, executor):
     def read(index):
-        if (index == 9 and threading.current_thread().name != "MainThread") or ms.is_worker():
+        if (index == 9 and threading.current_thread().name != "MainThread") or ms.reading.is_worker():
             time.sleep(30 if index == 9 else 0)
         return np.float32(index)
 

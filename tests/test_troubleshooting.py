@@ -46,7 +46,7 @@ def reader(fault, at):
     """A function that goes to workers by value: they need not load this module, and JAX with it."""
 
     def read(index):
-        if ms.is_worker() and index == at:
+        if ms.reading.is_worker() and index == at:
             fault()
         return {"x": np.float32(index)}
 

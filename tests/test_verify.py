@@ -218,7 +218,7 @@ def test_samples_that_are_all_alike_are_noted():
 
 def test_a_function_that_behaves_otherwise_in_a_worker_is_named():
     def told(index):
-        return {"x": np.float32(index + 100 * ms.is_worker())}
+        return {"x": np.float32(index + 100 * ms.reading.is_worker())}
 
     verification = verified([ms.DiskSampleSource(SAMPLES, told), BATCH], executors=[ms.Processes(1)])
     assert_first(verification, "executors", "Processes(1), step 0", "A worker process is a new interpreter")

@@ -47,6 +47,7 @@ RESUMED = {
     "terminated_run": (100, "s until gone, from its start on"),
     "full_disk_run": (20, ""),
     "damaged_checkpoint": (400, ""),
+    "killed_preparation": (500, ""),
 }
 CALLS = (6000, "")
 DIVISIONS = (10_000, "")

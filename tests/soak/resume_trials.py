@@ -18,6 +18,7 @@ import time
 import traceback
 
 import jax
+import prepare_script
 import resume_script as script
 from jax._src import xla_bridge
 
@@ -201,6 +202,18 @@ def damaged_checkpoint(outcome, runs, chance, folder, name):
     counts, failures = checkpoint_damage.trials(runs, chance.randrange(1 << 30))
     outcome.failures += failures
     outcome.runs, outcome.ok = sum(counts.values()), sum(counts.values()) - len(failures)
+
+
+@trial
+def killed_preparation(outcome, runs, chance, folder, name):
+    """Kill -9 one preparation of shards again and again: its files are those of an undisturbed one."""
+    wrong = []
+    try:
+        prepare_script.kill(folder / name, runs, chance.randrange(1 << 30))
+    except AssertionError:
+        wrong = [traceback.format_exc()]
+    for _ in range(runs):
+        outcome.add(wrong)
 
 
 def outcome_of(name, runs, seed, folder=None, **variables):

@@ -118,8 +118,8 @@ class Trouble:
     def _happen(self, what: str, index: int) -> None:
         what, _, once = what.partition(" ")
         # Only workers die, and only readers hang: the main process, too, reads a few samples, to know what they are.
-        reads = ms.is_worker() or threading.current_thread() is not threading.main_thread()
-        if not (what == "raise" or (reads if what == "hang" else ms.is_worker())):
+        reads = ms.reading.is_worker() or threading.current_thread() is not threading.main_thread()
+        if not (what == "raise" or (reads if what == "hang" else ms.reading.is_worker())):
             return
         if once and not mark(self.folder, f"{what}-{index}"):
             return

@@ -161,7 +161,9 @@ class DataLoader(Generic[B, S]):
         if not isinstance(cache, BatchCache | None):
             raise TypeError(f"DataLoader needs cache to be a BatchCache. Got {describe_value(cache)}.")
         if is_worker():
-            raise RuntimeError("DataLoader cannot be made in a worker process. Guard it with: if not ms.is_worker().")
+            raise RuntimeError(
+                "DataLoader cannot be made in a worker process. Guard it with: if not ms.reading.is_worker()."
+            )
         source = build(pipeline)
         self._made_of: tuple[Any, dict[str, Any]] | None = (
             source,

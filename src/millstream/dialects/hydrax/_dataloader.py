@@ -160,7 +160,7 @@ class Dataloader(Generic[D]):
         on_error: str = "skip batch",
         debug: bool = False,
     ) -> None:
-        if ms.is_worker():
+        if ms.reading.is_worker():
             raise RuntimeError(
                 "Dataloader cannot be made in a loader process. Guard it with: if __name__ == '__main__':"
             )

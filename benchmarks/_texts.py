@@ -1,0 +1,91 @@
+"""Made text, a tokenizer that is trained on it, and two programs that tokenize it: each prints its seconds."""
+
+import json
+import os
+import pathlib
+import resource
+import time
+from typing import Any
+
+import numpy as np
+
+WORKERS = 2
+_WORDS, _VOCABULARY = 20_000, 8_000
+_LETTERS = np.frombuffer(b"etaoinshrdlucmfwypvbgkjqxz", np.uint8)
+
+
+def write_texts(path: pathlib.Path, megabytes: float) -> None:
+    """Documents of lognormal lengths, 1.5 kB on average, of words that are as rare as in a language."""
+    chance = np.random.default_rng(0)
+    sizes = chance.integers(2, 12, _WORDS)
+    words = [bytes(_LETTERS[np.minimum(chance.geometric(0.12, size) - 1, 25)]).decode() for size in sizes]
+    left = megabytes * 1e6
+    with path.open("w") as file:
+        while left > 0:
+            count = int(np.clip(chance.lognormal(5.0, 1.0), 1, 5_000))
+            text = " ".join(words[number] for number in chance.zipf(1.3, count) % _WORDS)
+            left -= file.write(json.dumps({"text": text}) + "\n")
+
+
+def train_tokenizer(texts: pathlib.Path, path: pathlib.Path) -> None:
+    """A byte-level BPE of the library `tokenizers`."""
+    from tokenizers import ByteLevelBPETokenizer
+
+    with texts.open() as file:
+        lines = [json.loads(line)["text"] for _, line in zip(range(2_000), file, strict=False)]
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(lines, _VOCABULARY, show_progress=False)
+    tokenizer.save(str(path))
+
+
+def load_tokenizer(folder: str) -> Any:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there are as many processes as cores
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(f"{folder}/tokenizer.json")
+
+
+def by_prepare(folder: str) -> None:
+    """From JSON Lines to shards of Arrow with an index, verified."""
+    import millstream as ms
+
+    tokenizer = load_tokenizer(folder)
+
+    def fn(sample: dict[str, str]) -> dict[str, list[int]]:
+        return {"ids": tokenizer.encode(sample["text"]).ids}
+
+    begun = time.perf_counter()
+    source = ms.sources.JsonlSource(f"{folder}/texts.jsonl", ordering="sequential")
+    made = ms.prepare(source, f"{folder}/prepared", fn, executor=ms.Processes(WORKERS), version="1")
+    _told(begun, sum(int(part) for part in made.lengths["ids"]), folder)
+
+
+def by_map(folder: str) -> None:
+    """From a dataset in Arrow, which is made of the same lines before the clock runs, to Arrow."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    tokenizer = load_tokenizer(folder)
+
+    def fn(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
+        return {"ids": [encoding.ids for encoding in tokenizer.encode_batch(batch["text"])]}
+
+    cache = f"{folder}/datasets"
+    given = datasets.Dataset.from_json(f"{folder}/texts.jsonl", cache_dir=cache)
+    begun = time.perf_counter()
+    made = given.map(fn, batched=True, num_proc=WORKERS, remove_columns=["text"], load_from_cache_file=False)
+    seconds = time.perf_counter()
+    tokens = sum(map(len, made.with_format("numpy")["ids"]))
+    _told(begun + time.perf_counter() - seconds, tokens, folder)
+
+
+def _told(begun: float, tokens: int, folder: str) -> None:
+    """Print seconds and those of CPU, in all processes that have ended; both must have found as many tokens."""
+    seconds = time.perf_counter() - begun
+    known = pathlib.Path(folder, "tokens")
+    if not known.exists():
+        known.write_text(str(tokens))
+    if known.read_text() != str(tokens):
+        raise AssertionError(f"{tokens} tokens, and {known.read_text()} before")
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    print(seconds, sum(one.ru_utime + one.ru_stime for one in used))

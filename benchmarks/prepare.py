@@ -1,0 +1,52 @@
+"""Text to tokens in Arrow files, once, by two processes.
+
+A byte-level BPE of Hugging Face's `tokenizers` with 8,000 tokens, trained on made text. Millstream reads lines of JSON,
+calls the tokenizer for every document, writes shards with an index, and compares their checksums at the end.
+`datasets.map(num_proc=2, batched=True)` starts from a dataset that is in Arrow already. The start of the processes
+counts for both. `MEGABYTES=1000` takes 1 GB of text in place of 50 MB.
+"""
+
+import functools
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Callable
+
+from _case import Options, main
+from _fresh import fresh
+from _measure import Entry, Run, measured
+from _result import Table
+from _texts import train_tokenizer, write_texts
+
+OURS, THEIRS = "Millstream, prepare", "datasets.map"
+
+
+def program(folder: pathlib.Path, function: str, leaves: str) -> Run:
+    """A round in a process of its own, which finds nothing of an earlier one."""
+    run: Callable[[], object] = fresh(f"import _texts; _texts.{function}({str(folder)!r})")
+
+    def clean() -> object:
+        shutil.rmtree(folder / leaves, ignore_errors=True)
+        return run()
+
+    return clean
+
+
+def measure(options: Options) -> list[Table]:
+    megabytes = float(os.environ.get("MEGABYTES", options.size(50, 1)))
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        write_texts(folder / "texts.jsonl", megabytes)
+        train_tokenizer(folder / "texts.jsonl", folder / "tokenizer.json")
+        entries = [
+            Entry(OURS, functools.partial(program, folder, "by_prepare", "prepared"), "millstream"),
+            Entry(THEIRS, functools.partial(program, folder, "by_map", "datasets"), "datasets"),
+        ]
+        table = measured(f"{megabytes:g} MB of text", "s", OURS, entries, options.rounds(3))
+    table.hold("of the speed of datasets.map", table.ratio(THEIRS, OURS), at_least=1)
+    return [table]
+
+
+if __name__ == "__main__":
+    main(measure)
