@@ -12,6 +12,7 @@ from millstream import reading as reading
 from millstream import rl as rl
 from millstream import sharding as sharding
 from millstream import sources as sources
+from millstream import tokenizers as tokenizers
 from millstream import transforms as transforms
 from millstream import views as views
 from millstream.callbacks._record import record as record

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from millstream.files import plain
+from millstream.files.changed import FileStamp
 from millstream.plan.keys import name_words
 from millstream.plan.plan import Plan
 from millstream.reading.contracts import IndexedSource, PyTree
@@ -74,6 +75,7 @@ class MappedSource(SampleReader):
         self.ordering = self._inner.ordering
         self.prefetch_size = self._inner.prefetch_size
         self.readers = readers
+        self.functions = [*self._inner.functions, fn]
 
     def __len__(self) -> int:
         return len(self._inner)
@@ -93,6 +95,11 @@ class MappedSource(SampleReader):
         key = np.zeros(2, np.uint32) if self.keyed else None
         number, (sample, _) = first_sample(lambda index: self._map_sample(index, key), self._first)
         return number, spec_or_objects(self._name, sample)
+
+    @functools.cached_property
+    def stamps(self) -> Sequence[FileStamp]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Of the files of its source, which take time to look at if there are many."""
+        return self._inner.stamps
 
     @property
     def part_starts(self) -> np.ndarray | None:
@@ -185,9 +192,15 @@ class FlatMappedSource(SampleReader):
         self.keyed = self._inner.keyed
         self.ordering = self._inner.ordering
         self.prefetch_size = self._inner.prefetch_size
+        self.functions = [*self._inner.functions, fn]
         key = np.zeros(2, np.uint32) if self.keyed else None
         self.first_sample, (sample, _) = first_sample(lambda index: self._make(index, key)[1:], range(length))
         self.sample_spec = spec_or_objects(name, sample)
+
+    @functools.cached_property
+    def stamps(self) -> Sequence[FileStamp]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Of the files of its source."""
+        return self._inner.stamps
 
     def __len__(self) -> int:
         return self._length

@@ -68,7 +68,8 @@ def identity(source: IndexedSource, *, reads: bool = True) -> tuple[tuple[str, A
     known = ("samples", len(base)), ("view", view), ("parts", [0] if starts is None else starts.tolist())
     if not reads:
         return known
-    stamps = [list(stamp) for stamp in getattr(base, "stamps", ())]
+    host = base if base.arrays is not None else as_host_source(base)
+    stamps = [list(stamp) for stamp in getattr(host, "stamps", ())]
     return (*known, ("sample", repr(base.spec())), ("files", stamps), *_contents(base))
 
 

@@ -1,6 +1,6 @@
 """Sources whose samples are read on the host: the base, and how any indexed source becomes one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -46,6 +46,7 @@ class HostSource(Subscriptable):
             get samples of any shape, as they are.
         stamps: Name, size, and time or version of each file that samples are read from, if that is known. A plan file
             of `ms.views` is not used for other ones.
+        functions: Those of the user's that samples go through, first to last.
     """
 
     ordering: Ordering
@@ -60,6 +61,7 @@ class HostSource(Subscriptable):
     reads_samples: bool = False
     whole_samples: bool = False
     stamps: Sequence[FileStamp] = ()
+    functions: Sequence[Callable[..., Any]] = ()
 
     arrays = None
 
@@ -266,6 +268,7 @@ def read_like(source: HostSource, inner: Sequence[HostSource]) -> None:
     source.keyed = any(part.keyed for part in inner)
     source.calls_users = any(part.calls_users or part.reads_samples for part in inner)
     source.stamps = [stamp for part in inner for stamp in part.stamps]
+    source.functions = [function for part in inner for function in part.functions]
 
 
 class _Selected(HostSource):

@@ -118,12 +118,11 @@ class Reading:
                 self._report.extras[row] = extra
 
     def _read_together(self, first: int, end: int) -> None:
-        real = self._request.real[first:end]
-        rows = np.arange(first, end)
+        real, rows = self._request.real[first:end], range(first, end)
         if not real.all():
-            for row in rows[~real]:
-                self._blank(int(row))
-            rows = rows[real]
+            for row in (first + np.flatnonzero(~real)).tolist():
+                self._blank(row)
+            rows = (first + np.flatnonzero(real)).tolist()
         try:
             self._read_rows(rows)
         except Exception as error:
@@ -131,18 +130,18 @@ class Reading:
                 raise
             for row in rows:  # to find out which of them cannot be read
                 if self._source.whole_batches:
-                    self._fail(int(row), error)
+                    self._fail(row, error)
                     continue
                 try:
-                    self._read_rows(np.array([row]))
+                    self._read_rows([row])
                 except Exception as its_own:
-                    self._fail(int(row), its_own)
+                    self._fail(row, its_own)
 
-    def _read_rows(self, rows: np.ndarray) -> None:
-        if not len(rows):
+    def _read_rows(self, rows: Sequence[int]) -> None:
+        if not rows:
             return
         request, out = self._request, self._out
-        self._at(int(rows[0]), int(request.indices[rows[0]]))
+        self._at(rows[0], int(request.indices[rows[0]]))
         if rows[-1] - rows[0] == len(rows) - 1:  # as they are, unless batches of batches are padded inside
             part = slice(rows[0], rows[-1] + 1)
             keys = None if request.keys is None else request.keys[part]
@@ -154,7 +153,7 @@ class Reading:
             for leaf, read in zip(out, chosen, strict=True):
                 leaf[rows] = read
         if isinstance(beside, dict):  # sources of users may return anything
-            self._report.extras.update({int(rows[row]): extra for row, extra in beside.items()})
+            self._report.extras.update({rows[row]: extra for row, extra in beside.items()})
 
     def _fail(self, row: int, error: Exception) -> None:
         if not self._tolerant:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import DTypeLike
 
 from millstream.files.data_files import File, LocalFile, is_remote, open_file
@@ -229,6 +228,10 @@ class _TokenFiles:
     def take_runs(self, starts: np.ndarray, out: np.ndarray) -> None:
         """Write the tokens from each of `starts` on into a row of `out`."""
         length = out.shape[1]
+        if len(self._parts) == 1:  # all of them end in it
+            with _unchanged(self._parts[0], starts):
+                out[...] = narrowed(_CALLER, self._windows(self._parts[0], starts, length), out.dtype)
+            return
         for rows, first, part in self._by_file(starts):
             begins = starts[rows] - first
             inside = begins + length <= part.count
@@ -242,7 +245,9 @@ class _TokenFiles:
     def _windows(self, part: _Part, begins: np.ndarray, length: int) -> np.ndarray:
         tokens = self._rows(part)
         if isinstance(tokens, np.ndarray):
-            return sliding_window_view(tokens, length)[begins]  # one call copies all of them
+            # One call copies all of them. `sliding_window_view` makes the same, and takes longer than the copying.
+            shape, strides = (len(tokens) - length + 1, length), 2 * tokens.strides
+            return np.ndarray(shape, tokens.dtype, tokens, strides=strides)[begins]
         return np.stack(list(_read_spans(tokens, begins.tolist(), (begins + length).tolist())))
 
     def _rows(self, part: _Part) -> np.ndarray | RangedRows:

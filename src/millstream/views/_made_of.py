@@ -28,6 +28,8 @@ from millstream.files.plan_folder import PlanFolder
 from millstream.plan.selection import digest_of
 from millstream.reading.contracts import IndexedSource
 from millstream.reading.fingerprint import identity
+from millstream.reading.host_source import as_host_source
+from millstream.reading.view import View
 from millstream.text.errors import describe_value, function_name
 
 _LEAVES = (type(None), bool, int, float, complex, str, bytes)
@@ -56,7 +58,10 @@ def made_of(
             f"cannot be read, differ when they are read again, or are objects that have no bytes. {_fix(folder)}"
         )
     seen = tuple(_Seen(caller, folder).value(argument) for argument in arguments)
-    facts = VERSION, kind, folder.version, contents, seen
+    base = source.source if isinstance(source, View) else source
+    host = as_host_source(base) if reads and base.arrays is None else None
+    used = [] if host is None else [_fingerprints(function, set()) for function in host.functions]
+    facts = VERSION, kind, folder.version, contents, seen, used
     return hashlib.sha256(plain.encode(facts, caller)).digest()
 
 
@@ -126,6 +131,8 @@ class _Seen:
             return name, self.value(value.__reduce__()[1])
         if isinstance(value, _DESCRIPTORS):
             return name, value.__objclass__.__qualname__, value.__name__
+        if isinstance(getattr(value, "fingerprint", None), str):  # of a tokenizer
+            return "fingerprint", name, value.fingerprint
         if dataclasses.is_dataclass(value):
             fields = ((field.name, self._named(field.name, getattr(value, field.name))) for field in _fields(value))
             return "dataclass", name, *fields, self._call_of(kind)
@@ -177,6 +184,35 @@ class _Seen:
                 f"is {describe_value(value)}, whose contents it cannot see. {_fix(self._folder)}"
             )
         return "not seen", type(value).__module__, type(value).__qualname__, self._call_of(type(value))
+
+
+def _fingerprints(value: Any, seen: set[int], home: str | None = None) -> list[str]:
+    """Those of what a function uses, such as a tokenizer: sixteen samples may not tell it from a different one.
+
+    Args:
+        value: The function, or what it uses.
+        seen: What was looked at before.
+        home: The module whose functions are followed; None for that of the first one.
+    """
+    if id(value) in seen or isinstance(value, type | types.ModuleType) or type(value) in _LEAVES:
+        return []
+    seen.add(id(value))
+    if isinstance(getattr(value, "fingerprint", None), str):
+        return [value.fingerprint]
+    if isinstance(value, types.FunctionType):
+        home = value.__module__ if home is None else home
+        if value.__module__ != home:
+            return []
+        used = [*dict(_closed_over(value)).values(), *dict(_globals_of(value)).values()]
+    elif isinstance(value, types.MethodType):
+        used = [value.__func__, value.__self__]
+    elif isinstance(value, functools.partial):
+        used = [value.func, *value.args, *value.keywords.values()]
+    elif callable(value) or dataclasses.is_dataclass(value):
+        used = list(getattr(value, "__dict__", {}).values())
+    else:
+        used = []
+    return [found for one in used for found in _fingerprints(one, seen, home)]
 
 
 def _fields(value: Any) -> tuple[dataclasses.Field[Any], ...]:
