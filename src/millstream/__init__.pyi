@@ -41,7 +41,7 @@ from millstream.loops.schedules import every as every
 from millstream.loops.schedules import never as never
 from millstream.pipeline.transform import Transform as Transform
 from millstream.plan.ordering import Shuffle as Shuffle
-from millstream.reading._settings import is_worker as is_worker
+from millstream.preparation.preparing import prepare as prepare
 from millstream.reading.caches import BatchCache as BatchCache
 from millstream.reading.executor import InGraph as InGraph
 from millstream.reading.processes import Processes as Processes

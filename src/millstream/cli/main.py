@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import millstream
 from millstream.cli._launch import add_arguments as add_launch
+from millstream.cli._prepare import add_arguments as add_prepare
 from millstream.cli._report import add_arguments as add_report
 
 
@@ -23,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     demo.add_argument("--folder", type=_folder, help="where its record and report go (default: a new temporary folder)")
     demo.set_defaults(run=_demo)
     add_launch(commands)
+    add_prepare(commands)
     add_report(commands)
     options = parser.parse_args(arguments)
     try:

@@ -1,11 +1,10 @@
 """Chunks that are read from files when they are needed, and kept up to a limit."""
 
-import collections
 import contextlib
 import itertools
 import os
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,50 +12,10 @@ import numpy as np
 from millstream.files.changed import FileStamp
 from millstream.files.data_files import FileStream, LocalFile, open_file
 from millstream.integrations._table import cells
+from millstream.reading.chunk_cache import ChunkCache
 from millstream.text.errors import noted
 
 _TOGETHER = 64 << 20  # bytes of chunks that are read by one call: enough for all cores, little enough to hold
-
-
-class ChunkCache:
-    """Values by name; those that were used least recently make room for others. Threads may share it.
-
-    Example:
-        >>> from millstream.integrations._file_chunks import ChunkCache
-        >>> cache = ChunkCache(100)
-        >>> cache.put("a", [1], 60), cache.put("b", [2], 60)
-        (None, None)
-        >>> cache.get("a"), cache.get("b"), cache.nbytes
-        (None, [2], 60)
-
-    Args:
-        limit: Bytes to keep. What is larger alone is not kept.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.nbytes = 0
-        self._lock = threading.Lock()
-        self._kept: collections.OrderedDict[Hashable, tuple[Any, int]] = collections.OrderedDict()
-
-    def get(self, name: Hashable) -> Any:
-        """A value, or None."""
-        with self._lock:
-            if name not in self._kept:
-                return None
-            self._kept.move_to_end(name)
-            return self._kept[name][0]
-
-    def put(self, name: Hashable, value: Any, nbytes: int) -> None:
-        """Keep a value that takes that many bytes."""
-        with self._lock:
-            self.nbytes -= self._kept.pop(name, (None, 0))[1]
-            if nbytes > self.limit:
-                return
-            self._kept[name] = (value, nbytes)
-            self.nbytes += nbytes
-            while self.nbytes > self.limit:
-                self.nbytes -= self._kept.popitem(last=False)[1][1]
 
 
 class DataFile:

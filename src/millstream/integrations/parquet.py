@@ -5,10 +5,11 @@ from typing import Any
 
 from millstream.files.paths import Paths, find_files
 from millstream.integrations._chunked import ChunkedTable, as_columns, as_it_is, common_schema
-from millstream.integrations._file_chunks import ChunkCache, DataFile, FileChunks, InMemoryColumns, readable
+from millstream.integrations._file_chunks import DataFile, FileChunks, InMemoryColumns, readable
 from millstream.integrations._table import Row, TableSource, check_options
 from millstream.plan.ordering import Ordering
 from millstream.reading import is_worker
+from millstream.reading.chunk_cache import ChunkCache
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import needs, require_int
 

@@ -1,6 +1,7 @@
 """Limits of time and memory, in one place, so that a test can wait one second where a user's run waits two minutes."""
 
 import dataclasses
+import math
 
 _worker = False
 
@@ -43,6 +44,10 @@ class Settings:
     def limit(self, timeout: float | None) -> float:
         """How long a batch may take, for an executor with this `timeout`."""
         return self.stall_seconds if timeout is None else timeout
+
+    def patience(self, timeout: float | None) -> float:
+        """How long a batch may take before a warning: any time, where any time is allowed."""
+        return math.inf if timeout == math.inf else min(self.warn_seconds, self.limit(timeout))
 
 
 settings = Settings()

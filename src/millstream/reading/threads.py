@@ -154,7 +154,7 @@ class ThreadBackend:
     def first_of(self, jobs: list[_ThreadJob]) -> _ThreadJob:
         """Whichever of these batches is read first: a warning if it takes long, and an error at the end."""
         name, begun, limit = type(self._source).__name__, time.monotonic(), settings.limit(self._timeout)
-        patience = min(settings.warn_seconds, limit)
+        patience = settings.patience(self._timeout)
         while True:
             with self._work.changed:
                 for job in jobs:

@@ -1,6 +1,7 @@
 """Where samples come from: one file per kind of source."""
 
 from millstream.plan.ordering import Shuffle as Shuffle
+from millstream.preparation.prepared_source import PreparedSource as PreparedSource
 from millstream.reading.contracts import IndexedSource as IndexedSource
 from millstream.reading.contracts import Stream as Stream
 from millstream.reading.host_source import HostSource as HostSource

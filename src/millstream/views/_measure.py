@@ -3,7 +3,7 @@
 import collections
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from millstream.reading.threads import ThreadBackend
 from millstream.reading.view import View
 from millstream.text.bar_line import ProgressLine
 from millstream.text.errors import describe_leaf, describe_value, function_name
-from millstream.views._made_of import made_of
+from millstream.reading.made_of import made_of
 
 # What samples have in common: a field by its name, what a function gives for each, or a value per sample.
 Property = str | Callable[[PyTree], PyTree] | Sequence[object] | np.ndarray
@@ -313,7 +313,7 @@ def lengths_of(
 ) -> np.ndarray:
     """The length of every sample, as int64: that of a field, or what else is asked for.
 
-    A source that has `lengths`, an array, knows those of its fields without reading.
+    A source that has `lengths`, an array or an array for each of its fields, knows them without reading.
 
     Args:
         caller: The caller's name, for errors.
@@ -329,6 +329,7 @@ def lengths_of(
     if isinstance(by, str):
         base = source.source if isinstance(source, View) else source
         known = getattr(base, "lengths", None)
+        known = known.get(by) if isinstance(known, Mapping) else known
         if known is not None:
             known = _one_each(type(base).__name__, "lengths", base, known)
             by = known[source.locate(np.arange(len(source)))] if isinstance(source, View) else known

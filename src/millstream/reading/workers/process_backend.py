@@ -214,7 +214,7 @@ class ProcessBackend:
     def _wait_until(self, done: Callable[[], bool]) -> None:
         """Hear the workers until something is so, or raise on a timeout."""
         limit = settings.limit(self._timeout)
-        patience = min(settings.warn_seconds, limit)
+        patience = settings.patience(self._timeout)
         silence, warned, group = 0.0, patience >= limit, self._group
         while not done():
             if silence >= limit and not group.ended:

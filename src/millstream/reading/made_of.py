@@ -1,4 +1,4 @@
-"""What a plan is made from, as a hash: samples, arguments, and the code of functions with the values that they use.
+"""What is made from samples, as a hash: of samples, arguments, and the code of functions with the values that they use.
 
 What is seen of a function: its bytecode, constants and names, its defaults, the variables it closes over and the
 globals it names, as far as these are plain values, arrays, dataclasses, functions of the same module (seen likewise)
@@ -57,7 +57,7 @@ def made_of(
             f"{caller} cannot tell whether the samples of {type(source).__name__} are those of a plan file: they "
             f"cannot be read, differ when they are read again, or are objects that have no bytes. {_fix(folder)}"
         )
-    seen = tuple(_Seen(caller, folder).value(argument) for argument in arguments)
+    seen = tuple(seen_value(caller, argument, folder.version, "a plan file", _fix(folder)) for argument in arguments)
     base = source.source if isinstance(source, View) else source
     host = as_host_source(base) if reads and base.arrays is None else None
     used = [] if host is None else [_fingerprints(function, set()) for function in host.functions]
@@ -72,12 +72,25 @@ def _fix(folder: PlanFolder) -> str:
     )
 
 
+def seen_value(caller: str, value: Any, version: str | None, kept: str, fix: str) -> Any:
+    """A value or a function as a plain value that is equal for equal ones.
+
+    Args:
+        caller: The caller's name, for errors.
+        value: What is looked at.
+        version: Stands for what cannot be seen of it; None refuses that.
+        kept: What it is compared with, for errors.
+        fix: How to say a version, for errors.
+    """
+    return _Seen(caller, version, kept, fix).value(value)
+
+
 class _Seen:
     """Values and functions as plain values that are equal for equal ones."""
 
-    def __init__(self, caller: str, folder: PlanFolder) -> None:
+    def __init__(self, caller: str, version: str | None, kept: str, fix: str) -> None:
         self._caller = caller
-        self._folder = folder
+        self._version, self._kept, self._fix = version, kept, fix
         self._path: list[str] = []  # of variables that lead to what is looked at
         self._above: list[object] = []  # what it is a part of
         self._home: str | None = None  # the module whose functions are followed
@@ -176,12 +189,12 @@ class _Seen:
         return self.value(call) if isinstance(call, types.FunctionType) else None
 
     def _unseen(self, value: Any) -> tuple[Any, ...]:
-        if self._folder.version is None:
+        if self._version is None:
             function = next((one for one in self._above if callable(one)), value)
             where = ", ".join(self._path) or "it"
             raise TypeError(
-                f"{self._caller} cannot tell whether {function_name(function)} is the function of a plan file: {where} "
-                f"is {describe_value(value)}, whose contents it cannot see. {_fix(self._folder)}"
+                f"{self._caller} cannot tell whether {function_name(function)} is the function of {self._kept}: {where} "
+                f"is {describe_value(value)}, whose contents it cannot see. {self._fix}"
             )
         return "not seen", type(value).__module__, type(value).__qualname__, self._call_of(type(value))
 

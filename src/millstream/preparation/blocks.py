@@ -1,0 +1,324 @@
+"""The blocks of shards as columns: mapped, or read from another machine, by what the index says of them."""
+
+import contextlib
+import functools
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from millstream.files.changed import file_unreadable
+from millstream.files.data_files import File, FileStream, LocalFile, open_file
+from millstream.preparation.index import FileEntry, Index, joined
+from millstream.preparation.sample_form import Leaf
+from millstream.preparation.shard_files import arrow_schema, npy_header
+from millstream.reading.chunk_cache import ChunkCache
+from millstream.sources.file_rows import RangedRows, map_rows
+from millstream.sources.npy import decode_npy, map_numpy_file
+from millstream.text.errors import noted
+
+_CALLER = "PreparedSource"
+_MAPPED = 256  # files: NumPy's maps need a descriptor as long as they are there, and 1,024 is a usual limit
+_ENTRY = 1 << 14  # bytes of a block that is mapped, besides its data
+
+
+class ShardFiles:
+    """The files of an index: those of this machine are opened at once, others when they are first needed.
+
+    Args:
+        folder: Where they are: a path or an address.
+        entries: What the index says of them.
+    """
+
+    def __init__(self, folder: str, entries: Sequence[FileEntry]) -> None:
+        self._folder, self._entries = folder, {entry.name: entry for entry in entries}
+        self._files: dict[str, File] = {}
+        if "://" not in folder:
+            for entry in entries:
+                self.open(entry.name)
+
+    def open(self, name: str) -> File:
+        """A file, which must have the size that the index says."""
+        if name not in self._files:
+            entry, path = self._entries[name], joined(self._folder, name)
+            try:
+                file = open_file(_CALLER, path)
+            except FileNotFoundError as error:
+                note = f"{joined(self._folder, 'index.json')} names it. Copy it there, or prepare the data again."
+                raise noted(error, note)  # noqa: B904
+            if file.size != entry.bytes:
+                raise ValueError(
+                    f"{_CALLER}: {file.name} has {file.size:,} bytes, and {entry.bytes:,} by its index. It is cut short "
+                    "or of a different preparation; get it again, or prepare the data again."
+                )
+            self._files[name] = file
+        return self._files[name]
+
+
+class RaggedColumn:
+    """Arrays of any length or shape: their numbers in a row, and where each ends.
+
+    Args:
+        values: The numbers.
+        ends: Where each array ends, after a zero.
+        shapes: The shape of each; None for arrays with one axis.
+    """
+
+    def __init__(self, values: np.ndarray | RangedRows, ends: np.ndarray, shapes: np.ndarray | None = None) -> None:
+        self._values, self._ends, self._shapes = values, ends, shapes
+
+    def take(self, indices: np.ndarray) -> list[Any]:
+        """The arrays at `indices`; those of a mapped file are not copied."""
+        begins, ends, values = self._ends[indices].tolist(), self._ends[indices + 1].tolist(), self._values
+        if isinstance(values, np.ndarray):
+            found = [values[begin:end] for begin, end in zip(begins, ends, strict=True)]
+        else:
+            size = values.stored.itemsize
+            ranges = [(values.offset + begin * size, (end - begin) * size) for begin, end in zip(begins, ends, strict=True)]
+            found = [np.frombuffer(data, values.stored) for data in values.file.read_ranges(ranges)]
+        if self._shapes is None:
+            return found
+        return [array.reshape(shape) for array, shape in zip(found, self._shapes[indices].tolist(), strict=True)]
+
+
+class _Rows:
+    """Arrays of one shape, or numbers."""
+
+    def __init__(self, rows: np.ndarray | RangedRows) -> None:
+        self._rows = rows
+
+    def take(self, indices: np.ndarray) -> Any:
+        """The rows at `indices`."""
+        if isinstance(self._rows, np.ndarray):
+            return self._rows[indices]
+        out = np.empty((len(indices), *self._rows.shape[1:]), self._rows.dtype)
+        self._rows.take(_CALLER, indices, out)
+        return out
+
+
+class _Cells:
+    """Text, bytes, and lists of them."""
+
+    def __init__(self, column: Any) -> None:
+        self._column = column
+
+    def take(self, indices: np.ndarray) -> list[Any]:
+        """The values at `indices`."""
+        if len(indices) == 1:
+            return [self._column[int(indices[0])].as_py()]
+        import pyarrow as pa
+
+        return self._column.take(pa.array(indices)).to_pylist()
+
+
+class _Records:
+    """The records of an ArrayRecord file."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        from array_record.python.array_record_module import ArrayRecordReader
+
+        self._path = path
+        self._reader = ArrayRecordReader(str(path), "max_parallelism:0,readahead_buffer_size:0")
+
+    def take(self, indices: np.ndarray) -> list[bytes]:
+        """The records at `indices`."""
+        try:
+            return self._reader.read(indices.tolist())
+        except (RuntimeError, IndexError) as error:
+            raise file_unreadable(_CALLER, str(self._path), indices, error) from None
+
+
+Column = RaggedColumn | _Rows | _Cells | _Records
+
+
+class Blocks:
+    """The blocks of all shards, one after the other. A copy in another process opens the files again.
+
+    Args:
+        folder: Where the shards are.
+        index: What is in them.
+        cache_bytes: How much to keep of what had to be unpacked or fetched.
+
+    Attributes:
+        sizes: How many samples each block has.
+    """
+
+    def __init__(self, folder: str, index: Index, cache_bytes: int) -> None:
+        self._index, self._limit = index, cache_bytes
+        self.files = ShardFiles(folder, index.files)
+        shards = list(enumerate(index.shards))
+        self.sizes = np.array([rows for _, shard in shards for rows in shard.blocks], np.int64)
+        self._places = [(number, place) for number, shard in shards for place in range(len(shard.blocks))]
+        self._ends = np.cumsum(self.sizes)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._cache, self._maps = ChunkCache(self._limit), ChunkCache(_MAPPED)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_cache", "_maps")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._begin()
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @functools.cached_property
+    def lengths(self) -> dict[str, np.ndarray]:
+        """How long every sample is, by the name of each leaf that has a length."""
+        index, found = self._index, {}
+        for leaf, first, same in zip(index.form.leaves, index.first, index.fixed, strict=True):
+            if leaf.name in index.lengths:
+                found[leaf.name] = self._stored_lengths(index.lengths[leaf.name].name)
+            elif same and leaf.axes:
+                found[leaf.name] = np.broadcast_to(np.int64(first[0]), len(self))
+        return found
+
+    def _stored_lengths(self, name: str) -> np.ndarray:
+        file = self.files.open(name)
+        if isinstance(file, LocalFile):
+            found = map_numpy_file(file.path)
+        else:
+            found = decode_npy(file.name, file.read_at(0, file.size))
+        if not isinstance(found, np.ndarray) or found.shape != (len(self),) or found.dtype.kind not in "iu":
+            raise _damaged(file, f"it is not a length for each of {len(self):,} samples")
+        return found
+
+    def pieces(self, indices: np.ndarray) -> Iterator[tuple[np.ndarray, list[Any]]]:
+        """What each block has of some samples: which of them, and their values for each leaf."""
+        numbers = np.searchsorted(self._ends, indices, side="right")
+        for number in np.unique(numbers).tolist():
+            rows = np.flatnonzero(numbers == number)
+            inside = indices[rows] - (self._ends[number] - self.sizes[number])
+            shard = self._index.shards[self._places[number][0]]
+            files = [self.files.open(entry.name) for entry in shard.files]
+            _check(files)
+            try:
+                values = [column.take(inside) for column in self._columns(number, files)]
+            except Exception as error:
+                _check(files)  # which says more
+                raise noted(error, f"This came from reading sample {indices[rows[0]]}, from {files[0].name}.")  # noqa: B904
+            yield rows, values
+            _check(files)  # a map shows what the file holds now
+
+    def _columns(self, number: int, files: Sequence[File]) -> list[Column]:
+        found = self._cache.get(number)
+        if found is None:
+            found, nbytes = self._open(number, files)
+            self._cache.put(number, found, max(nbytes, _ENTRY))
+        return found
+
+    def _open(self, number: int, files: Sequence[File]) -> tuple[list[Column], int]:
+        """The columns of a block, and the bytes of memory that they take."""
+        shard_number, place = self._places[number]
+        shard, leaves, rows = self._index.shards[shard_number], self._index.form.leaves, int(self.sizes[number])
+        match self._index.kind:
+            case "npy":
+                return [self._npy(file, leaf, rows) for file, leaf in zip(files, leaves, strict=True)], 0
+            case "megatron":
+                return [self._tokens(files[0], leaves[0], number)], 0
+            case "array_record":
+                return [_Records(_local(files[0]))], 0
+            case "arrow":
+                start = shard.start if place == 0 else shard.ends[place - 1]
+                batch, nbytes = self._batch(files[0], start, shard.ends[place] - start)
+            case _:
+                batch, nbytes = self._row_group(files[0], place)
+        if batch.num_rows != rows:
+            raise _damaged(files[0], f"a block has {batch.num_rows} rows where its index says {rows}")
+        return [_column(leaf, batch.column(at)) for at, leaf in enumerate(leaves)], nbytes
+
+    def _batch(self, file: File, start: int, size: int) -> tuple[Any, int]:
+        import pyarrow as pa
+
+        with _sound(file):
+            if isinstance(file, LocalFile):
+                whole = self._maps.get(file.name)
+                if whole is None:
+                    with pa.memory_map(str(file.path)) as stream:  # the map lives as long as somebody uses it
+                        whole = stream.read_buffer()
+                    self._maps.put(file.name, whole, 1)
+                data, nbytes = whole.slice(start, size), 0
+            else:
+                data, nbytes = pa.py_buffer(file.read_at(start, size)), size
+            batch = pa.ipc.read_record_batch(data, arrow_schema(self._index.form.leaves))
+            batch.validate(full=True)  # places in a damaged file could lead anywhere
+            return batch, nbytes
+
+    def _row_group(self, file: File, place: int) -> tuple[Any, int]:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        with _sound(file):
+            with pa.OSFile(str(file.path)) if isinstance(file, LocalFile) else FileStream(file) as stream:
+                table = pq.ParquetFile(stream, page_checksum_verification=True).read_row_group(place, use_threads=False)
+            batch = table.combine_chunks().to_batches()[0]
+            batch.validate(full=True)
+            return batch, batch.nbytes
+
+    def _npy(self, file: File, leaf: Leaf, rows: int) -> _Rows:
+        whole = self._maps.get(file.name)
+        if whole is None:
+            whole = map_rows(file, leaf.dtype, (rows, *(leaf.shape or ())), len(npy_header(leaf, 0)))
+            self._maps.put(file.name, whole, 1)
+        return _Rows(whole)
+
+    def _tokens(self, file: File, leaf: Leaf, number: int) -> RaggedColumn:
+        last = int(self._ends[number])
+        lengths = self.lengths[leaf.name][last - int(self.sizes[number]) : last]
+        ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        if int(ends[-1]) * leaf.dtype.itemsize != file.size:
+            raise _damaged(file, f"its documents have {ends[-1]} tokens, and it has {file.size} bytes")
+        if not file.size:
+            return RaggedColumn(np.zeros(0, leaf.dtype), ends)
+        return RaggedColumn(map_rows(file, leaf.dtype, (int(ends[-1]),), 0), ends)
+
+
+def _check(files: Sequence[File]) -> None:
+    for file in files:
+        if isinstance(file, LocalFile):
+            file.check()
+
+
+@contextlib.contextmanager
+def _sound(file: File) -> Iterator[None]:
+    """Around what pyarrow does with a file: what it cannot make sense of is said to be damaged."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, UnicodeError, IndexError, OSError) as error:
+        if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
+            raise  # it says more: a file that has changed, a server that does not answer, too many open files
+        raise _damaged(file, str(error)) from None
+
+
+def _damaged(file: File, found: str) -> ValueError:
+    return ValueError(
+        f"{_CALLER} cannot read {file.name}: {found}. The file is damaged; get it again, or prepare the data again."
+    )
+
+
+def _local(file: File) -> pathlib.Path:
+    if not isinstance(file, LocalFile):
+        raise ValueError(f"{_CALLER} reads ArrayRecord files of this machine alone. Copy {file.name} here.")
+    return file.path
+
+
+def _column(leaf: Leaf, array: Any) -> Column:
+    """A column of Arrow."""
+    if not leaf.is_numbers:
+        return _Cells(array)
+    if not leaf.axes:
+        return _Rows(array.to_numpy(zero_copy_only=False))
+    lists = array if leaf.axes == 1 else array.field("data")
+    values, ends = lists.values.to_numpy(zero_copy_only=False), lists.offsets.to_numpy()
+    if leaf.axes == 1:
+        return RaggedColumn(values, ends)
+    shapes = array.field("shape")
+    return RaggedColumn(values, ends, shapes.values.to_numpy().reshape(-1, leaf.axes))
+
+
