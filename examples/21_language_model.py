@@ -1,6 +1,6 @@
 """From raw text to a trained language model: prepared, split, packed, mixed, killed, resumed and sampled from.
 
-Run: pip install '.[train,parquet]', then python examples/21_language_model.py [--steps 240]
+Run: pip install '.[train,parquet]', then python examples/21_language_model.py [--epochs 12]
 Two corpora are tokenized and cleaned of duplicates once. The model is trained data parallel on eight (virtual) devices,
 three times: undisturbed; killed, so that nothing can be tidied up; and resumed, to the same parameters bit for bit.
 --folder keeps the prepared text, the runs and their report.
@@ -27,7 +27,7 @@ import millstream as ms
 from millstream.report.page import write_report
 
 LENGTH, BATCH, WIDTH, HEADS, LAYERS = 64, 16, 64, 4, 2
-SAVE_EVERY, TEST_EVERY = 10, 40  # steps
+STEPS_PER_EPOCH, SAVE_EVERY = 20, 10
 TOKENIZER = ms.tokenizers.byte_tokenizer()
 WHO, WHAT = ["the miller", "a wheel", "the river", "old grain", "the baker"], ["turns", "carries", "waits for", "feeds"]
 NAMES = ["flour", "water", "wheel", "stone"]
@@ -148,8 +148,22 @@ def make_data(folder, steps, mesh):
     return loader, ms.DataLoader([ms.views.concat(*test), ms.BatchTransform(BATCH)], sharding=mesh)
 
 
-def train(folder, run, steps, kill_at):
-    mesh = jax.make_mesh((8,), ("data",))
+def tokens_per_second():
+    """A task that logs how fast it goes, for the report."""
+    last = None
+
+    def measure(state, batch, elapsed):
+        nonlocal last
+        now, before, last = time.perf_counter(), last, (time.perf_counter(), elapsed.samples)
+        if before is None:
+            return None
+        return ms.logs().add_metric("tokens per second", (elapsed.samples - before[1]) * LENGTH / (now - before[0]))
+
+    return measure
+
+
+def train(folder, run, epochs, kill_at):
+    mesh, steps = jax.make_mesh((8,), ("data",)), epochs * STEPS_PER_EPOCH
     loader, tests = make_data(folder, steps, mesh)
     state, model_of = new_state(mesh)
     train_step, test_step = make_steps(model_of)
@@ -159,28 +173,28 @@ def train(folder, run, steps, kill_at):
         ),
         ms.on_train_step: train_step,
         ms.on_test_step: test_step,
-        ms.every(SAVE_EVERY): ms.checkpoint(run),
+        ms.every(SAVE_EVERY): [ms.checkpoint(run), tokens_per_second()],
     }
     if kill_at is not None:
         tasks[ms.at(kill_at)] = lambda state: os.kill(os.getpid(), signal.SIGKILL)
-    begun = time.perf_counter()
     state, history, elapsed = ms.train_loop(
         state,
         loader,
         tasks,
         test_dataset=tests,
-        epoch_duration=TEST_EVERY,
+        epoch_duration=STEPS_PER_EPOCH,  # test that often
         callbacks=[ms.record(run)],
         stop=steps,
         key=jax.random.key(1),
         resume=True,
     )
-    seconds = time.perf_counter() - begun
     params = jax.device_get(state.params)
     digest = hashlib.sha256(b"".join(leaf.tobytes() for leaf in jax.tree.leaves(params))).hexdigest()[:16]
-    print(f"  step {elapsed.steps}, {elapsed.samples * LENGTH:,} tokens, {np.mean(history.collect('padding')):.1%}", end=" ")
-    print(f"of them padding; loss on held-out text {history.collect('loss_test')[-1]:.2f}; {seconds:.0f} s", end="; ")
-    print(f"parameters {digest}")
+    print(
+        f"  step {elapsed.steps}, {elapsed.samples * LENGTH:,} tokens, {np.mean(history.collect('padding')):.1%}",
+        end=" ",
+    )
+    print(f"of them padding; loss on held-out text {history.collect('loss_test')[-1]:.2f}; parameters {digest}")
     for beginning in ("the miller ", "flour = "):
         print(f"  {sampled(model_of(params), beginning)!r}")
 
@@ -204,13 +218,13 @@ def sampled(model, beginning):
     return TOKENIZER.decode([token for token in tokens if token != TOKENIZER.eos])
 
 
-def main(steps, folder):
+def main(epochs, folder):
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(folder or name)
         write_text(folder)
         for name, source in prepare(folder).items():
             print(f"{name}: {len(source):,} documents, {source.lengths['tokens'].sum():,} tokens")
-        kill_at = steps // 2 + 3
+        kill_at = epochs * STEPS_PER_EPOCH // 2 + 3
         digests = []
         for name, run, more in (
             ("undisturbed", "left alone", []),
@@ -218,15 +232,15 @@ def main(steps, folder):
             ("resumed", "disturbed", []),
         ):
             print(name)
-            digests.append(start(folder, folder / run, steps, more))
+            digests.append(start(folder, folder / run, epochs, more))
         assert digests[0] == digests[2], "the resumed run is not the one that was left alone"
         print("the same parameters, bit for bit;", end=" ")
         print(f"the report is {write_report(folder / 'disturbed').stat().st_size // 1000} kB of HTML")
 
 
-def start(folder, run, steps, more):
+def start(folder, run, epochs, more):
     """Train in a process of its own, and return what it says of its parameters."""
-    command = [sys.executable, __file__, "--folder", str(folder), "--run", str(run), "--steps", str(steps), *more]
+    command = [sys.executable, __file__, "--folder", str(folder), "--run", str(run), "--epochs", str(epochs), *more]
     found = subprocess.run(command, env=os.environ | {"JAX_NUM_CPU_DEVICES": "8"}, stdout=subprocess.PIPE, text=True)
     print(found.stdout, end="")
     assert found.returncode == (-signal.SIGKILL if more else 0), found.returncode
@@ -235,12 +249,12 @@ def start(folder, run, steps, more):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--folder", type=pathlib.Path, help="where to keep text, runs and report")
     parser.add_argument("--run", help=argparse.SUPPRESS)
     parser.add_argument("--kill-at", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.run:
-        train(given.folder, given.run, given.steps, given.kill_at)
+        train(given.folder, given.run, given.epochs, given.kill_at)
     else:
-        main(given.steps, given.folder)
+        main(given.epochs, given.folder)
