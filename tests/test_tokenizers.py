@@ -302,7 +302,9 @@ def _tokenized(tokenizer, sample):
         Tokenize,
         lambda tokenizer: Tokenize(tokenizer).method,
         lambda tokenizer: functools.partial(_tokenized, tokenizer),
-        lambda tokenizer: functools.partial(lambda sample, tokenizer: _tokenized(tokenizer, sample), tokenizer=tokenizer),
+        lambda tokenizer: functools.partial(
+            lambda sample, tokenizer: _tokenized(tokenizer, sample), tokenizer=tokenizer
+        ),
         lambda tokenizer: lambda sample: (lambda: _tokenized(tokenizer, sample))(),
         lambda tokenizer: functools.partial(lambda sample: _tokenized(tokenizer, sample)),
     ],

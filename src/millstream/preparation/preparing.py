@@ -26,7 +26,6 @@ from millstream.preparation.shard_files import FORMATS, check_form, require_pack
 from millstream.preparation.shards import WORK, HashMaker, Inputs, RangeMaker, ShardMaker, Unique
 from millstream.preparation.work_folder import WorkFolder
 from millstream.reading.contracts import IndexedSource, PyTree
-from millstream.reading.derived_sources import functions_of
 from millstream.reading.executor import Executor
 from millstream.reading.fingerprint import identity
 from millstream.reading.host_source import as_host_source
@@ -382,7 +381,7 @@ def _made_from(
     kept = f"shards in {inputs.name}"
     seen = lambda value: seen_value(_CALLER, value, version, kept, _FIX)  # noqa: E731
     base = as_host_source(source.source) if isinstance(source, View) else inputs.source
-    functions = [seen(fn) for fn in [*functions_of(base), inputs.fn] if fn is not None]
+    functions = [seen(fn) for fn in [*base.functions, inputs.fn] if fn is not None]
     facts = {
         "layout": VERSION,
         "format": kind,

@@ -33,11 +33,6 @@ def named_parts(source: HostSource) -> list[tuple[str, HostSource]]:
     return [*below, (name, source)]
 
 
-def functions_of(source: HostSource) -> list[Callable[..., PyTree]]:
-    """The functions over a source that is read on the host, first to last."""
-    return [part._fn for _, part in named_parts(source) if isinstance(part, MappedSource)]
-
-
 def is_random(part: HostSource) -> bool:
     """Whether such a part makes use of the keys of samples itself."""
     if isinstance(part, CollatedSource | PaddedSource):

@@ -147,7 +147,9 @@ class HuggingFace:
         # Threads of its own beside those of other workers would only get in each other's way.
         if is_worker() or not hasattr(self.model, "encode_batch_fast"):
             return map(self.encode, texts)
-        return (one.ids for one in self.model.encode_batch_fast(list(texts), add_special_tokens=self.add_special_tokens))
+        return (
+            one.ids for one in self.model.encode_batch_fast(list(texts), add_special_tokens=self.add_special_tokens)
+        )
 
     def decode(self, ids: list[int]) -> str:
         return self.model.decode(ids)

@@ -242,4 +242,3 @@ def _require_text(text: Any, what: str = "Tokenizer") -> None:
             f"{what} needs text that can be written in UTF-8. Character {error.start:,} is {text[error.start]!r}, half "
             "of a surrogate pair. Replace such characters: text.encode(errors='replace').decode()."
         ) from None
-
