@@ -61,7 +61,7 @@ class HostSource(Subscriptable):
     reads_samples: bool = False
     whole_samples: bool = False
     stamps: Sequence[FileStamp] = ()
-    functions: Sequence[Callable[..., Any]] = ()
+    functions: Sequence[Callable[..., object]] = ()
 
     arrays = None
 

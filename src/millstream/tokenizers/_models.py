@@ -5,7 +5,6 @@ tokens as threads.
 """
 
 import dataclasses
-import functools
 import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
@@ -122,7 +121,7 @@ class HuggingFace:
     def _encodes_special(self) -> bool:
         return getattr(self._inner, "encode_special_tokens", None) is True
 
-    @functools.cached_property
+    @property
     def size(self) -> int:
         return max(self.model.get_vocab().values(), default=-1) + 1  # ids may have gaps, so that a count says less
 
@@ -147,7 +146,9 @@ class HuggingFace:
         # Threads of its own beside those of other workers would only get in each other's way.
         if is_worker() or not hasattr(self.model, "encode_batch_fast"):
             return map(self.encode, texts)
-        return (one.ids for one in self.model.encode_batch_fast(list(texts), add_special_tokens=self.add_special_tokens))
+        return (
+            one.ids for one in self.model.encode_batch_fast(list(texts), add_special_tokens=self.add_special_tokens)
+        )
 
     def decode(self, ids: list[int]) -> str:
         return self.model.decode(ids)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from millstream.text.errors import (
     describe_leaf,
@@ -69,9 +70,9 @@ class Tokenizer:
 
     def __init__(
         self,
-        model: Any,
+        model: object,
         *,
-        eos: str | int | None = None,
+        eos: str | int | np.integer | None = None,
         vocabulary_size: int | None = None,
         add_special_tokens: bool = True,
         decode: Callable[[list[int]], str] | None = None,
@@ -114,7 +115,7 @@ class Tokenizer:
             _require_text(text, f"Tokenizer.encode_batch: texts[{number}]")
         return [self._array(ids) for ids in self._model.encode_batch(found)]
 
-    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+    def decode(self, ids: ArrayLike) -> str:
         """The text of ids, as the model gives it.
 
         Example:
@@ -242,4 +243,3 @@ def _require_text(text: Any, what: str = "Tokenizer") -> None:
             f"{what} needs text that can be written in UTF-8. Character {error.start:,} is {text[error.start]!r}, half "
             "of a surrogate pair. Replace such characters: text.encode(errors='replace').decode()."
         ) from None
-
