@@ -2,9 +2,9 @@
 
 1 GB of uint16 in one `.bin`, which the system keeps in memory. A model needs 1,025 tokens of a crop: what it reads, and
 what it is to predict. nanoGPT's own `get_batch` maps the file anew for every batch and makes two arrays of int64, here
-with NumPy's random numbers in place of PyTorch's, and hands them to JAX. The lean loop keeps the map and makes one array
-of uint16, as Millstream does. Every batch is waited for as JAX arrays, but for that of the bare copy, which writes crops
-into one buffer and delivers them nowhere.
+with NumPy's random numbers in place of PyTorch's, and hands them to JAX. The lean loop keeps the map and makes one
+array of uint16, as Millstream does. Every batch is waited for as JAX arrays, but for that of the bare copy, which
+writes crops into one buffer and delivers them nowhere.
 """
 
 import contextlib

@@ -1,9 +1,9 @@
 """Fine-tune a small language model on labelled texts: only adapters of a few numbers are trained, the base is frozen.
 
-The texts are made here, by a small grammar, and are a dataset of Hugging Face. A model learns to continue them, in packed
-rows; that is the base. Then it learns to tell good reviews from bad ones: texts of similar length make a batch, padded to
-its bucket alone, and low-rank adapters (LoRA) and a head are all that is trained and saved. The run stops half-way, and
-continues from its checkpoint.
+The texts are made here, by a small grammar, and are a dataset of Hugging Face. A model learns to continue them, in
+packed rows; that is the base. Then it learns to tell good reviews from bad ones: texts of similar length make a batch,
+padded to its bucket alone, and low-rank adapters (LoRA) and a head are all that is trained and saved. The run stops
+half-way, and continues from its checkpoint.
 
 Run: pip install '.[train,equinox,huggingface,tokenizers]', then python examples/20_fine_tuning_text.py [--epochs 8]
 """
@@ -190,7 +190,7 @@ def test_step(state, base, batch):
 
 
 def tune(state, base, train, test, folder, epochs):
-    """Train to this epoch, from the newest checkpoint on. The base is an argument of the steps, not part of the state."""
+    """Train to this epoch, from the newest checkpoint on. The base is an argument of the steps, and not saved."""
     return ms.train_loop(
         state,
         train,

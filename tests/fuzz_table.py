@@ -28,7 +28,7 @@ import millstream.integrations
 from millstream.loops._weights import SampleWeights
 
 TOP = ["callbacks", "loader", "loops", "reading", "sources", "transforms", ""]  # errors name these without the room
-ROOMS = [*TOP, "checkpoints", "datasets", "inspect", "managed", "rl", "sharding", "views"]
+ROOMS = [*TOP, "checkpoints", "datasets", "inspect", "managed", "rl", "sharding", "tokenizers", "views"]
 ROOMS += [f"integrations.{room.name}" for room in pkgutil.iter_modules(millstream.integrations.__path__)]
 
 # What only the library makes: results, errors, and classes to inherit from.
@@ -456,6 +456,7 @@ INSTANCES: dict[str, Callable[[], Any]] = {
     "PreparedSource": lambda: ms.prepare(pipelines.source(), tempfile.mkdtemp(dir=".")),
     "TrainStream": stream,
     "checkpoints.CheckpointStore": _store,
+    "tokenizers.Tokenizer": ms.tokenizers.byte_tokenizer,
     "managed.ManagedState": _managed,
     "rl.GymnaxSource": _gymnax,
     "sharding.MeshConfig": lambda: ms.sharding.MeshConfig((-1,), ("data",)),
@@ -609,6 +610,9 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "sharding.shard_bounds": lambda f: {"num_shards": 3, "shard_id": 0, "size": 8},
     "sharding.split_by_host": lambda f: {"dataset": "abcdefg", "num_shards": 3, "shard_id": 0},
     "sharding.with_sharding_constraint": lambda f: {"x": np.ones(3), "shardings": _batch_sharding()},
+    "tokenizers.Tokenizer": lambda f: {"model": lambda text: [len(text)], "vocabulary_size": 100},
+    "tokenizers.Tokenizer.decode": lambda f: {"ids": [104, 105]},
+    "tokenizers.Tokenizer.encode_batch": lambda f: {"texts": ["mill", "stream"]},
     "views.balanced": lambda f: {"source": pipelines.source(), "labels": "label"},
     "views.buckets": lambda f: {
         "source": pipelines.source(),

@@ -66,7 +66,7 @@ class HostSource(Subscriptable):
     stamps: Sequence[FileStamp] = ()
     blocks: Sequence[int] | np.ndarray | None = None
     divides_blocks: bool = False
-    functions: Sequence[Callable[..., Any]] = ()
+    functions: Sequence[Callable[..., object]] = ()
 
     arrays = None
 

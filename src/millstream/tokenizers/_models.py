@@ -5,7 +5,6 @@ tokens as threads.
 """
 
 import dataclasses
-import functools
 import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
@@ -122,7 +121,7 @@ class HuggingFace:
     def _encodes_special(self) -> bool:
         return getattr(self._inner, "encode_special_tokens", None) is True
 
-    @functools.cached_property
+    @property
     def size(self) -> int:
         return max(self.model.get_vocab().values(), default=-1) + 1  # ids may have gaps, so that a count says less
 

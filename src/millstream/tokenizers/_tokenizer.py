@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from millstream.text.errors import (
     describe_leaf,
@@ -69,9 +70,9 @@ class Tokenizer:
 
     def __init__(
         self,
-        model: Any,
+        model: object,
         *,
-        eos: str | int | None = None,
+        eos: str | int | np.integer | None = None,
         vocabulary_size: int | None = None,
         add_special_tokens: bool = True,
         decode: Callable[[list[int]], str] | None = None,
@@ -114,7 +115,7 @@ class Tokenizer:
             _require_text(text, f"Tokenizer.encode_batch: texts[{number}]")
         return [self._array(ids) for ids in self._model.encode_batch(found)]
 
-    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+    def decode(self, ids: ArrayLike) -> str:
         """The text of ids, as the model gives it.
 
         Example:
