@@ -47,6 +47,8 @@ def load_tokenizer(folder: str) -> Any:
 
 def by_prepare(folder: str) -> None:
     """From JSON Lines to shards of Arrow with an index, verified."""
+    import jax  # noqa: F401 (which millstream loads; datasets is loaded before its clock runs, too)
+
     import millstream as ms
 
     tokenizer = load_tokenizer(folder)

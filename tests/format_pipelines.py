@@ -170,6 +170,14 @@ def mds_folder() -> str:
     return str(folder)
 
 
+@functools.cache
+def prepared_folder() -> str:
+    """In three shards of Arrow."""
+    source = ms.ArraySampleSource(data(), ordering="sequential")
+    ms.prepare(source, place("prepared"), format="arrow", samples_per_shard=4)
+    return place("prepared")
+
+
 def unpacked(key: str, files: dict[str, bytes]) -> dict[str, Any]:
     return {"image": np.load(io.BytesIO(files["image.npy"])), "label": np.int32(files["label.cls"])}
 
@@ -276,6 +284,7 @@ FORMATS = {
     "host, safetensors": safetensors,
     "host, token file": lambda: [ms.sources.TokenFileSource(token_file(), np.uint16, end_token=0).map(labelled), BATCH],
     "host, JSON lines": lambda: [ms.sources.JsonlSource(json_lines()), BATCH],
+    "host, prepared": lambda: [ms.sources.PreparedSource(prepared_folder()), BATCH],
     "host, MDS": lambda: [ms.sources.MdsSource(mds_folder()), BATCH],
     "host, HDF5": hdf5,
     "host, TFRecord": lambda: [ms.sources.TFRecordSource(tfrecord_file()).map(from_record), BATCH],

@@ -297,7 +297,7 @@ IN_FILES = {
     f"host, {name}"
     for name in ("Arrow file", "SQLite", "ArrayRecord", "zarr", "tar", "safetensors", "JSON lines", "MDS", "HDF5")
 }
-IN_FILES |= {"host, Parquet", "host, Parquet, little kept", "host, token file", "host, TFRecord"}
+IN_FILES |= {"host, Parquet", "host, Parquet, little kept", "host, token file", "host, TFRecord", "host, prepared"}
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -74,6 +74,8 @@ class Leaf:
                 return np.zeros(shape, self.dtype) if array.ndim <= self.axes else None
             if array.ndim != self.axes or not _becomes(array.dtype, self.dtype):
                 return None
+            if array.dtype == self.dtype:
+                return array
             with np.errstate(all="ignore"):
                 converted = array.astype(self.dtype)
             return converted if np.array_equal(converted, array, equal_nan=array.dtype.kind == "f") else None

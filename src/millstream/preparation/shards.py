@@ -201,8 +201,8 @@ class ShardMaker(RangeMaker):
         if self._kept is not None:
             kept = np.load(self._kept, mmap_mode="r")
             positions = positions[kept[positions[0] : positions[-1] + 1]]
-        results = inputs.results(positions)
-        samples = ((position, self._form.values(inputs.name, position, made)) for position, made in results)
+        name, results = inputs.name, inputs.results(positions)
+        samples = ((position, self._form.values(name, position, made)) for position, made in results)
         first = next(samples, None)
         record = self._empty() if first is None else self._write(number, first, samples)
         with written(self.path(number), alone=False) as file:
