@@ -77,11 +77,8 @@ def _over(source: IndexedSource, plan: Plan) -> "Pipeline":
         source, plan = source.source, dataclasses.replace(plan, selection=source.selection)
     if source.arrays is None:
         return Pipeline(None, plan, (), source, ReadConfig(as_host_source(source)))
-    if plan.selection is None:
-        return Pipeline(source.arrays, plan, (), source)
-    plan = dataclasses.replace(plan, selection=plan.selection.merged())
     # Placed once, as the arrays are: an array of NumPy would be sent to the device whenever a program is called.
-    tables = jax.tree.map(jax.device_put, plan.selection.tables)
+    tables = () if plan.selection is None else jax.tree.map(jax.device_put, plan.selection.merged_tables())
     return Pipeline(source.arrays, plan, (), source, tables=tables)
 
 
