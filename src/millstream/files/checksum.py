@@ -128,7 +128,7 @@ def crc32(memory: np.ndarray) -> int:
 
 
 def _power(bits: int) -> int:
-    """x to a power, modulo the polynomial of CRC-32: a checksum times this is the one after as many zeros."""
+    """X to a power, modulo the polynomial of CRC-32: a checksum times this is the one after as many zeros."""
     found, square = _TOP, _TOP >> 1
     while bits:
         if bits & 1:

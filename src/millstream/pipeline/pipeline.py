@@ -90,14 +90,12 @@ def _over(source: IndexedSource, plan: Plan) -> "Pipeline":
     source = source.source if isinstance(source, View) else source
     if source.arrays is None:
         return Pipeline(None, plan, (), source, ReadConfig(as_host_source(source)))
-    if plan.selection is not None:
-        plan = dataclasses.replace(plan, selection=plan.selection.merged())
     return Pipeline(source.arrays, plan, (), source, tables=_placed_tables(plan))
 
 
 def _placed_tables(plan: Plan) -> tuple[Any, ...]:
     # Placed once, as the arrays are: an array of NumPy would be sent to the device whenever a program is called.
-    return () if plan.selection is None else jax.tree.map(jax.device_put, plan.selection.tables)
+    return () if plan.selection is None else jax.tree.map(jax.device_put, plan.selection.merged_tables())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -106,7 +106,7 @@ class Listed:
         return f"{self.length:,} chosen ({self.digest[:12]})"
 
     def locate(self, xp: ModuleType, table: Array | None, words: Array, epoch: Array, positions: Array) -> Array:
-        # Without a table, the list before this one says what both say; see `Selection.merged`.
+        # Without a table, the list before this one says what both say; see `Selection.merged_tables`.
         return positions if table is None else table[positions].astype(positions.dtype)
 
 
@@ -302,14 +302,14 @@ class Selection:
         """What a function selects from this selection."""
         return Selection((function, *self.functions), (table, *self.tables))
 
-    def merged(self) -> "Selection":
-        """The same with lists of lists looked up once: the table of the outer one says what both say."""
+    def merged_tables(self) -> "tuple[Array | None, ...]":
+        """The tables, but of lists of lists one: what the outer list says is looked up in the inner one now."""
         tables = list(self.tables)
         for inner in range(len(tables) - 1, 0, -1):
             outer, under = tables[inner - 1], tables[inner]
             if under is not None and all(isinstance(one, Listed) for one in self.functions[inner - 1 : inner + 1]):
                 tables[inner - 1 : inner + 1] = [under[outer], None]
-        return Selection(self.functions, tuple(tables))
+        return tuple(tables)
 
     def without_digests(self) -> "Selection":
         """The functions as a program that takes their tables needs them: equal for tables of equal length."""
