@@ -3,7 +3,8 @@
 Samples are stored in blocks (row groups, shards, record batches), of any sizes. S is the sequence of all samples with
 the blocks in an order of the epoch. Lane l of L has one contiguous stretch of S, and every L-th position of an epoch,
 from l on. A lane is divided into windows, whose samples are permuted. So an epoch has every sample once at any size,
-any position is found alone, by a search among the blocks, and at any time a lane needs the blocks of one window.
+any position is found alone, by a search among the blocks, and at any time a lane needs the blocks of one window. Lanes
+go from one window to the next at different times, so that they do not need new blocks all at once.
 
 The order is version 1: golden vectors in the tests pin it, and any change to it needs a new version.
 """
@@ -35,7 +36,7 @@ class BlockOrder:
         length: How many samples there are.
         blocks: How many blocks.
         lanes: How many lanes.
-        window: The most samples that a window of a lane may have. Windows of a lane differ by at most one.
+        window: How many samples a window of a lane has, at most, but for two more where they are uneven.
         digest: Stands for the contents of the table.
     """
 
@@ -113,28 +114,45 @@ class BlockOrder:
     @property
     def _windows(self) -> int:
         """How many windows a lane has."""
-        return max(1, -(-self._shortest_lane // self.window))
+        short, window = self._shortest_lane, self.window
+        return 1 if short <= window else -(-(2 * short + window) // (2 * window))
 
     @property
     def _most(self) -> int:
         """The most samples that a window has."""
-        return self._shortest_lane // self._windows + 1
+        return self._shortest_lane + 1 if self._windows == 1 else 2 * (self._shortest_lane // self._halves + 1)
+
+    @property
+    def _halves(self) -> int:
+        """How many halves of windows a lane has: one less than whole windows would."""
+        return 2 * self._windows - 1
 
     def _place(self, xp: ModuleType, positions: Array) -> tuple[Array, Array, Array, Array, Array]:
-        """Lane and window of each position, where the window begins in S, the place in it, and how many it has."""
+        """Lane and window of each position, where the window begins in S, the place in it, and how many it has.
+
+        A lane has an odd number of halves, which differ by at most one. Windows begin after one half, three, five, ...,
+        and up to a half later, which is different in every lane. So the first and the last one have a half or more, and
+        no window has more than two halves.
+        """
         number = positions.dtype.type
         place, lane = positions // number(self.lanes), positions % number(self.lanes)
         short, longer_lanes = self._shortest_lane, self.length % self.lanes
-        small, longer_windows = divmod(short, self._windows)
-        # The first windows of a lane have one sample more than the others.
-        longer = number(longer_windows) + (lane < number(longer_lanes)).astype(positions.dtype)
-        edge = longer * number(small + 1)
-        later = longer + (place - edge) // number(max(small, 1))
-        window = xp.where(place < edge, place // number(small + 1), later)
-        before = window * number(small) + xp.minimum(window, longer)
+        small, longer_halves = divmod(short, self._halves)
+        in_longer = (lane < number(longer_lanes)).astype(positions.dtype)
+        longer = number(longer_halves) + in_longer  # the first halves of a lane have one sample more than the others
+        later = lane * number(small) // number(self.lanes)
+        even, edge = place - xp.minimum(place, later), longer * number(small + 1)
+        half = xp.where(even < edge, even // number(small + 1), longer + (even - edge) // number(max(small, 1)))
+        window = (half + number(1)) // number(2)
+
+        def border(halves: Array) -> Array:
+            return halves * number(small) + xp.minimum(halves, longer) + later
+
+        before, after = number(2) * window - number(1), number(2) * window + number(1)
+        first = xp.where(window == number(0), number(0), border(before))
+        end = xp.where(after == number(self._halves), number(short) + in_longer, border(after))
         start = lane * number(short) + xp.minimum(lane, number(longer_lanes))
-        size = number(small) + (window < longer).astype(positions.dtype)
-        return lane, window, start + before, place - before, size
+        return lane, window, start + first, place - first, end - first
 
     def _window_number(self, lane: Array, window: Array) -> Array:
         """A number above zero for each window of each lane: zero is the order of the blocks."""
