@@ -14,11 +14,12 @@ import heapq
 import itertools
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 _PIECE = 2 << 20  # bytes of neighbours that are asked for together: more would make the first of them wait
-_WASTE = 3  # times the bytes between two wanted spans fit into these spans, at least, if they are asked for together
+_GAP = 4 << 10  # bytes between two wanted spans that are always asked for with them: headers, and small neighbours
+_WASTE = 3  # times longer gaps must fit into what is wanted around them
 _IDLE_SECONDS = 5.0  # after which a thread ends
 
 Span = tuple[int, int]  # start and size
@@ -129,15 +130,18 @@ class FetchPool:
         start = span[0] - piece.span[0]
         return data if span == piece.span else data[start : start + span[1]]
 
-    def forget(self, file: Fetchable) -> None:
-        """Fetch nothing more of a file, and hold nothing of it."""
+    def forget(self, files: Collection[Fetchable]) -> None:
+        """Fetch nothing more of some files, and hold nothing of them."""
         with self._changed:
-            file.expected.clear()
-            for piece in [piece for _, _, piece in self._waiting if piece.file is file]:
+            own = [file for file in files if file.expected]
+            for file in own:
+                file.expected.clear()
+            gone = set(own)
+            for piece in [piece for _, _, piece in self._waiting if piece.file in gone]:
                 piece.uses.clear()
             self._waiting = [entry for entry in self._waiting if entry[2].uses]
             heapq.heapify(self._waiting)
-            for piece in [piece for piece in self._held if piece.file is file]:
+            for piece in [piece for piece in self._held if piece.file in gone]:
                 piece.uses.clear()
                 self._release(piece)
 
@@ -226,7 +230,8 @@ def _runs(spans: Sequence[tuple[Span, int]]) -> Iterable[list[tuple[Span, int]]]
     for entry in sorted(spans):
         first, size = entry[0]
         gap = first - end
-        if run and first + size - start <= _PIECE and _WASTE * (end - start - wanted + max(gap, 0)) <= wanted + size:
+        near = gap <= _GAP or _WASTE * (end - start - wanted + gap) <= wanted + size
+        if run and near and first + size - start <= _PIECE:
             wanted += max(first + size - max(first, end), 0)
             end = max(end, first + size)
         else:

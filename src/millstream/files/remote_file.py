@@ -33,7 +33,7 @@ Known = tuple[int, str]  # size and version
 class ListedAddress(str):
     """An address that a store has listed, with the size and version that the file had then."""
 
-    known: Known
+    known: Known | None
 
 
 def open_remote(caller: str, url: str, *, tail: bool = False) -> "RemoteFile":
@@ -47,6 +47,38 @@ def open_remote(caller: str, url: str, *, tail: bool = False) -> "RemoteFile":
     return RemoteFile(caller, str(url), options_for(url), getattr(url, "known", None), tail=tail)
 
 
+def list_addresses(caller: str, beginning: str) -> list[ListedAddress]:
+    """The addresses of all files of a store that begin like this, in any order, with what the list says of them."""
+    options, found = options_for(beginning), []
+    begun = time.monotonic()
+    for attempt in itertools.count():
+        try:
+            for file in open_store(caller, beginning, options).list_files():
+                address = ListedAddress(file.url)
+                address.known = (file.size, file.tag) if file.tag else None
+                found.append(address)
+            return found
+        except StoreFault as fault:
+            place, found = shown(beginning), []
+            if fault.kind == "no list":
+                raise ValueError(
+                    f"{caller} cannot list {place}: {fault}. Give a list of addresses, one for each file."
+                ) from None
+            if fault.kind not in ("passing", "silent") or not _is_worth_a_try(options, attempt, begun):
+                kind = PermissionError if fault.kind == "denied" else OSError
+                raise kind(
+                    f"{caller} cannot list {place}: {fault}. Check the address and the options of its store, or give "
+                    "a list of addresses."
+                ) from None
+            _count(retries=1)
+            time.sleep(options.backoff)
+    raise AssertionError("counting has no end")
+
+
+def _is_worth_a_try(options: CloudOptions, attempt: int, begun: float) -> bool:
+    return attempt < options.retries and time.monotonic() - begun < options.deadline
+
+
 def expect_remote(wanted: Sequence[tuple["RemoteFile", Span]]) -> None:
     """Fetch spans of files that will be read in this order: whole blocks to disk where they are kept, or to memory."""
     in_memory = [(file, span) for file, span in wanted if file.cache is None]
@@ -57,6 +89,13 @@ def expect_remote(wanted: Sequence[tuple["RemoteFile", Span]]) -> None:
         options = wanted[0][0].options
         blocks = [(file, unit) for file, span in wanted if file.cache is not None for unit in file.new_blocks(span)]
         fetch_pool(options.read_ahead).expect(dict.fromkeys(blocks), options.connections, kept=False)
+
+
+def forget_remote(files: Sequence["RemoteFile"]) -> None:
+    """Hold nothing of files in memory, and fetch nothing of them ahead."""
+    for file in files:
+        file.drop_end()
+    fetch_pool(files[0].options.read_ahead).forget(files)
 
 
 @dataclasses.dataclass
@@ -163,6 +202,12 @@ class RemoteFile:
         return self.name, self.size, self.version
 
     @property
+    def tail(self) -> bytes:
+        """Its last bytes, if they came with its opening and were not forgotten."""
+        start, data = self._end
+        return data if start + len(data) == self.size else b""
+
+    @property
     def cache(self) -> FileCache | None:
         """Where its blocks are kept; None if they are not, and exactly what is wanted is asked for."""
         return self._cache if self._cache is not None and (self._is_whole or self._cache.has_room) else None
@@ -192,10 +237,9 @@ class RemoteFile:
             if self._cache is not None and not in_memory and not self._cache.knows(self._name(part.unit)):
                 yield part.unit
 
-    def forget(self) -> None:
-        """Hold nothing of it in memory, and fetch nothing ahead."""
+    def drop_end(self) -> None:
+        """Do not hold its beginning or end in memory any more."""
         self._end = (0, b"")
-        fetch_pool(self.options.read_ahead).forget(self)
 
     def close(self) -> None:
         pass  # connections belong to the store, which other files share

@@ -139,6 +139,7 @@ class TableSource(HostSource):
         self._caller, self._table, self._row_fn = caller, table, row_fn
         self.calls_users = row_fn is not None
         self.stamps = getattr(table, "stamps", ())  # of those in files
+        self.looks_ahead = getattr(table, "looks_ahead", False)
         self.ordering: Ordering = ordering
         self.prefetch_size = prefetch_size
         self.first_sample, [sample] = first_sample(lambda index: self._samples(np.array([index])), range(len(table)))
@@ -148,6 +149,10 @@ class TableSource(HostSource):
 
     def __len__(self) -> int:
         return len(self._table)
+
+    def expect(self, indices: np.ndarray | None) -> None:
+        if self.looks_ahead:
+            self._table.expect(indices)  # pyright: ignore[reportAttributeAccessIssue]
 
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
         if len(indices) == 0:
