@@ -17,7 +17,8 @@ from millstream.files.urls import shown
 from millstream.text.errors import require_path, require_posix
 
 _AT_ONCE = 64  # files of other machines that are opened at a time: 1,000 of them at 30 ms take half a second
-_Item, _Result = TypeVar("_Item"), TypeVar("_Result")
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 _GONE = (FileNotFoundError, NotADirectoryError)  # other failures, such as too many open files, say what they are
 
 

@@ -127,6 +127,8 @@ class FetchPool:
                     piece.uses.popleft()
                 if not piece.uses:
                     self._release(piece)
+                while self.nbytes > self.limit and self._evict(-1):
+                    pass
         start = span[0] - piece.span[0]
         return data if span == piece.span else data[start : start + span[1]]
 

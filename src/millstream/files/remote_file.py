@@ -273,8 +273,8 @@ class RemoteFile:
             runs = _runs(claims.mine, 0 if by_block else _GAP)
             with _Asking(self._fetch, runs, self.options.connections, claims) as asking:
                 for parts in wanted:
-                    data = [_cut(part, held[part.unit] or (0, self._awaited(part.unit, claims, asking))) for part in parts]
-                    yield data[0] if len(data) == 1 else b"".join(data)
+                    found = [held[part.unit] or (0, self._awaited(part.unit, claims, asking)) for part in parts]
+                    yield b"".join(map(_cut, parts, found))
 
     def _awaited(self, unit: Span, claims: "_Claims", asking: "_Asking") -> bytes:
         if unit not in claims.others:

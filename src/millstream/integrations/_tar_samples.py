@@ -253,7 +253,7 @@ class _Shard:
                 spans[self.samples[own], column] = self.places[own]
         missing = np.flatnonzero((spans[..., 0] < 0).any(axis=1))
         if len(missing):
-            key = self.keys()[missing[0]].decode("utf-8", "surrogateescape")
+            key = bytes(self.keys()[missing[0]]).decode("utf-8", "surrogateescape")
             raise ValueError(
                 f"{caller} needs the files {list(names)} in every sample. {key!r} in {file.name} has "
                 f"{self.extensions_of(int(missing[0]))}. Choose with extensions=[...], or write the sample again."

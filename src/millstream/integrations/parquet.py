@@ -54,7 +54,15 @@ class _ParquetGroups(FileChunks):
         self._footers = ChunkCache(_FOOTERS)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_footers": None}
+        # A copy in another process would ask other machines for them again.
+        footers = {file: self._footers.get(file) for file, data in enumerate(self._files) if data.is_remote}
+        return {**super().__getstate__(), "_footers": footers}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for file, footer in state["_footers"].items():
+            if footer is not None:
+                self._footers.put(file, footer, footer.serialized_size)
 
     def _spans(self, file: int, number: int) -> list[Span]:
         footer = self._footers.get(file)

@@ -172,9 +172,7 @@ def count_batch(stats: LoaderStats, filled: ReadBatch) -> None:
         stats.reading[name] = stats.reading.get(name, 0.0) + seconds
 
 
-def _forget(
-    backend: Backend, pending: dict[int, Any], on_close: Callable[[], None], outlook: _Outlook | None
-) -> None:
+def _forget(backend: Backend, pending: dict[int, Any], on_close: Callable[[], None], outlook: _Outlook | None) -> None:
     on_close()  # first: if it ends the backend, that ends the waiting of another thread
     if outlook is not None:
         outlook.close()
