@@ -1,11 +1,15 @@
 """Many shards on another machine: how many requests and bytes they cost, and that streams are those of the disk."""
 
 import collections
+import dataclasses
+import functools
 import io
 import tarfile
 import threading
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -73,13 +77,9 @@ def body(kind, shard):
     return stream.getvalue()
 
 
-def numbers(data):
-    return np.frombuffer(data, np.int32)
-
-
-def source_of(kind, paths, ordering="shuffle", **options):
+def source_of(kind, paths, ordering: Any = "shuffle", **options: Any):
     if kind == "tar":
-        return WebDatasetSource(paths, decode={"x": numbers}, ordering=ordering, **options)
+        return WebDatasetSource(paths, decode={"x": functools.partial(np.frombuffer, dtype=np.int32)}, ordering=ordering, **options)
     return {"parquet": ParquetSource, "arrow": ArrowSource}[kind](paths, ordering=ordering, **options)
 
 
@@ -173,7 +173,7 @@ def test_a_reader_that_ends_early_leaves_nobody_waiting(server):
     data = np.random.default_rng(0).bytes(1 << 20)
     file = open_file("Test", server.put("/x", data))
     ranges = [(start, 100) for start in range(100_000, 1_000_000, 150_000)]
-    answers = file.read_ranges(ranges)
+    answers: Any = file.read_ranges(ranges)
     assert next(answers) == data[100_000:][:100]
     answers.close()
     assert list(file.read_ranges(ranges)) == [data[start:][:size] for start, size in ranges]
@@ -359,7 +359,7 @@ def test_a_stream_of_shards_through_faults_is_that_of_the_disk(server, folder, k
 
     def fault(handler):
         with lock:
-            kind = random.integers(0, 12)
+            kind = int(random.integers(0, 12))
         faults = {
             0: lambda: reset(handler),
             1: lambda: send(handler, 503),
@@ -394,6 +394,21 @@ def test_windows_joins_and_functions_look_ahead_too(server, folder, key):
         server.start_counting()
         local = stream_of(expected, key, steps=1, batch=4)
         assert_trees_equal(stream_of(found, key, ms.Threads(2), steps=1, batch=4), local)
+
+
+def test_steps_that_are_asked_for_out_of_order_are_not_read_far_ahead(server, key):
+    """`next_batch` at any step costs its batch and the few that are read ahead, not all that might come."""
+    source = source_of("tar", put(server, "tar", 30), "sequential")
+    server.start_counting()
+    with ms.DataLoader([source, ms.BatchTransform(8)], executor=ms.Threads(2), prefetch=1) as loader:
+        state = loader.init_state(key)
+        for step in (50, 10, 70, 30):
+            batch, _, _ = loader.next_batch(dataclasses.replace(state, step=jnp.uint32(step)))
+            assert batch["x"][0, 0] == 8 * step
+        assert server.nbytes <= 4 * 2 * 8 * (ROW_BYTES + 512)
+        for step in range(40, 60):
+            batch, _, _ = loader.next_batch(dataclasses.replace(state, step=jnp.uint32(step)))
+            assert batch["x"][0, 0] == 8 * step
 
 
 # What comes next.

@@ -195,6 +195,7 @@ class FileChunks:
 
     Attributes:
         regular: Whether all columns that were read so far are arrays.
+        is_remote: Whether some of the files are on another machine.
     """
 
     def __init__(
@@ -208,6 +209,7 @@ class FileChunks:
         self.sizes = [size for of_file in sizes for size in of_file]
         self.row_bytes = 0.0
         self.regular = True
+        self.is_remote = any(file.is_remote for file in files)
         self._samples = sample_ranges(self.sizes)
         self._files = files
         self._places = [(file, number) for file, of_file in enumerate(sizes) for number in range(len(of_file))]
@@ -264,14 +266,10 @@ class FileChunks:
                 missing.append(number)
             else:
                 yield [number], found
-        self.fetch(missing)
+        if self.is_remote:
+            self.fetch(missing)
         for run in self._runs(missing):
             yield from self._loaded(run)
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether some of the files are on another machine."""
-        return any(file.is_remote for file in self._files)
 
     def expect(self, numbers: np.ndarray) -> None:
         """Prepare for rows of these chunks, which will be wanted in this order."""
@@ -404,7 +402,8 @@ class InMemoryColumns:
         if not self._filled.all():
             numbers = np.unique(np.searchsorted(self._ends, indices, side="right"))
             if not self._filled[numbers].all():
-                self._chunks.fetch(numbers[~self._filled[numbers]].tolist())  # before waiting for others
+                if self._chunks.is_remote:
+                    self._chunks.fetch(numbers[~self._filled[numbers]].tolist())  # before waiting for others
                 with self._lock:
                     self._fill(numbers[~self._filled[numbers]].tolist())
         return {name: np.take(column, indices, axis=0) for name, column in self._columns.items()}

@@ -27,26 +27,29 @@ class _Outlook:
         source: The source.
         steps: The run; a different object than what batches are planned by, which is at other steps.
         stop: The first step that will not be asked for.
+        reach: How many steps it is told of at first. It doubles as long as steps are asked for in order.
     """
 
-    def __init__(self, source: HostSource, steps: PlannedSteps, stop: int) -> None:
+    def __init__(self, source: HostSource, steps: PlannedSteps, stop: int, reach: int) -> None:
         self._source = source
         self._steps = steps
         self._stop = stop
+        self._first_reach = self._reach = reach
         self._told = range(0)  # steps
 
     def look_from(self, step: int) -> None:
         """Tell what comes after a step, some steps at a time."""
         if step not in self._told:
             self.close()
-            self._told = range(step, step)
-        if self._told.stop - step > _OUTLOOK // 2:
+            self._told, self._reach = range(step, step), self._first_reach
+        if self._told.stop - step > self._reach // 2:
             return
-        stop = min(step + _OUTLOOK, self._stop)
+        stop = max(self._told.stop, min(step + self._reach, self._stop))
+        self._reach = min(2 * self._reach, _OUTLOOK)
         requests = [self._steps.request(number, False) for number in range(self._told.stop, stop)]
         if requests:
             self._source.expect(np.concatenate([request.indices[request.real] for request in requests]))
-        self._told = range(step, stop)
+        self._told = range(step, max(stop, step + 1))
 
     def close(self) -> None:
         """Say that what was told will not be read."""
@@ -69,6 +72,7 @@ class ReadAhead:
         stats: Where to count.
         stop: The first step that will not be asked for; nothing from there on is read.
         on_close: Called once, when this is closed or forgotten.
+        reach: How many steps a source of other machines is told of at first.
 
     Attributes:
         steps: The run.
@@ -84,6 +88,7 @@ class ReadAhead:
         stats: LoaderStats,
         stop: int,
         on_close: Callable[[], None] = lambda: None,
+        reach: int = 2,
     ) -> None:
         self.steps = steps
         self._backend = backend
@@ -94,7 +99,7 @@ class ReadAhead:
         self._slow = not backend.lazy
         self._outlook: _Outlook | None = None
         if host.source.looks_ahead and isinstance(backend, ThreadBackend):
-            self._outlook = _Outlook(host.source, steps.again(), stop)
+            self._outlook = _Outlook(host.source, steps.again(), stop, reach)
         self._lock = threading.Lock()
         self._pending: dict[int, Any] = {}
         self._forget = weakref.finalize(self, _forget, backend, self._pending, on_close, self._outlook)
@@ -216,7 +221,7 @@ class Reader:
             backend = self._open()
             self._users += 1
         leave = _Leave(self, backend)
-        return ReadAhead(self.host, steps, backend, self.host.ahead(self.plan), stats, stop, leave)
+        return ReadAhead(self.host, steps, backend, self.host.ahead(self.plan), stats, stop, leave, _OUTLOOK)
 
     def rows(self, words: np.ndarray, step: int) -> ReadBatch:
         """The batch of any step of any run."""
