@@ -4,6 +4,8 @@ import collections
 import dataclasses
 import functools
 import io
+import json
+import pathlib
 import tarfile
 import threading
 from typing import Any
@@ -14,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import assert_trees_equal
+from conftest import assert_trees_equal, finish, free_address, start_script
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loopback import Loopback, ranged, reset, send
@@ -79,7 +81,9 @@ def body(kind, shard):
 
 def source_of(kind, paths, ordering: Any = "shuffle", **options: Any):
     if kind == "tar":
-        return WebDatasetSource(paths, decode={"x": functools.partial(np.frombuffer, dtype=np.int32)}, ordering=ordering, **options)
+        return WebDatasetSource(
+            paths, decode={"x": functools.partial(np.frombuffer, dtype=np.int32)}, ordering=ordering, **options
+        )
     return {"parquet": ParquetSource, "arrow": ArrowSource}[kind](paths, ordering=ordering, **options)
 
 
@@ -355,21 +359,38 @@ def test_a_stream_of_shards_through_faults_is_that_of_the_disk(server, folder, k
     cloud.configure(retries=40, backoff=0.0005)
     expected = stream_of(source_of(kind, put_near(folder, kind, 8)), key, steps=14)
     source = source_of(kind, put(server, kind, 8), **({} if kind == "tar" else {"cache_bytes": 200_000}))
-    random, lock = np.random.default_rng(0), threading.Lock()
+    server.fault = faults(server, 0)
+    assert_trees_equal(stream_of(source, key, executor, steps=14), expected)
+
+
+def faults(server, seed):
+    """Faults at random, at every third answer."""
+    random, lock = np.random.default_rng(seed), threading.Lock()
 
     def fault(handler):
         with lock:
             kind = int(random.integers(0, 12))
-        faults = {
+        kinds = {
             0: lambda: reset(handler),
             1: lambda: send(handler, 503),
             2: lambda: send(handler, 429),
             3: lambda: ranged(handler, *server.files[handler.path], cut=1000),
         }
-        return kind in faults and faults[kind]()
+        return kind in kinds and kinds[kind]()
 
-    server.fault = fault
-    assert_trees_equal(stream_of(source, key, executor, steps=14), expected)
+    return fault
+
+
+def test_two_hosts_read_the_stream_of_the_disk_through_faults(server, folder):
+    expected = stream_of(source_of("parquet", put_near(folder, "parquet", 8)), jax.random.key(7), steps=6)
+    server.fault = faults(server, 1)
+    address, urls = free_address(), put(server, "parquet", 8)
+    script = pathlib.Path(__file__).parent / "remote_script.py"
+    hosts = [start_script(script, 1, address, "2", str(number), "6", *urls) for number in range(2)]
+    told = [[json.loads(line) for line in told.splitlines() if line.startswith("{")] for told in finish(*hosts)]
+    for (batch, _), *parts in zip(expected, *told, strict=True):
+        found = [row for part in sorted(parts, key=lambda part: part["start"]) for row in part["rows"]]
+        assert found == batch["x"][:, :2].tolist()
 
 
 def test_a_fault_of_what_was_fetched_ahead_names_the_sample(server, key):
