@@ -173,6 +173,19 @@ def test_a_block_is_asked_for_once_by_all_threads_that_want_it(server):
     assert [asked for _, asked in server.requests] == [f"bytes={BLOCK}-{2 * BLOCK - 1}"]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_processes_of_a_machine_share_what_is_staged(server, folder, key, kind):
+    """The shards do not fit into the cache together, and each of them is still asked for once by two workers."""
+    cloud.configure(cache_limit=2 << 20, stage=True)
+    expected = stream_of(source_of(kind, put_near(folder, kind, 12), "sequential"), key, steps=18)
+    source = source_of(kind, put(server, kind, 12), "sequential")
+    server.start_counting()
+    assert_trees_equal(stream_of(source, key, ms.Processes(2), steps=18), expected)
+    assert len(server.requests) == len(set(server.requests)) <= 12
+    assert sum(path.stat().st_size for path in (folder / "cache").glob("??/*")) <= 2 << 20
+    assert not list((folder / "cache").glob(".asking*"))
+
+
 def test_a_reader_that_ends_early_leaves_nobody_waiting(server):
     data = np.random.default_rng(0).bytes(1 << 20)
     file = open_file("Test", server.put("/x", data))
@@ -537,6 +550,8 @@ def test_options_of_reading_ahead_are_checked():
         cloud.configure(hedge=0)
     with refuses(ValueError, "read_ahead", "-1"):
         cloud.configure(read_ahead=-1)
+    with refuses(TypeError, "stage", "1 (int)"):
+        cloud.configure(stage=1)
 
 
 # Folders and patterns.

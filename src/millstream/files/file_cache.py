@@ -17,7 +17,7 @@ import time
 import warnings
 import weakref
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from millstream.files.atomic import written
 from millstream.files.lock import locked
@@ -119,6 +119,14 @@ class FileCache:
                         file.write(data)
         except OSError as error:
             _warn_once(f"The cache of remote files cannot write to {self.folder}: {error}. Files are read without it.")
+
+    @contextlib.contextmanager
+    def alone(self, name: str, seconds: float) -> Iterator[None]:
+        """Keep other processes from asking for the same; after so many seconds they are not waited for any more."""
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):  # a disk without locks, or one that is full, costs a request
+                stack.enter_context(locked(self.folder / f".asking-{name}", seconds))
+            yield
 
     def _path(self, name: str) -> str:
         return f"{self.folder}/{name[:2]}/{name}"

@@ -24,6 +24,7 @@ from millstream.files.urls import shown
 BLOCK = 256 << 10  # what is asked for and kept on disk at least: as quick to send as to ask for
 _HEAD = 16 << 10  # the beginning, where headers are, which is asked for at opening
 _TAIL = 64 << 10  # the end, where footers are, which is asked for instead
+_REGION = 8 * BLOCK  # blocks that are asked for together, by one process at a time
 _TOGETHER = 8 << 20  # what is asked for at most, so that a break costs little and several connections help
 _GAP = 64 << 10  # bytes between two wanted pieces that are rather thrown away than asked around
 
@@ -210,7 +211,9 @@ class RemoteFile:
     @property
     def cache(self) -> FileCache | None:
         """Where its blocks are kept; None if they are not, and exactly what is wanted is asked for."""
-        return self._cache if self._cache is not None and (self._is_whole or self._cache.has_room) else None
+        cache = self._cache
+        keeps = cache is not None and (self._is_whole or self.options.stage or cache.has_room)
+        return cache if keeps else None
 
     def read_at(self, start: int, size: int) -> bytes:
         return next(self.read_ranges([(start, size)]))
@@ -270,8 +273,9 @@ class RemoteFile:
             for unit in [unit for unit, found in again.items() if found is not None]:
                 held[unit] = again[unit]
                 claims.settle(unit, again[unit][1])  # pyright: ignore[reportOptionalSubscript]
-            runs = _runs(claims.mine, 0 if by_block else _GAP)
-            with _Asking(self._fetch, runs, self.options.connections, claims) as asking:
+            runs = _runs(claims.mine, 0, _REGION) if by_block else _runs(claims.mine, _GAP)
+            fetch = self._fetch_blocks if by_block else self._fetch
+            with _Asking(fetch, runs, self.options.connections, claims) as asking:
                 for parts in wanted:
                     found = [held[part.unit] or (0, self._awaited(part.unit, claims, asking)) for part in parts]
                     yield b"".join(map(_cut, parts, found))
@@ -338,6 +342,15 @@ class RemoteFile:
             raise self._changed(f"it had {self.size} bytes, version {self.version}; now {piece.size}, {piece.tag}")
         self._keep(run[0], piece)
         return piece.data
+
+    def _fetch_blocks(self, run: Span) -> bytes:
+        """Blocks of one region, which one process of this machine asks for, and the others take from the disk."""
+        assert self._cache is not None
+        with self._cache.alone(f"{self._prefix}-{run[0] // _REGION}", self.options.timeout):
+            blocks = [(start, min(BLOCK, sum(run) - start)) for start in range(run[0], sum(run), BLOCK)]
+            found = [self._cache.read(self._name(block), 0, block[1]) for block in blocks]
+            kept = [data for data in found if data is not None]
+            return b"".join(kept) if len(kept) == len(blocks) else self._fetch(run)
 
     def _keep(self, start: int, piece: Piece) -> None:
         if self._cache is None:
@@ -444,11 +457,12 @@ def _cut(part: _Part, held: tuple[int, bytes]) -> bytes:
     return held[1][start : start + part.size]
 
 
-def _runs(spans: Iterable[Span], gap: int) -> list[Span]:
-    """Spans in rising order, put together where they touch, overlap or are not far apart."""
+def _runs(spans: Iterable[Span], gap: int, region: int | None = None) -> list[Span]:
+    """Spans in rising order, put together where they touch, overlap or are not far apart, and in one region."""
     runs: list[Span] = []
     for start, size in spans:
-        if runs and start <= sum(runs[-1]) + gap and start + size - runs[-1][0] <= _TOGETHER:
+        is_near = bool(runs) and start <= sum(runs[-1]) + gap and start + size - runs[-1][0] <= _TOGETHER
+        if is_near and (region is None or start // region == runs[-1][0] // region):
             runs[-1] = (runs[-1][0], max(sum(runs[-1]), start + size) - runs[-1][0])
         else:
             runs.append((start, size))

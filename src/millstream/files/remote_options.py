@@ -39,6 +39,8 @@ class CloudOptions:
         cache_folder: Where pieces are kept. None is `millstream/blocks` in the user's cache folder.
         cache_limit: The most bytes that are kept, the least recently used are removed first; 0 keeps nothing. If the
             files that a process has open have more than half of that together, only what they are indexed by is kept.
+        stage: Whether blocks are kept also where the files do not fit together: what some processes of this machine
+            read in order, or by blocks, then comes once for all of them.
         allow_http: Whether plain http, which anybody on the way can change, may be used for other machines than this.
         backend: "obstore" or "fsspec". None takes obstore for the addresses it knows, and fsspec for the others.
         store: What the package is told: options of obstore's `S3Store`, `GCSStore` or `HTTPStore` (region, endpoint,
@@ -55,6 +57,7 @@ class CloudOptions:
     read_ahead: int = 256 << 20
     cache_folder: str | os.PathLike[str] | None = None
     cache_limit: int = 4 << 30
+    stage: bool = False
     allow_http: bool = False
     backend: Literal["obstore", "fsspec"] | None = None
     store: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
@@ -69,6 +72,7 @@ class CloudOptions:
             require_int(caller, name, getattr(self, name), least=least)
         if self.backend is not None:
             require_choice(caller, "backend", self.backend, ["obstore", "fsspec"])
+        require_bool(caller, "stage", self.stage)
         require_bool(caller, "allow_http", self.allow_http)
         if self.cache_folder is not None:
             require_path(caller, "cache_folder to be a path", self.cache_folder)
