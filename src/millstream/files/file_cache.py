@@ -122,7 +122,7 @@ class FileCache:
 
     @contextlib.contextmanager
     def alone(self, name: str, seconds: float) -> Iterator[None]:
-        """Keep other processes from asking for the same; after so many seconds they are not waited for any more."""
+        """Hold other processes off from asking for the same, or, if one of them has begun, wait for it, at most `seconds`."""
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):  # a disk without locks, or one that is full, costs a request
                 stack.enter_context(locked(self.folder / f".asking-{name}", seconds))

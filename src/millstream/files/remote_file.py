@@ -152,7 +152,7 @@ class _Part:
     size: int
 
 
-# What is on its way, by file and unit: whoever needs it waits for it, and asks nothing.
+# Units in flight, by file: other readers that need one wait for it, and ask nothing.
 _flights: dict[tuple[str, Span], concurrent.futures.Future[bytes]] = {}
 _claiming = threading.Lock()
 

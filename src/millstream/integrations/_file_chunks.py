@@ -300,7 +300,7 @@ class FileChunks:
         expect(wanted)
 
     def keep_nothing(self, is_here: Callable[[int], Any]) -> None:
-        """Forget what was read: somebody else keeps it, who says whether a chunk is there."""
+        """Forget what was read: the caller keeps it, and says whether a chunk is there."""
         self._limit = 0
         self._cache = ChunkCache(0)
         self._is_here = is_here
@@ -331,7 +331,7 @@ class FileChunks:
                     self._keep(missing, contents)
                     ready.append((missing, contents))
             yield from ready
-        finally:  # and not before somebody has it, or it would be fetched again
+        finally:  # not before its reader has it, or another one would fetch it again
             with self._expecting:
                 self._expected.difference_update(run)
 
