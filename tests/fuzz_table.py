@@ -646,6 +646,7 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "arrow.ArrowSource": lambda f: {"data": f / "t.arrow"},
     "cloud.configure": lambda f: {"prefix": "s3://", "timeout": 1.0, "store": {}},
     "cloud.options_for": lambda f: {"url": "s3://bucket/x"},
+    "cloud.traffic": lambda f: {},
     "grain.GrainSource": lambda f: {"dataset": [{"x": np.float32(1)}] * 4},
     "grain.RandomAccess": lambda f: {"source": pipelines.source()},
     "grain.to_grain": lambda f: {"loader": loader()},

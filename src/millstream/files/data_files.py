@@ -1,5 +1,6 @@
 """Files that are read in pieces: opened by name, here or in another process, and refused if they have changed since."""
 
+import concurrent.futures
 import contextlib
 import contextvars
 import dataclasses
@@ -7,14 +8,17 @@ import io
 import os
 import pathlib
 import urllib.parse
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from millstream.errors import FileChanged
 from millstream.files.changed import FileStamp, Stamp, file_changed
 from millstream.files.urls import shown
 from millstream.text.errors import require_path, require_posix
 
+_AT_ONCE = 64  # files of other machines that are opened at a time: 1,000 of them at 30 ms take half a second
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 _GONE = (FileNotFoundError, NotADirectoryError)  # other failures, such as too many open files, say what they are
 
 
@@ -25,10 +29,14 @@ class File(Protocol):
     Attributes:
         name: As the user wrote it, for errors, without secrets.
         size: In bytes.
+        tail: Its last bytes, if they came with its opening.
     """
 
     name: str
     size: int
+
+    @property
+    def tail(self) -> bytes: ...
 
     @property
     def stamp(self) -> FileStamp:
@@ -47,12 +55,22 @@ class File(Protocol):
         """Close it; reading again opens it again."""
         ...
 
+    def kept(self, name: str) -> bytes | None:
+        """What was found in it before and kept; None if nothing was, or if looking again is as quick."""
+        ...
+
+    def keep(self, name: str, data: bytes) -> None:
+        """Keep what was found in it for later runs, if looking again would take longer."""
+        ...
+
 
 class LocalFile:
     """A file of this machine, open only while it is read, so that there can be thousands.
 
     A copy in another process has the stamp that the file must still have.
     """
+
+    tail = b""
 
     def __init__(self, caller: str, path: str | os.PathLike[str], stamp: Stamp | None = None) -> None:
         found = require_file(caller, path) if stamp is None else pathlib.Path(path)
@@ -99,6 +117,12 @@ class LocalFile:
     def close(self) -> None:
         pass  # it is open while it is read, and no longer
 
+    def kept(self, name: str) -> bytes | None:
+        return None
+
+    def keep(self, name: str, data: bytes) -> None:
+        pass  # who wants it kept has a folder for it
+
     def _require(self, file: str | int) -> None:
         if Stamp.of(file) != self._stamp:
             raise self._changed()
@@ -118,10 +142,16 @@ def require_file(caller: str, path: str | os.PathLike[str]) -> pathlib.Path:
 
 
 class FileStream(io.RawIOBase):
-    """A file as Python's own kind of file, for libraries that want one."""
+    """A file as Python's own kind of file, for libraries that want one.
 
-    def __init__(self, file: File) -> None:
+    Args:
+        file: The file.
+        held: Parts of it that are in memory, each with its position.
+    """
+
+    def __init__(self, file: File, held: Sequence[tuple[int, bytes]] = ()) -> None:
         self._source = file
+        self._held = held
         self._position = 0
 
     def readable(self) -> bool:
@@ -149,9 +179,11 @@ class FileStream(io.RawIOBase):
 
     def _read(self, size: int) -> bytes:
         size = max(min(size, self._source.size - self._position), 0)
-        data = self._source.read_at(self._position, size) if size else b""
-        self._position += size
-        return data
+        position, self._position = self._position, self._position + size
+        for start, data in self._held:
+            if start <= position and position + size <= start + len(data):
+                return data[position - start : position - start + size]
+        return self._source.read_at(position, size) if size else b""
 
 
 def buffered(file: File, size: int = 1 << 20) -> io.BufferedReader:
@@ -203,19 +235,62 @@ def recorded(known: Sequence[File] = ()) -> Iterator[list[File]]:
 
 def open_file(caller: str, path: str | os.PathLike[str]) -> File:
     """A file by its path, or by an address such as `s3://`, `gs://` or `https://`."""
+    return open_files(caller, [path])[0]
+
+
+def open_files(caller: str, paths: Sequence[str | os.PathLike[str]], *, tail: bool = False) -> list[File]:
+    """Files by their paths or addresses; those of other machines many at a time.
+
+    Args:
+        caller: The caller's name, for errors.
+        paths: Where they are.
+        tail: Whether their ends are read next, not their beginnings.
+    """
     opening = _opening.get()
-    if opening is None:
-        return _open(caller, path)
-    known = next(opening.known, None)
-    opening.files.append(_open(caller, path) if known is None else known)
-    return opening.files[-1]
+    known = [None if opening is None else next(opening.known, None) for _ in paths]
+    new = [path for path, file in zip(paths, known, strict=True) if file is None]
+    opened = iter(at_once(lambda path: _open(caller, path, tail), new, any(map(is_remote, new))))
+    files = [next(opened) if file is None else file for file in known]
+    if opening is not None:
+        opening.files.extend(files)
+    return files
 
 
-def _open(caller: str, path: str | os.PathLike[str]) -> File:
+def at_once(call: Callable[[_Item], _Result], items: Sequence[_Item], is_far: bool = True) -> list[_Result]:
+    """What a function returns for each item, in order; if it waits for other machines, many of them at a time."""
+    if not is_far or len(items) < 2:
+        return [call(item) for item in items]
+    with concurrent.futures.ThreadPoolExecutor(min(_AT_ONCE, len(items)), "millstream-open") as pool:
+        try:
+            return list(pool.map(call, items))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def expect(wanted: Sequence[tuple[File, tuple[int, int]]]) -> None:
+    """Say which spans will be read next, in order: those of other machines are fetched ahead, many at a time."""
+    remote: list[Any] = [(file, span) for file, span in wanted if not isinstance(file, LocalFile)]
+    if remote:
+        from millstream.files.remote_file import expect_remote
+
+        expect_remote(remote)
+
+
+def forget(files: Sequence[File]) -> None:
+    """Expect nothing more, and hold nothing of the files in memory."""
+    remote: list[Any] = [file for file in files if not isinstance(file, LocalFile)]
+    if remote:
+        from millstream.files.remote_file import forget_remote
+
+        forget_remote(remote)
+
+
+def _open(caller: str, path: str | os.PathLike[str], tail: bool) -> File:
     if is_remote(path):
         from millstream.files.remote_file import open_remote
 
-        return open_remote(caller, str(path))
+        return open_remote(caller, path, tail=tail)  # pyright: ignore[reportArgumentType]
     if isinstance(path, str) and path.startswith("file://"):
         path = urllib.parse.unquote(urllib.parse.urlsplit(path).path)
     require_posix(caller, "read the files with a DiskSampleSource, or use WSL")

@@ -6,6 +6,7 @@ used for the longest time before the limit is passed. The count is on disk befor
 makes it too high, never too low; the next look at the folder puts it right.
 """
 
+import collections
 import contextlib
 import functools
 import os
@@ -14,8 +15,9 @@ import re
 import threading
 import time
 import warnings
+import weakref
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from millstream.files.atomic import written
 from millstream.files.lock import locked
@@ -48,7 +50,38 @@ class FileCache:
         self.folder = folder
         self.limit = limit
         self._writing = threading.Lock()
+        self._wanted: collections.Counter[tuple[str, int]] = collections.Counter()
+        self._counting = threading.RLock()  # a finalizer may run while it is held
+        self._wanted_bytes = 0
         self._known: dict[str, float] = {}  # whose checksum was right, and when that was last said to the disk
+
+    @property
+    def has_room(self) -> bool:
+        """Whether all files that this process reads through it fit: if not, they would only drive each other out."""
+        return 2 * self._wanted_bytes <= self.limit
+
+    def want(self, file: object, name: str, size: int) -> None:
+        """Count a file as one that is read through the cache, as long as it is in use.
+
+        Args:
+            file: The object that reads it.
+            name: The beginning of the names of its pieces.
+            size: Its bytes.
+        """
+        self._count((name, size), 1)
+        weakref.finalize(file, self._count, (name, size), -1).atexit = False
+
+    def _count(self, file: tuple[str, int], change: int) -> None:
+        with self._counting:
+            was = self._wanted[file] > 0
+            self._wanted[file] += change
+            self._wanted_bytes += file[1] * ((self._wanted[file] > 0) - was)
+            if not self._wanted[file]:
+                del self._wanted[file]
+
+    def knows(self, name: str) -> bool:
+        """Whether this process has read or written a piece lately."""
+        return name in self._known
 
     def read(self, name: str, start: int, size: int) -> bytes | None:
         """A part of a piece; None if the piece is not there or was damaged, and is now gone."""
@@ -86,6 +119,14 @@ class FileCache:
                         file.write(data)
         except OSError as error:
             _warn_once(f"The cache of remote files cannot write to {self.folder}: {error}. Files are read without it.")
+
+    @contextlib.contextmanager
+    def alone(self, name: str, seconds: float) -> Iterator[None]:
+        """Keep other processes from asking for the same; if one of them has begun, wait for it, at most `seconds`."""
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):  # a disk without locks, or one that is full, costs a request
+                stack.enter_context(locked(self.folder / f".asking-{name}", seconds))
+            yield
 
     def _path(self, name: str) -> str:
         return f"{self.folder}/{name[:2]}/{name}"

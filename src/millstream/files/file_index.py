@@ -33,10 +33,15 @@ def file_index(
         file: The file.
         kind: What is looked for, with the arguments that it depends on.
         scan: What is found, in order, each part with the position that was reached. It finds something in every file.
-        folder: Where it is kept; None for memory.
+        folder: Where it is kept; None for memory, and, of a file of another machine, its cache on disk.
     """
     if folder is None:
-        return _found(caller, file, scan)
+        kept = file.kept(f"{VERSION} {caller} {kind}")
+        if kept is not None:
+            return plain.decode(kept)
+        found = _found(caller, file, scan)
+        file.keep(f"{VERSION} {caller} {kind}", plain.encode(found, caller))
+        return found
     name, of = f"{caller}-{file.stamp[0]}", file_identity(caller, file, kind)
     kept = find_plan(folder, name, of)
     if kept is None:

@@ -4,7 +4,8 @@ import dataclasses
 import functools
 import re
 import urllib.parse
-from typing import Any, Literal, Protocol
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, Protocol
 
 from millstream.files.remote_options import CloudOptions
 from millstream.files.urls import is_loopback, shown
@@ -18,7 +19,7 @@ _VERSION_KEYS += ("last_modified", "updated", "modified", "created")
 
 _WHOLE = 1 << 30  # the largest file that is taken as a whole from a server that gives no parts
 
-Kind = Literal["passing", "silent", "missing", "too short", "denied", "no ranges", "refused"]
+Kind = Literal["passing", "silent", "missing", "too short", "denied", "no ranges", "no list", "refused"]
 
 
 class StoreFault(Exception):
@@ -46,11 +47,29 @@ class Piece:
     whole: bytes | None = None
 
 
+class Listed(NamedTuple):
+    """A file in a list.
+
+    Attributes:
+        url: Its address.
+        size: In bytes.
+        tag: As in a `Piece`; empty if a list does not say it.
+    """
+
+    url: str
+    size: int
+    tag: str
+
+
 class Store(Protocol):
     """Where one file can be asked for."""
 
     def get(self, start: int, size: int) -> Piece:
-        """At most that many bytes from a position on, fewer at the end of the file."""
+        """At most that many bytes from a position on, fewer at the end of the file; its last ones if it is negative."""
+        ...
+
+    def list_files(self) -> Iterator[Listed]:
+        """The files whose names begin with this one's, in any order."""
         ...
 
 
@@ -66,7 +85,7 @@ def open_store(caller: str, url: str, options: CloudOptions) -> Store:
         from obstore.exceptions import BaseError
 
         try:
-            return _Obstore(*_object_store(scheme, url, _Hashed(options)), options)
+            return _Obstore(scheme, url, *_object_store(scheme, url, _Hashed(options)), options)
         except (BaseError, TypeError, ValueError) as error:
             has_secrets = "@" in url or "?" in url  # and the text may have all of the address in it
             text = type(error).__name__ if has_secrets else f"{type(error).__name__}: {error}"
@@ -151,7 +170,9 @@ def _seconds(value: float) -> str:
 
 
 class _Obstore:
-    def __init__(self, store: Any, path: str, options: CloudOptions) -> None:
+    def __init__(self, scheme: str, url: str, store: Any, path: str, options: CloudOptions) -> None:
+        self._scheme = scheme
+        self._base = url[: len(url) - len(path)]
         self._store = store
         self._path = path
         self._timeout = options.timeout
@@ -159,14 +180,34 @@ class _Obstore:
 
     def get(self, start: int, size: int) -> Piece:
         try:
-            return self._asked({"range": (start, start + size)})
+            return self._asked({"range": {"suffix": size} if start < 0 else (start, start + size)})
         except StoreFault as fault:
             if fault.kind != "no ranges":
                 raise
+        if start < 0:  # some servers know parts, but not how to count them from the end
+            first = self.get(0, 1)
+            if first.whole is None:
+                return self.get(max(first.size - size, 0), size)
+            return dataclasses.replace(first, data=first.whole[-size:])
         whole = self._asked({}, self._largest_whole)
         if len(whole.data) != whole.size:
             raise StoreFault("passing", f"it sent {len(whole.data)} of {whole.size} bytes")
         return dataclasses.replace(whole, data=whole.data[start : start + size], whole=whole.data)
+
+    def list_files(self) -> Iterator[Listed]:
+        import obstore
+        from obstore.exceptions import BaseError
+
+        if self._scheme in ("http", "https"):
+            raise StoreFault("no list", "a web server does not say which files it has")
+        try:
+            # The store lists by folders, so what stands after the last one is compared here.
+            for batch in obstore.list(self._store, self._path.rpartition("/")[0] or None):
+                for meta in batch:
+                    if meta["path"].startswith(self._path):
+                        yield Listed(self._base + meta["path"], meta["size"], meta["e_tag"] or "")
+        except (BaseError, OSError) as error:
+            raise _obstore_fault(error, self._timeout) from None
 
     def _asked(self, options: dict[str, Any], limit: int | None = None) -> Piece:
         import obstore
@@ -220,6 +261,7 @@ class _Fsspec:
     def __init__(self, caller: str, url: str, options: CloudOptions) -> None:
         import fsspec.core
 
+        self._url = url
         try:
             self._system, self._path = fsspec.core.url_to_fs(url, **options.store)
         except ImportError as error:  # each kind of address has a package of its own
@@ -227,8 +269,20 @@ class _Fsspec:
         except ValueError as error:
             raise ValueError(f"{caller} cannot open {url.partition('://')[0]}:// addresses: {error}.") from None
 
+    def list_files(self) -> Iterator[Listed]:
+        try:
+            folder = self._path.rpartition("/")[0]
+            self._system.invalidate_cache(folder)
+            for path in self._system.find(folder):
+                if path.startswith(self._path):
+                    yield Listed(self._url + path[len(self._path) :], 0, "")
+        except (OSError, NotImplementedError) as error:
+            raise StoreFault("no list", str(error) or type(error).__name__) from None
+
     def get(self, start: int, size: int) -> Piece:
         try:
+            if start < 0:
+                start = max(self._system.info(self._path)["size"] - size, 0)
             data = self._system.cat_file(self._path, start=start, end=start + size)
             # Asked for after the bytes: if the file is now what it was when it was opened, so were the bytes.
             self._system.invalidate_cache(self._path)

@@ -3,6 +3,7 @@
 import glob
 import os
 import pathlib
+import re
 from collections.abc import Sequence
 
 from millstream.files.data_files import is_remote
@@ -32,7 +33,39 @@ def find_files(caller: str, paths: Paths, suffixes: Sequence[str]) -> list[Path]
     return found
 
 
+def is_listed(path: Path) -> bool:
+    """Whether a path is the address of many files: of a folder, or a pattern. Only * makes one, names may have a ?."""
+    return isinstance(path, str) and is_remote(path) and ("*" in path or path.endswith("/"))
+
+
+def list_remote(caller: str, path: str, suffixes: Sequence[str]) -> Sequence[Path]:
+    """The files of a folder or pattern on another machine, in the order of their names."""
+    from millstream.files.remote_file import list_addresses
+
+    beginning = path.partition("*")[0]
+    found = sorted(list_addresses(caller, beginning))
+    if beginning == path:
+        own = [url for url in found if url.endswith(tuple(suffixes)) and not _is_hidden(url[len(path) :])]
+    else:
+        pattern = re.compile("".join(_PATTERNS.get(part, re.escape(part)) for part in re.split(r"(\*+/?)", path)))
+        own = [url for url in found if pattern.fullmatch(url)]
+    if not own:
+        what = f"named {' or '.join(suffixes)} in" if beginning == path else "that fit"
+        raise FileNotFoundError(f"{caller} needs files {what} {path}. There are none among the {len(found)} there.")
+    return own
+
+
+_PATTERNS = {"*": "[^/]*", "*/": "[^/]*/", "**": ".*", "**/": "(?:.*/)?"}
+
+
+def _is_hidden(path: str) -> bool:
+    """Whether a name of a file or folder starts with a dot or an underscore: they belong to the programs that wrote."""
+    return any(part[:1] in ("", ".", "_") for part in path.split("/"))
+
+
 def _expanded(caller: str, path: Path, suffixes: Sequence[str]) -> Sequence[Path]:
+    if isinstance(path, str) and is_listed(path):
+        return list_remote(caller, path, suffixes)
     if is_remote(path) or os.path.isfile(path):
         return [path]
     if not os.path.isdir(path):

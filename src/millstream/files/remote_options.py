@@ -32,9 +32,15 @@ class CloudOptions:
             `ms.reading.settings.stall_seconds`, whose error knows less.
         retries: How often a piece is asked for again when the answer breaks off, is late, or an error of the server.
         backoff: Seconds before the second retry; they double every time. The first is at once.
-        connections: How many pieces of one file are asked for at the same time.
+        connections: How many pieces are asked for at the same time by one reader, and ahead of need by all of them.
+        hedge: Seconds without an answer after which a piece is asked for a second time, once; the first answer counts.
+            None never does it.
+        read_ahead: The most bytes that are fetched ahead of need and wait in memory, all files of a process together.
         cache_folder: Where pieces are kept. None is `millstream/blocks` in the user's cache folder.
-        cache_limit: The most bytes that are kept, the least recently used are removed first; 0 keeps nothing.
+        cache_limit: The most bytes that are kept, the least recently used are removed first; 0 keeps nothing. If the
+            files that a process has open have more than half of that together, only what they are indexed by is kept.
+        stage: Whether blocks are kept also where the files do not fit together: what some processes of this machine
+            read in order, or by blocks, then comes once for all of them.
         allow_http: Whether plain http, which anybody on the way can change, may be used for other machines than this.
         backend: "obstore" or "fsspec". None takes obstore for the addresses it knows, and fsspec for the others.
         store: What the package is told: options of obstore's `S3Store`, `GCSStore` or `HTTPStore` (region, endpoint,
@@ -46,9 +52,12 @@ class CloudOptions:
     deadline: float = 100.0
     retries: int = 8
     backoff: float = 0.25
-    connections: int = 8
+    connections: int = 32
+    hedge: float | None = None
+    read_ahead: int = 256 << 20
     cache_folder: str | os.PathLike[str] | None = None
     cache_limit: int = 4 << 30
+    stage: bool = False
     allow_http: bool = False
     backend: Literal["obstore", "fsspec"] | None = None
     store: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
@@ -57,10 +66,13 @@ class CloudOptions:
         caller = "cloud.configure"
         for name in ("timeout", "deadline", "backoff"):
             require_positive(caller, name, getattr(self, name), "a number of seconds")
-        for name, least in {"retries": 0, "connections": 1, "cache_limit": 0}.items():
+        if self.hedge is not None:
+            require_positive(caller, "hedge", self.hedge, "a number of seconds")
+        for name, least in {"retries": 0, "connections": 1, "cache_limit": 0, "read_ahead": 0}.items():
             require_int(caller, name, getattr(self, name), least=least)
         if self.backend is not None:
             require_choice(caller, "backend", self.backend, ["obstore", "fsspec"])
+        require_bool(caller, "stage", self.stage)
         require_bool(caller, "allow_http", self.allow_http)
         if self.cache_folder is not None:
             require_path(caller, "cache_folder to be a path", self.cache_folder)

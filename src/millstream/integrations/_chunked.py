@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from millstream.integrations._arrow_columns import ArrowCells, as_column
-from millstream.integrations._file_chunks import InMemoryColumns, filled
+from millstream.integrations._file_chunks import FileChunks, InMemoryColumns, filled
 from millstream.integrations._table import Row, chosen_columns, rows_of
 from millstream.text.errors import table
 
@@ -91,10 +91,27 @@ class ChunkedTable:
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether it makes use of `expect`."""
+        return isinstance(self._chunks, FileChunks) and self._chunks.is_remote
+
+    def expect(self, indices: np.ndarray | None) -> None:
+        """Prepare for these rows, which will be wanted in this order; None for no more."""
+        if not isinstance(self._chunks, FileChunks):
+            return
+        if indices is None:
+            self._chunks.forget()
+        elif self.in_memory is not None:
+            self.in_memory.expect(indices)
+        else:
+            self._chunks.expect(np.searchsorted(self._ends, indices, side="right"))
+
     def take(self, indices: np.ndarray) -> Mapping[str, np.ndarray]:
         """The rows at `indices`, an array for each column."""
         if self.in_memory is not None:
             return self.in_memory.take(indices)
+        self._advance(len(indices))
         taken: dict[str, np.ndarray] = {}
         if len(self._ends) == 1:
             for _, columns in self._chunks.contents([0]):
@@ -112,10 +129,15 @@ class ChunkedTable:
     def rows(self, indices: np.ndarray) -> Sequence[Row]:
         """The rows at `indices`, each as a dict of Python's own values."""
         found: list[Row] = [{}] * len(indices)
+        self._advance(len(indices))
         for rows, inside, chunk in self._pieces(indices):
             for row, values in zip(rows.tolist(), chunk.take(inside).to_pylist(), strict=True):
                 found[row] = values
         return found
+
+    def _advance(self, rows: int) -> None:
+        if isinstance(self._chunks, FileChunks):
+            self._chunks.advance(rows)
 
     def _pieces(self, indices: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, Any]]:
         """What each chunk has to give: which rows of the batch, where they are in the chunk, and its contents."""

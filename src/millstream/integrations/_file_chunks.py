@@ -2,19 +2,20 @@
 
 import contextlib
 import itertools
-import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from millstream.files.changed import FileStamp
-from millstream.files.data_files import FileStream, LocalFile, open_file
+from millstream.files.data_files import File, FileStream, LocalFile, expect, forget, open_files
+from millstream.files.paths import Path
 from millstream.integrations._table import cells
 from millstream.reading.chunk_cache import ChunkCache
 from millstream.text.errors import noted
 
+Span = tuple[int, int]  # start and size
 _TOGETHER = 64 << 20  # bytes of chunks that are read by one call: enough for all cores, little enough to hold
 
 
@@ -22,48 +23,52 @@ class DataFile:
     """A file that pyarrow reads, and that must stay what it is. It is open only while it is read.
 
     Args:
-        caller: The caller's name, for errors.
-        path: Its path or address.
+        file: The file.
+
+    Attributes:
+        file: The file.
+        name: As the user wrote it.
     """
 
-    def __init__(self, caller: str, path: str | os.PathLike[str]) -> None:
-        self._file = open_file(caller, path)
-        self.name = self._file.name
+    def __init__(self, file: File) -> None:
+        self.file = file
+        self.name = file.name
 
     @property
     def stamp(self) -> FileStamp:
         """Its name, size, and time or version."""
-        return self._file.stamp
+        return self.file.stamp
 
     @property
     def is_remote(self) -> bool:
         """Whether it is on another machine."""
-        return not isinstance(self._file, LocalFile)
+        return not isinstance(self.file, LocalFile)
 
     @contextlib.contextmanager
-    def opened(self, *, mapped: bool = False) -> Iterator[Any]:
+    def opened(self, *, mapped: bool = False, held: Sequence[tuple[int, bytes]] = ()) -> Iterator[Any]:
         """The file, for pyarrow; `FileChanged` if it has become another one before the end of the block.
 
         Args:
             mapped: Whether a file of this machine is mapped into memory. What is read of it then stays valid.
+            held: Parts of a file of another machine that are in memory, each with its position.
         """
         import pyarrow as pa
 
-        if not isinstance(self._file, LocalFile):
-            yield FileStream(self._file)
+        if not isinstance(self.file, LocalFile):
+            yield FileStream(self.file, held)
             return
-        self._file.check()
-        path = str(self._file.path)
+        self.file.check()
+        path = str(self.file.path)
         try:
             with pa.memory_map(path) if mapped else pa.OSFile(path) as stream:
                 yield stream
         finally:
-            self._file.check()  # which says more than whatever pyarrow made of a file that has changed
+            self.file.check()  # which says more than whatever pyarrow made of a file that has changed
 
     def check(self) -> None:
         """Refuse to continue if it has changed; for those who read it by a map that they keep."""
-        if isinstance(self._file, LocalFile):
-            self._file.check()
+        if isinstance(self.file, LocalFile):
+            self.file.check()
 
 
 @contextlib.contextmanager
@@ -84,6 +89,11 @@ def readable(kind: str, file: DataFile) -> Iterator[None]:
         raise ValueError(
             f"{file.name} is damaged, cut short, or no {kind} file: {error}. Get it again, or write it again."
         ) from None
+
+
+def open_data_files(caller: str, paths: Sequence[Path]) -> list[DataFile]:
+    """The files at these paths and addresses, whose footers are read next."""
+    return [DataFile(file) for file in open_files(caller, paths, tail=True)]
 
 
 def sample_ranges(sizes: Sequence[int]) -> list[range]:
@@ -109,6 +119,7 @@ class FileChunks:
 
     Attributes:
         regular: Whether all columns that were read so far are arrays.
+        is_remote: Whether some of the files are on another machine.
     """
 
     def __init__(
@@ -122,6 +133,7 @@ class FileChunks:
         self.sizes = [size for of_file in sizes for size in of_file]
         self.row_bytes = 0.0
         self.regular = True
+        self.is_remote = any(file.is_remote for file in files)
         self._samples = sample_ranges(self.sizes)
         self._files = files
         self._places = [(file, number) for file, of_file in enumerate(sizes) for number in range(len(of_file))]
@@ -140,17 +152,31 @@ class FileChunks:
         self._cache = ChunkCache(self._limit)
         # Whoever needs a chunk that another thread is reading waits for it. Several files are read at a time.
         self._locks = [threading.Lock() for _ in self._files]
+        self._expecting = threading.Lock()
+        self._expected: set[int] = set()  # chunks that are on their way from other machines
+        self._is_here: Callable[[int], Any] = self._cache.__contains__
 
     def _read(self, file: int, numbers: list[int]) -> Any:
         """Chunks of a file, one after the other: a table or a record batch of Arrow."""
         raise NotImplementedError
+
+    def _spans(self, file: int, number: int) -> list[Span]:
+        """What has to be read of a file of another machine for a chunk; nothing if that is not known."""
+        raise NotImplementedError
+
+    def _held(self, file: int, numbers: list[int]) -> list[tuple[int, bytes]]:
+        """The bytes of chunks of another machine, each part with its position."""
+        data = self._files[file]
+        spans = [span for number in numbers for span in self._spans(file, number)] if data.is_remote else []
+        return [(start, part) for (start, _), part in zip(spans, data.file.read_ranges(spans), strict=True)]
 
     def _cost(self, file: int, contents: Any) -> int:
         """The bytes that it takes to keep something."""
         return contents.nbytes if hasattr(contents, "nbytes") else sum(array.nbytes for array in contents.values())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_cache", "_locks")}
+        own = ("_cache", "_locks", "_expecting", "_expected", "_is_here")
+        return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -164,13 +190,44 @@ class FileChunks:
                 missing.append(number)
             else:
                 yield [number], found
+        if self.is_remote:
+            self.fetch(missing)
         for run in self._runs(missing):
             yield from self._loaded(run)
 
-    def keep_nothing(self) -> None:
-        """Forget what was read: somebody else keeps it."""
+    def expect(self, numbers: np.ndarray) -> None:
+        """Prepare for rows of these chunks, which will be wanted in this order."""
+        self._cache.expect(numbers.tolist())
+        self.fetch(dict.fromkeys(numbers.tolist()))
+
+    def advance(self, rows: int) -> None:
+        """Some of the rows that were expected have been read."""
+        self._cache.advance(rows)
+
+    def forget(self) -> None:
+        """Expect nothing."""
+        self._cache.forget_uses()
+        with self._expecting:
+            self._expected.clear()
+        forget([file.file for file in self._files])
+
+    def fetch(self, numbers: Iterable[int]) -> None:
+        """Have chunks of other machines fetched, all files at once, unless they are here or on their way."""
+        wanted = []
+        with self._expecting:
+            for number in numbers:
+                file, inside = self._places[number]
+                if self._files[file].is_remote and number not in self._expected and not self._is_here(number):
+                    spans = self._spans(file, inside)
+                    wanted += [(self._files[file].file, span) for span in spans]
+                    self._expected.update([number] if spans else [])
+        expect(wanted)
+
+    def keep_nothing(self, is_here: Callable[[int], Any]) -> None:
+        """Forget what was read: the caller keeps it, and says whether a chunk is there."""
         self._limit = 0
         self._cache = ChunkCache(0)
+        self._is_here = is_here
 
     def _runs(self, numbers: Sequence[int]) -> Iterator[list[int]]:
         """Chunks of one file that are read together."""
@@ -188,15 +245,19 @@ class FileChunks:
         return self._places[number][0]
 
     def _loaded(self, run: list[int]) -> Iterator[tuple[list[int], Any]]:
-        with self._locks[self._file_of(run[0])]:
-            found = {number: self._cache.get(number) for number in run}  # another thread may have read it
-            ready = [([number], contents) for number, contents in found.items() if contents is not None]
-            missing = [number for number in run if found[number] is None]
-            if missing:
-                contents = self._contents_of(missing)
-                self._keep(missing, contents)
-                ready.append((missing, contents))
-        yield from ready
+        try:
+            with self._locks[self._file_of(run[0])]:
+                found = {number: self._cache.get(number) for number in run}  # another thread may have read it
+                ready = [([number], contents) for number, contents in found.items() if contents is not None]
+                missing = [number for number in run if found[number] is None]
+                if missing:
+                    contents = self._contents_of(missing)
+                    self._keep(missing, contents)
+                    ready.append((missing, contents))
+            yield from ready
+        finally:  # not before its reader has it, or another one would fetch it again
+            with self._expecting:
+                self._expected.difference_update(run)
 
     def _keep(self, numbers: list[int], contents: Any) -> None:
         file, start = self._file_of(numbers[0]), 0
@@ -252,6 +313,7 @@ class InMemoryColumns:
         self._lock = threading.Lock()
         self._filled = np.zeros(len(self._ends), bool)
         self._columns: dict[str, np.ndarray] = {}
+        chunks.keep_nothing(self._filled.__getitem__)
 
     def __getstate__(self) -> FileChunks:
         return self._chunks
@@ -264,9 +326,17 @@ class InMemoryColumns:
         if not self._filled.all():
             numbers = np.unique(np.searchsorted(self._ends, indices, side="right"))
             if not self._filled[numbers].all():
+                if self._chunks.is_remote:
+                    self._chunks.fetch(numbers[~self._filled[numbers]].tolist())  # before waiting for others
                 with self._lock:
                     self._fill(numbers[~self._filled[numbers]].tolist())
         return {name: np.take(column, indices, axis=0) for name, column in self._columns.items()}
+
+    def expect(self, indices: np.ndarray) -> None:
+        """Prepare for these rows, which will be wanted in this order."""
+        if not self._filled.all():
+            numbers = np.searchsorted(self._ends, indices, side="right")
+            self._chunks.fetch(dict.fromkeys(numbers[~self._filled[numbers]].tolist()))
 
     def _fill(self, numbers: list[int]) -> None:
         for run, contents in self._chunks.contents(numbers):

@@ -141,6 +141,7 @@ class TableSource(HostSource):
         self.stamps = getattr(table, "stamps", ())  # of those in files
         self.blocks = getattr(table, "blocks", None)  # of those that are stored in some
         self.divides_blocks = getattr(table, "divides_blocks", False)
+        self.looks_ahead = getattr(table, "looks_ahead", False)
         self.ordering: Ordering = ordering
         self.prefetch_size = prefetch_size
         self.first_sample, [sample] = first_sample(lambda index: self._samples(np.array([index])), range(len(table)))
@@ -150,6 +151,10 @@ class TableSource(HostSource):
 
     def __len__(self) -> int:
         return len(self._table)
+
+    def expect(self, indices: np.ndarray | None) -> None:
+        if self.looks_ahead:
+            self._table.expect(indices)  # pyright: ignore[reportAttributeAccessIssue]
 
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
         if len(indices) == 0:

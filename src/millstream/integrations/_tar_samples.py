@@ -1,17 +1,16 @@
 """Which files of which tar file are a sample: those that are equal up to the first dot of their name."""
 
-import concurrent.futures
 import dataclasses
 import io
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from millstream.files import plain
-from millstream.files.data_files import File, buffered, is_remote
+from millstream.files.data_files import File, at_once, buffered, is_remote
 from millstream.files.file_index import file_index
 from millstream.files.plan_folder import PlanFolder
 
@@ -25,7 +24,6 @@ _TAIL = 64 << 10
 _END = bytes(_BLOCK)
 _RECORD = re.compile(rb"(\d{1,7}) ([^=\n]+)=")
 _MEMBER = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
-_AT_ONCE = 8  # shards whose headers are read at the same time
 
 
 class Member(NamedTuple):
@@ -195,62 +193,97 @@ def index_samples(
         extensions: Which files of a sample are wanted; None for those of the first.
         folder: Where what the headers say is kept; None for nowhere.
     """
-    with concurrent.futures.ThreadPoolExecutor(min(_AT_ONCE, len(shards))) as pool:
-        found = list(pool.map(lambda shard: list(_samples(caller, shard, folder)), shards))
-    if not any(found):
+    found = at_once(lambda shard: _Shard.read(caller, shard, folder), shards)
+    first = next((shard for shard in found if shard.length), None)
+    if first is None:
         raise ValueError(f"{caller} needs at least one sample. {shards[0].name} has no files named like 0001.jpg.")
-    first = next(samples for samples in found if samples)[0][1]
-    names = tuple(first if extensions is None else extensions)
-    keys, numbers, spans = [], [], []
-    for number, (shard, samples) in enumerate(zip(shards, found, strict=True)):
-        for key, files in samples:
-            missing = [name for name in names if name not in files]
-            if missing:
-                raise ValueError(
-                    f"{caller} needs the files {list(names)} in every sample. {key!r} in {shard.name} has "
-                    f"{list(files)}. Choose with extensions=[...], or write the sample again."
-                )
-            keys.append(key.encode("utf-8", "surrogateescape"))
-            numbers.append(number)
-            spans.append([(files[name].start, files[name].size) for name in names])
-    return SampleIndex(names, np.array(numbers, np.int32), np.array(keys), np.array(spans, np.int64))
+    names = tuple(first.extensions_of(0) if extensions is None else extensions)
+    spans = [shard.spans(caller, file, names) for shard, file in zip(found, shards, strict=True)]
+    numbers = np.repeat(np.arange(len(shards), dtype=np.int32), [shard.length for shard in found])
+    return SampleIndex(names, numbers, np.concatenate([shard.keys() for shard in found]), np.concatenate(spans))
 
 
-def _samples(caller: str, shard: File, folder: PlanFolder | None) -> Iterator[tuple[str, dict[str, Member]]]:
-    """Keys and files of the samples of a tar file, in order."""
-    seen: set[str] = set()
-    key, files = "", {}
-    for member in tar_members(caller, shard) if folder is None else _kept_members(caller, shard, folder):
+@dataclasses.dataclass(frozen=True)
+class _Shard:
+    """The samples of a tar file, in order.
+
+    Attributes:
+        text: Their keys, one after the other.
+        lengths: Of the keys.
+        extensions: All that there are.
+        samples: The sample that each file belongs to.
+        kinds: Which of the extensions each file has.
+        places: Start and size of each file.
+    """
+
+    text: bytes
+    lengths: np.ndarray
+    extensions: list[str]
+    samples: np.ndarray
+    kinds: np.ndarray
+    places: np.ndarray
+
+    @classmethod
+    def read(cls, caller: str, shard: File, folder: PlanFolder | None) -> "_Shard":
+        """What the headers say, or said when they were read before."""
+        kept = file_index(caller, shard, "samples", _encoded_samples(caller, shard), folder)
+        return cls(*plain.decode(kept.tobytes()))
+
+    @property
+    def length(self) -> int:
+        """How many samples there are."""
+        return len(self.lengths)
+
+    def keys(self) -> np.ndarray:
+        """What the files of each sample are called, as bytes."""
+        ends = np.cumsum(self.lengths)
+        pairs = zip((ends - self.lengths).tolist(), ends.tolist(), strict=True)
+        return np.array([self.text[start:end] for start, end in pairs], np.bytes_)
+
+    def extensions_of(self, sample: int) -> list[str]:
+        """The extensions of the files of a sample, in order."""
+        return [self.extensions[kind] for kind in self.kinds[self.samples == sample].tolist()]
+
+    def spans(self, caller: str, file: File, names: Sequence[str]) -> np.ndarray:
+        """Start and size of each sample's files with these extensions, (samples, extensions, 2)."""
+        spans = np.full((self.length, len(names), 2), -1, np.int64)
+        for column, name in enumerate(names):
+            if name in self.extensions:
+                own = self.kinds == self.extensions.index(name)
+                spans[self.samples[own], column] = self.places[own]
+        missing = np.flatnonzero((spans[..., 0] < 0).any(axis=1))
+        if len(missing):
+            key = bytes(self.keys()[missing[0]]).decode("utf-8", "surrogateescape")
+            raise ValueError(
+                f"{caller} needs the files {list(names)} in every sample. {key!r} in {file.name} has "
+                f"{self.extensions_of(int(missing[0]))}. Choose with extensions=[...], or write the sample again."
+            )
+        return spans
+
+
+def _encoded_samples(caller: str, shard: File) -> Iterator[tuple[int, np.ndarray]]:
+    """The fields of a `_Shard`, as bytes."""
+    keys: dict[bytes, int] = {}
+    kinds: dict[str, int] = {}
+    files: list[tuple[int, int, int, int]] = []
+    last, in_last = "", set[str]()
+    for member in tar_members(caller, shard):
         found = _MEMBER.fullmatch(member.name)
         if found is None:
             continue
-        if found[1] != key and files:
-            yield key, files
-            files = {}
         key, name = found[1], found[2].lower()
-        if name in files or (not files and key in seen):
+        encoded, is_same = key.encode("utf-8", "surrogateescape"), key == last and bool(keys)
+        if (is_same and name in in_last) or (not is_same and encoded in keys):
             raise ValueError(
                 f"{caller} needs the files of a sample next to each other, each once. {shard.name} has "
                 f"{member.name!r} again, or apart from the others of {key!r}. Write it in the order of names."
             )
-        seen.add(key)
-        files[name] = member
-    if files:
-        yield key, files
-
-
-def _kept_members(caller: str, shard: File, folder: PlanFolder) -> Iterator[Member]:
-    """The regular files in an archive, whose headers are read once."""
-    kept = file_index(caller, shard, "members", _encoded_members(caller, shard), folder)
-    names, lengths, starts, sizes = plain.decode(kept.tobytes())
-    ends = np.cumsum(lengths)
-    for begin, end, start, size in zip(ends - lengths, ends, starts.tolist(), sizes.tolist(), strict=True):
-        yield Member(names[begin:end].decode("utf-8", "surrogateescape"), start, size)
-
-
-def _encoded_members(caller: str, shard: File) -> Iterator[tuple[int, np.ndarray]]:
-    members = list(tar_members(caller, shard))
-    names = [member.name.encode("utf-8", "surrogateescape") for member in members]
-    numbers = np.array([(len(name), *member[1:]) for name, member in zip(names, members, strict=True)], np.int64)
-    encoded = plain.encode((b"".join(names), *numbers.reshape(-1, 3).T.copy()), caller)
-    yield shard.size, np.frombuffer(encoded, np.uint8)
+        last = key
+        if not is_same:
+            in_last = set()
+        in_last.add(name)
+        files.append((keys.setdefault(encoded, len(keys)), kinds.setdefault(name, len(kinds)), *member[1:]))
+    numbers = np.array(files, np.int64).reshape(-1, 4)
+    lengths = np.array([len(key) for key in keys], np.int64)
+    fields = b"".join(keys), lengths, list(kinds), *numbers[:, :2].T.astype(np.int32), numbers[:, 2:].copy()
+    yield shard.size, np.frombuffer(plain.encode(fields, caller), np.uint8)

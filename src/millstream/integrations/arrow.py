@@ -1,13 +1,18 @@
 """Arrow tables, and Arrow IPC files (Feather), as sources."""
 
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from millstream.files import plain
+from millstream.files.data_files import at_once, forget
+from millstream.files.file_index import file_index
 from millstream.files.paths import Paths, find_files
+from millstream.files.plan_folder import PlanFolder, folder_of
 from millstream.integrations._chunked import ChunkedTable, as_columns, as_it_is, common_schema
-from millstream.integrations._file_chunks import DataFile, FileChunks, readable
+from millstream.integrations._file_chunks import DataFile, FileChunks, Span, open_data_files, readable
 from millstream.integrations._table import Row, TableSource, check_options, chosen_columns
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
@@ -20,12 +25,13 @@ class _IpcBatches(FileChunks):
     def __init__(
         self,
         files: Sequence[DataFile],
-        opened: Sequence["_IpcFile"],
+        opened: Sequence["_IpcFile | _RemoteIpcFile"],
         columns: Sequence[str],
         decode: Callable[[Any], Any],
         limit: int,
     ) -> None:
         self._columns = list(columns)
+        self._remote = {number: file for number, file in enumerate(opened) if isinstance(file, _RemoteIpcFile)}
         super().__init__(files, [file.sizes() for file in opened], decode, limit)
 
     def _begin(self) -> None:
@@ -44,13 +50,123 @@ class _IpcBatches(FileChunks):
         for file in files:
             file.check()
 
+    def _spans(self, file: int, number: int) -> list[Span]:
+        remote = self._remote[file]
+        return [remote.blocks[number]] if remote.is_plain and remote.schema.names == self._columns else []
+
     def _read(self, file: int, numbers: list[int]) -> Any:
+        for _, data in self._held(file, numbers):
+            return self._remote[file].batch(data)
         if file not in self._readers:
             self._readers[file] = _IpcFile(self._files[file], self._columns)
         return self._readers[file].batch(numbers[0])
 
     def _cost(self, file: int, contents: Any) -> int:
-        return self._readers[file].own_bytes(contents)
+        reader = self._readers.get(file)
+        return super()._cost(file, contents) if reader is None else reader.own_bytes(contents)
+
+
+class _RemoteIpcFile:
+    """What the footer of an Arrow IPC file of another machine says: its schema, and where its record batches are.
+
+    Args:
+        caller: The caller's name, for errors.
+        file: The file.
+        folder: Where it is kept; None for the cache of its blocks.
+
+    Attributes:
+        blocks: Start and size of each record batch.
+        is_plain: Whether a batch can be read without others, which hold dictionaries.
+    """
+
+    def __init__(self, caller: str, file: DataFile, folder: PlanFolder | None) -> None:
+        import pyarrow as pa
+
+        self._name = file.name
+        kept = file_index(caller, file.file, "batches", _scan_batches(file), folder)
+        footer, self._sizes = plain.decode(kept.tobytes())
+        with readable("Arrow IPC", file):
+            self.schema = pa.ipc.open_file(pa.BufferReader(_MAGIC + bytes(2) + footer)).schema
+        self.blocks = [(start, head + body) for start, head, body in _blocks(footer, _BATCHES)]
+        self.is_plain = not _blocks(footer, _DICTIONARIES)
+
+    def sizes(self) -> list[int]:
+        """How many rows each batch has."""
+        return self._sizes.tolist()
+
+    def batch(self, data: bytes) -> Any:
+        """The record batch of a block."""
+        import pyarrow as pa
+
+        try:
+            batch = pa.ipc.read_record_batch(pa.py_buffer(data), self.schema)
+            batch.validate()  # a damaged file could point anywhere
+        except (pa.ArrowException, OSError) as error:
+            raise ValueError(f"{self._name} is damaged: {error}. Get it again, or write it again.") from None
+        return batch
+
+
+# The footer and the heads of messages are FlatBuffers: tables, which begin with the way back to a list of where their
+# fields are. https://arrow.apache.org/docs/format/Columnar.html#ipc-file-format
+_MAGIC = b"ARROW1"
+_TAIL = 64 << 10  # bytes at the end that hold most footers
+_DICTIONARIES, _BATCHES = 2, 3  # fields of a footer
+_HEADER_TYPE, _HEADER, _LENGTH = 1, 2, 0  # fields of a message, and of a record batch in it
+_RECORD_BATCH = 3  # a type of message
+
+
+def _scan_batches(file: DataFile) -> Iterator[tuple[int, np.ndarray]]:
+    """The end of a file from its footer on, and how many rows each batch has, in two rounds of requests."""
+    import pyarrow as pa
+
+    source = file.file
+    tail = source.tail or source.read_at(max(source.size - _TAIL, 0), min(source.size, _TAIL))
+    size = int.from_bytes(tail[-10:-6], "little", signed=True) + 10
+    if tail[-6:] != _MAGIC or not 10 < size <= source.size:
+        raise ValueError(f"{file.name} is damaged, cut short, or no Arrow IPC file. Get it again, or write it again.")
+    footer = tail[-size:] if size <= len(tail) else source.read_at(source.size - size, size - len(tail)) + tail
+    try:
+        with readable("Arrow IPC", file):
+            pa.ipc.open_file(pa.BufferReader(_MAGIC + bytes(2) + footer))  # refuses a footer that points outside
+        heads = [(start, head) for start, head, body in _blocks(footer, _BATCHES)]
+        sizes = [_rows(data) for data in source.read_ranges(heads)]
+    except (struct.error, IndexError) as error:
+        raise ValueError(f"{file.name} is damaged: {error}. Get it again, or write it again.") from None
+    yield source.size, np.frombuffer(plain.encode((footer, np.array(sizes, np.int64)), "ArrowSource"), np.uint8)
+
+
+def _blocks(footer: bytes, field: int) -> list[tuple[int, int, int]]:
+    """Start, size of the head and size of the body of each block that a footer lists."""
+    place = _field(footer, _at("<I", footer, 0), field)
+    if not place:
+        return []
+    vector = place + _at("<I", footer, place)
+    count = _at("<I", footer, vector)
+    return [struct.unpack_from("<qi4xq", footer, vector + 4 + 24 * number) for number in range(count)]
+
+
+def _rows(head: bytes) -> int:
+    """How many rows the record batch has whose message begins like this."""
+    table = 8 if head[:4] == b"\xff\xff\xff\xff" else 4  # files of old have no mark before the length
+    table += _at("<I", head, table)
+    kind, header = _field(head, table, _HEADER_TYPE), _field(head, table, _HEADER)
+    if not kind or not header or head[kind] != _RECORD_BATCH:
+        raise IndexError("there is no record batch where its footer says")
+    length = _field(head, header + _at("<I", head, header), _LENGTH)
+    return _at("<q", head, length) if length else 0
+
+
+def _field(data: bytes, table: int, number: int) -> int:
+    """Where a field of a table is; 0 if it has none."""
+    fields = table - _at("<i", data, table)
+    offset = _at("<H", data, fields + 4 + 2 * number) if 4 + 2 * number < _at("<H", data, fields) else 0
+    return table + offset if offset else 0
+
+
+def _at(form: str, data: bytes, place: int) -> int:
+    if place < 0:
+        raise IndexError("a position is before the beginning")
+    return struct.unpack_from(form, data, place)[0]
 
 
 class _IpcFile:
@@ -174,8 +290,12 @@ def _open_files(
     caller: str, paths: Any, columns: Sequence[str] | None, decode: Callable[[Any], Any], limit: int
 ) -> _IpcBatches:
     """The record batches of files."""
-    files = [DataFile(caller, path) for path in find_files(caller, paths, [".arrow", ".feather", ".ipc"])]
-    opened = [_IpcFile(file) for file in files]
+    files = open_data_files(caller, find_files(caller, paths, [".arrow", ".feather", ".ipc"]))
+    folder, is_far = folder_of(caller, None), any(file.is_remote for file in files)
+    opened = at_once(
+        lambda file: _RemoteIpcFile(caller, file, folder) if file.is_remote else _IpcFile(file), files, is_far
+    )
+    forget([file.file for file in files])
     schema = common_schema(caller, [file.name for file in files], [file.schema for file in opened], columns)
     return _IpcBatches(files, opened, schema.names, decode, limit)
 

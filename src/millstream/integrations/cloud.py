@@ -16,6 +16,8 @@ Example:
 """
 
 from millstream.errors import FileChanged as FileChanged
+from millstream.files.remote_file import Traffic as Traffic
+from millstream.files.remote_file import traffic as traffic
 from millstream.files.remote_options import CloudOptions as CloudOptions
 from millstream.files.remote_options import configure as configure
 from millstream.files.remote_options import options_for as options_for

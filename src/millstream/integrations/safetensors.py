@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from millstream.files.data_files import File, open_file
+from millstream.files.data_files import File, open_files
 from millstream.files.paths import Path, Paths, listed_paths
 from millstream.plan.ordering import Ordering
 from millstream.reading.host_source import RowSource
@@ -83,7 +83,7 @@ class SafetensorsSource(RowSource):
 
 
 def _open_all(paths: list[Path], names: list[str] | None) -> dict[str, Rows | ChainedRows]:
-    opened = [_columns(open_file(_CALLER, path), names) for path in paths]
+    opened = [_columns(file, names) for file in open_files(_CALLER, paths)]
     if len(opened) == 1:
         return dict(opened[0])
     first = {name: (rows.shape[1:], rows.dtype) for name, rows in opened[0].items()}

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from millstream.files.data_files import is_remote, open_file
-from millstream.files.paths import Path, Paths, listed_paths
+from millstream.files.data_files import expect, forget, is_remote, open_files
+from millstream.files.paths import Path, Paths, is_listed, list_remote, listed_paths
 from millstream.files.plan_folder import Plans, folder_of
 from millstream.integrations._tar_samples import index_samples
 from millstream.plan.ordering import Ordering
@@ -142,13 +142,14 @@ class WebDatasetSource(SampleReader):
     `png`, ...) as uint8 (height, width, 3). The last part counts, so `left.png` is an image.
 
     Args:
-        shards: A path or address, with `{000..099}` in it for many, or a list of such. They must not be compressed.
+        shards: A path or address, with `{000..099}` in it for many, or a list of such; of a store also a folder, which
+            ends with a slash, or a pattern such as "s3://bucket/train-*.tar". They must not be compressed.
         extensions: Which files of a sample are read; every sample must have them. By default those of the first one.
         decode: Functions from bytes to a value, by the whole extension (`left.png`); they go before the known ones.
         sample_fn: `sample_fn(key, files)` makes a sample of the bytes of its files by extension; nothing is decoded
             before. It is called from several threads.
         plans: Where what the headers say is kept, so that later runs need not read them: a folder, or
-            `ms.views.plans(folder)`; by default in memory.
+            `ms.views.plans(folder)`; by default in memory, and of shards on other machines in the cache on disk.
         ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
         prefetch_size: How many samples are read before they are needed.
         readers: How many threads read, if the loader has no executor; by default 4, and 16 from afar.
@@ -181,11 +182,13 @@ class WebDatasetSource(SampleReader):
         if decode is not None:
             require_mapping(_CALLER, "decode", decode, "a dict of functions by extension")
         own = _own_decoders({} if decode is None else decode, sample_fn)
-        self._shards = [open_file(_CALLER, path) for path in paths]
+        self._shards = open_files(_CALLER, paths)
         self.stamps = [shard.stamp for shard in self._shards]
         names = None if extensions is None else [_extension(name) for name in extensions]
         self._index = index_samples(_CALLER, self._shards, names, folder_of(_CALLER, plans))
         self.blocks = np.bincount(self._index.shards, minlength=len(self._shards))
+        forget(self._shards)
+        self.looks_ahead = any(map(is_remote, paths))
         self._sample_fn = sample_fn
         self._decoders = {} if sample_fn is not None else _find_decoders(_CALLER, self._index.extensions, own)
         self.ordering: Ordering = ordering
@@ -210,12 +213,20 @@ class WebDatasetSource(SampleReader):
     def read_row(self, index: int, out: Sequence[np.ndarray], row: int, key: np.ndarray | None) -> None:
         self.sample_spec.write(_CALLER, out, row, index, self._sample(index))
 
+    def expect(self, indices: np.ndarray | None) -> None:
+        if indices is None:
+            return forget(self._shards)
+        shards, spans = self._index.shards[indices].tolist(), self._index.spans[indices].tolist()
+        files = [(self._shards[shard], of_sample) for shard, of_sample in zip(shards, spans, strict=True)]
+        expect([(file, (start, size)) for file, of_sample in files for start, size in of_sample])
+
     def _sample(self, index: int) -> PyTree:
         names = self._index.extensions
         shard = self._shards[self._index.shards[index]]
         begun = time.perf_counter()
         try:
-            files = dict(zip(names, shard.read_ranges(self._index.spans[index].tolist()), strict=True))
+            spans = [(start, size) for start, size in self._index.spans[index].tolist()]
+            files = dict(zip(names, shard.read_ranges(spans), strict=True))
             add_time("read", begun)
             if self._sample_fn is not None:
                 return self._sample_fn(self._key(index), files)
@@ -250,9 +261,9 @@ def _expanded(shards: Paths) -> list[Path]:
     paths: list[Path] = []
     for path in listed_paths(_CALLER, shards):
         for shard in _unfolded(path) if isinstance(path, str) else [path]:
-            if len(paths) == _SHARD_LIMIT:
+            paths += list_remote(_CALLER, str(shard), [".tar"]) if is_listed(shard) else [shard]
+            if len(paths) > _SHARD_LIMIT:
                 raise ValueError(f"{_CALLER} takes {_SHARD_LIMIT} tar files at most. {path!r} names more.")
-            paths.append(shard)
     if not paths:
         raise ValueError(f"{_CALLER} needs at least one tar file. Got {describe_value(shards)}.")
     return paths

@@ -145,6 +145,12 @@ class PlannedSteps:
         self._block: tuple[range, list[tuple[_Block, int]]] = range(0), []
         self._numbers: tuple[range, list[np.ndarray | None]] = range(0), []
 
+    def again(self) -> "PlannedSteps":
+        """The same steps, for a caller who is at other ones."""
+        own = PlannedSteps(self._plan, self._words, coordinates=self._coordinates)
+        own._chosen = self._chosen
+        return own
+
     def request(self, step: int, keyed: bool) -> Request:
         """What a step asks for, with the keys of its samples if they are wanted."""
         steps, planned = self._block

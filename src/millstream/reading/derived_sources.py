@@ -77,6 +77,7 @@ class MappedSource(SampleReader):
         self.blocks, self.divides_blocks = self._inner.blocks, self._inner.divides_blocks
         self.readers = readers
         self.functions = [*self._inner.functions, fn]
+        self.looks_ahead = self._inner.looks_ahead
 
     def __len__(self) -> int:
         return len(self._inner)
@@ -110,6 +111,9 @@ class MappedSource(SampleReader):
     def item(self, index: int) -> Any:
         """The item as the source was given it."""
         return item_of(self._inner, index)
+
+    def expect(self, indices: np.ndarray | None) -> None:
+        self._inner.expect(indices)
 
     def read_row(self, index: int, out: Sequence[np.ndarray], row: int, key: np.ndarray | None) -> Any:
         mapped, extra = self._map_sample(index, key)
@@ -194,6 +198,7 @@ class FlatMappedSource(SampleReader):
         self.ordering = self._inner.ordering
         self.prefetch_size = self._inner.prefetch_size
         self.functions = [*self._inner.functions, fn]
+        self.looks_ahead = self._inner.looks_ahead
         key = np.zeros(2, np.uint32) if self.keyed else None
         self.first_sample, (sample, _) = first_sample(lambda index: self._make(index, key)[1:], range(length))
         self.sample_spec = spec_or_objects(name, sample)
@@ -210,6 +215,9 @@ class FlatMappedSource(SampleReader):
         whole, made, extra = self._make(index, key)
         self.sample_spec.write(self._name, out, row, whole, made)
         return extra
+
+    def expect(self, indices: np.ndarray | None) -> None:
+        self._inner.expect(None if indices is None else np.searchsorted(self._firsts, indices, side="right") - 1)
 
     def _make(self, index: int, key: np.ndarray | None) -> tuple[int, PyTree, Any]:
         """The index of the sample that it is made of, the sample, and what its reading returned beside it."""
@@ -250,6 +258,7 @@ class CollatedSource(HostSource):
         self.ordering = self._inner.ordering
         self.prefetch_size = self._inner.prefetch_size
         self.readers = self._inner.readers
+        self.looks_ahead = self._inner.looks_ahead
         keys = np.zeros((size, 2), np.uint32) if self.keyed else None
         same = lambda index: self._collate_samples(np.full(size, index, np.int64), keys)  # noqa: E731
         self.first_sample, (batch, _) = first_sample(same, range(len(self)) if first is None else first)
@@ -267,6 +276,9 @@ class CollatedSource(HostSource):
         fix = "Pad to a fixed length, and keep to one dtype, so that nothing compiles again."
         spec.write_rows(f"The result of the {self._name}", out, batch, fix)
         return beside
+
+    def expect(self, indices: np.ndarray | None) -> None:
+        self._inner.expect(indices)
 
     def item(self, index: int) -> Any:
         """The item as the source was given it."""

@@ -50,6 +50,7 @@ class HostSource(Subscriptable):
             none. `Shuffle("blocks")` reads them almost in sequence.
         divides_blocks: Whether a part of a block can be read without the rest, so that few large ones may be divided.
         functions: Those of the user's that samples go through, first to last.
+        looks_ahead: Whether it makes use of `expect`.
     """
 
     ordering: Ordering
@@ -67,6 +68,7 @@ class HostSource(Subscriptable):
     blocks: Sequence[int] | np.ndarray | None = None
     divides_blocks: bool = False
     functions: Sequence[Callable[..., object]] = ()
+    looks_ahead: bool = False
 
     arrays = None
 
@@ -86,6 +88,15 @@ class HostSource(Subscriptable):
             Plain values that travel with the batch, as a dict for each row that has some; None if there are none.
         """
         raise NotImplementedError
+
+    def expect(self, indices: np.ndarray | None) -> None:
+        """Prepare for samples that will be read next, in this order, after those of earlier calls.
+
+        A source of files on other machines fetches them ahead. It is a hint: what is read does not depend on it.
+
+        Args:
+            indices: Which samples; None if those that were expected will not be read.
+        """
 
     def read_runs(self, starts: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
         """Write the samples from each of `starts` on into a row of `out`: as many as its second axis is long.
@@ -241,6 +252,8 @@ class RowSource(HostSource):
     def __init__(self, rows: Rows, ordering: Ordering, prefetch_size: int = 64) -> None:
         self.array_rows, self.stamps = rows, rows.stamps
         self.sample_spec, self.ordering, self.prefetch_size = rows.spec, ordering, prefetch_size
+        if getattr(rows, "looks_ahead", False):
+            self.looks_ahead = self.reads_together = True  # neighbours are one request, and others go out at once
 
     def __len__(self) -> int:
         return len(self.array_rows)
@@ -252,6 +265,10 @@ class RowSource(HostSource):
 
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
         self.array_rows.take(indices, out)
+
+    def expect(self, indices: np.ndarray | None) -> None:
+        if self.looks_ahead:
+            self.array_rows.expect(indices)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class _Gathered(RowSource):
@@ -274,6 +291,7 @@ def read_like(source: HostSource, inner: Sequence[HostSource]) -> None:
     source.calls_users = any(part.calls_users or part.reads_samples for part in inner)
     source.stamps = [stamp for part in inner for stamp in part.stamps]
     source.functions = [function for part in inner for function in part.functions]
+    source.looks_ahead = any(part.looks_ahead for part in inner)
 
 
 class _Selected(HostSource):
@@ -295,6 +313,9 @@ class _Selected(HostSource):
 
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> Beside:
         return self._inner.read_rows(self._view.locate(indices), out, keys)
+
+    def expect(self, indices: np.ndarray | None) -> None:
+        self._inner.expect(None if indices is None else self._view.locate(indices))
 
 
 class _Adapted(HostSource):

@@ -70,6 +70,7 @@ class PackedSource(HostSource):
         self._unscored, self._ramp = leaves.unscored, np.arange(length, dtype=np.int32)
         self.ordering = host.ordering
         read_like(self, [host])
+        self.looks_ahead = False
         # Planning some rows costs as much as planning a batch, which pays only if documents take long to read.
         self.reads_together = host.reads_together or not self.calls_users
         kinds = self._kinds(leaves.names)

@@ -78,6 +78,7 @@ class PaddedSource(SampleReader):
         self.keyed = self._inner.keyed
         self.ordering = self._inner.ordering
         self.prefetch_size, self.readers = self._inner.prefetch_size, self._inner.readers
+        self.looks_ahead = self._inner.looks_ahead
         key = np.zeros(2, np.uint32) if self.keyed else None
         self.first_sample, (sample, _) = first_sample(lambda index: self._inner.read_sample(index, key), first)
         self._require_leaves(self.first_sample, sample, leaves)
@@ -94,6 +95,9 @@ class PaddedSource(SampleReader):
 
     def __len__(self) -> int:
         return len(self._inner)
+
+    def expect(self, indices: np.ndarray | None) -> None:
+        self._inner.expect(indices)
 
     @property
     def bucket_specs(self) -> tuple[SampleSpec, ...]:

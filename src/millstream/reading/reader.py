@@ -9,12 +9,53 @@ import numpy as np
 
 from millstream.plan.planned import AnyPlan, Coordinates, PlannedSteps
 from millstream.reading.executor import Backend
+from millstream.reading.host_source import HostSource
 from millstream.reading.read_config import ReadConfig
 from millstream.reading.reading import ReadBatch
 from millstream.reading.stats import LoaderStats
+from millstream.reading.threads import ThreadBackend
 
 _SLOW_SECONDS = 0.0003  # a batch that is read faster than this is read at once: handing it to a thread takes longer
+_OUTLOOK = 64  # steps that a source of other machines is told of before they are read
 _RUNS = 16  # runs whose read-ahead is kept, for several runs that step in turn
+
+
+class _Outlook:
+    """Tells a source which samples come next, long before they are read, if it has a use for that.
+
+    Args:
+        source: The source.
+        steps: The run; a different object than what batches are planned by, which is at other steps.
+        stop: The first step that will not be asked for.
+        reach: How many steps it is told of at first. It doubles as long as steps are asked for in order.
+    """
+
+    def __init__(self, source: HostSource, steps: PlannedSteps, stop: int, reach: int) -> None:
+        self._source = source
+        self._steps = steps
+        self._stop = stop
+        self._first_reach = self._reach = reach
+        self._told = range(0)  # steps
+
+    def look_from(self, step: int) -> None:
+        """Tell what comes after a step, some steps at a time."""
+        if step not in self._told:
+            self.close()
+            self._told, self._reach = range(step, step), self._first_reach
+        if self._told.stop - step > self._reach // 2:
+            return
+        stop = max(self._told.stop, min(step + self._reach, self._stop))
+        self._reach = min(2 * self._reach, _OUTLOOK)
+        requests = [self._steps.request(number, False) for number in range(self._told.stop, stop)]
+        if requests:
+            self._source.expect(np.concatenate([request.indices[request.real] for request in requests]))
+        self._told = range(step, max(stop, step + 1))
+
+    def close(self) -> None:
+        """Say that what was told will not be read."""
+        if self._told:
+            self._source.expect(None)
+            self._told = range(0)
 
 
 class ReadAhead:
@@ -31,6 +72,7 @@ class ReadAhead:
         stats: Where to count.
         stop: The first step that will not be asked for; nothing from there on is read.
         on_close: Called once, when this is closed or forgotten.
+        reach: How many steps a source of other machines is told of at first.
 
     Attributes:
         steps: The run.
@@ -46,6 +88,7 @@ class ReadAhead:
         stats: LoaderStats,
         stop: int,
         on_close: Callable[[], None] = lambda: None,
+        reach: int = 2,
     ) -> None:
         self.steps = steps
         self._backend = backend
@@ -54,15 +97,20 @@ class ReadAhead:
         self.stats = stats
         self._stop = stop
         self._slow = not backend.lazy
+        self._outlook: _Outlook | None = None
+        if host.source.looks_ahead and isinstance(backend, ThreadBackend):
+            self._outlook = _Outlook(host.source, steps.again(), stop, reach)
         self._lock = threading.Lock()
         self._pending: dict[int, Any] = {}
-        self._forget = weakref.finalize(self, _forget, backend, self._pending, on_close)
+        self._forget = weakref.finalize(self, _forget, backend, self._pending, on_close, self._outlook)
         self._forget.atexit = False
 
     def rows(self, step: int) -> ReadBatch:
         """The batch of a step; rows that pad are zeros."""
         backend, pending, stop = self._backend, self._pending, min(step + self._ahead + 1, self._stop)
         with self._lock:
+            if self._outlook is not None:
+                self._outlook.look_from(step)
             if self._slow:
                 self._start(step, stop)
             job = pending.pop(step, None)
@@ -81,6 +129,8 @@ class ReadAhead:
     def any_rows(self, steps: list[int]) -> tuple[int, ReadBatch]:
         """Whichever of these steps, in rising order, is read first, of those that are begun."""
         with self._lock:
+            if self._outlook is not None:
+                self._outlook.look_from(steps[0])
             begun = steps[: self._ahead + 1]
             for step in begun:
                 if step not in self._pending:
@@ -127,8 +177,10 @@ def count_batch(stats: LoaderStats, filled: ReadBatch) -> None:
         stats.reading[name] = stats.reading.get(name, 0.0) + seconds
 
 
-def _forget(backend: Backend, pending: dict[int, Any], on_close: Callable[[], None]) -> None:
+def _forget(backend: Backend, pending: dict[int, Any], on_close: Callable[[], None], outlook: _Outlook | None) -> None:
     on_close()  # first: if it ends the backend, that ends the waiting of another thread
+    if outlook is not None:
+        outlook.close()
     if not backend.closed:
         for job in list(pending.values()):
             backend.drop(job)
@@ -169,7 +221,7 @@ class Reader:
             backend = self._open()
             self._users += 1
         leave = _Leave(self, backend)
-        return ReadAhead(self.host, steps, backend, self.host.ahead(self.plan), stats, stop, leave)
+        return ReadAhead(self.host, steps, backend, self.host.ahead(self.plan), stats, stop, leave, _OUTLOOK)
 
     def rows(self, words: np.ndarray, step: int) -> ReadBatch:
         """The batch of any step of any run."""

@@ -44,6 +44,12 @@ class WindowedSource(HostSource):
         """What the rows lie in; None if they do not lie in arrays."""
         return getattr(self._inner, "array_rows", None)
 
+    def expect(self, indices: np.ndarray | None) -> None:
+        if indices is None:
+            return self._inner.expect(None)
+        rows, real = self._window.rows(np, indices, self._ends)
+        self._inner.expect(rows.ravel() if real is None else rows[real])
+
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
         leaves = [out[place] for place in self._places]
         row_keys = None if keys is None else _row_keys(keys, self._window.length)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -59,6 +59,11 @@ class RangedRows:
         except OSError as error:
             raise noted(error, f"This came from {caller} at sample {first + numbers[done]}.")  # noqa: B904
 
+    def spans(self, indices: np.ndarray) -> Iterator[tuple[File, tuple[int, int]]]:
+        """Where these rows lie."""
+        size = int(np.prod(self.shape[1:], dtype=np.int64)) * self.stored.itemsize
+        return ((self.file, (self.offset + number * size, size)) for number in indices.tolist())
+
     def whole(self) -> np.ndarray:
         """All of it, in memory and in the file's own order of bytes."""
         size = int(np.prod(self.shape, dtype=np.int64)) * self.stored.itemsize
@@ -83,6 +88,14 @@ class ChainedRows:
     def dtype(self) -> np.dtype:
         """Of each of them."""
         return self.parts[0].dtype
+
+    def spans(self, indices: np.ndarray) -> Iterator[tuple[File, tuple[int, int]]]:
+        """Where those of these rows lie that are in files of other machines."""
+        begin = 0
+        for part in self.parts:
+            if isinstance(part, RangedRows):
+                yield from part.spans(indices[(indices >= begin) & (indices < begin + len(part))] - begin)
+            begin += len(part)
 
     def take(self, caller: str, indices: np.ndarray, out: np.ndarray, first: int = 0) -> None:
         """Write the rows at `indices` into `out`."""

@@ -7,15 +7,17 @@ import numpy as np
 
 from millstream.errors import FileChanged
 from millstream.files.changed import FileStamp
-from millstream.files.data_files import File, LocalFile, recorded
+from millstream.files.data_files import File, LocalFile, expect, forget, recorded
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
 from millstream.reading.host_source import RowSource
 from millstream.reading.memory import mapped_file
 from millstream.reading.samples import ObjectSpec, SampleSpec, spec_of
 from millstream.sources.array import check_reading, check_rows
-from millstream.sources.file_rows import ChainedRows, take_rows
+from millstream.sources.file_rows import ChainedRows, RangedRows, take_rows
 from millstream.text.errors import describe_value, noted
+
+_EXPECTED = 512  # rows of one array that are asked for before those of the next one
 
 
 class OpenedRows:
@@ -70,6 +72,21 @@ class OpenedRows:
         for leaf, target in zip(self._leaves, out, strict=True):
             take_rows(self._caller, leaf, indices, target)
         self._check(indices)  # what was written in between is noticed, too
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether some of the rows are read from other machines when they are needed."""
+        return any(isinstance(leaf, RangedRows | ChainedRows) for leaf in self._leaves) and not all(
+            isinstance(file, LocalFile) for file in self._files
+        )
+
+    def expect(self, indices: np.ndarray | None) -> None:
+        """Prepare for these rows, which will be read in this order; None for no more."""
+        if indices is None:
+            return forget(self._files)
+        ranged = [leaf for leaf in self._leaves if isinstance(leaf, RangedRows | ChainedRows)]
+        for some in np.array_split(indices, max(1, len(indices) // _EXPECTED)):
+            expect([span for leaf in ranged for span in leaf.spans(some)])
 
     def _check(self, indices: np.ndarray) -> None:
         for file in self._mapped:

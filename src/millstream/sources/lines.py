@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from millstream.files.data_files import File, open_file
+from millstream.files.data_files import File, open_files
 from millstream.files.file_index import chunks, file_index
 from millstream.files.paths import Paths, find_files
 from millstream.files.plan_folder import Plans, folder_of
@@ -105,7 +105,7 @@ def _opened(
 ) -> tuple[RecordFiles, list[File]]:
     """The lines of files, and the files."""
     folder, endings = folder_of(caller, plans), [kind + packing for kind in kinds for packing in _PACKINGS]
-    files = [open_file(caller, path) for path in find_files(caller, paths, endings)]
+    files = open_files(caller, find_files(caller, paths, endings))
     plain = [unpacked(caller, file, folder) for file in files]
     bounds = [file_index(caller, file, "lines", scan(file), folder) for file in plain]
     records = RecordFiles(caller, plain, bounds, [file.name for file in files])

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream.files.data_files import File, is_remote, open_file
+from millstream.files.data_files import File, is_remote, open_file, open_files
 from millstream.files.plan_folder import Plans, folder_of
 from millstream.files.safe_path import safe_path
 from millstream.files.unpacked import unpacked
@@ -90,7 +90,7 @@ class MdsSource(RecordSource):
         index = open_file(_CALLER, _joined(folder, "index.json"))
         shards = [_Shard(index, number, entry) for number, entry in enumerate(_entries(index))]
         self._layout = _Layout(index, shards, names, own)
-        files = [open_file(_CALLER, shard.path(folder)) for shard in shards]
+        files = open_files(_CALLER, [shard.path(folder) for shard in shards])
         plain = [
             unpacked(_CALLER, file, kept) if shard.packed else file for file, shard in zip(files, shards, strict=True)
         ]

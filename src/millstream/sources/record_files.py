@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream.files.data_files import File
+from millstream.files.data_files import File, LocalFile, expect, forget
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
 from millstream.reading.host_source import HostSource
@@ -52,6 +52,24 @@ class RecordFiles:
                 raise noted(error, f"This came from {self._caller} at sample {indices[rows[0]]}.")  # noqa: B904
         return found
 
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether some of the files are on another machine."""
+        return not all(isinstance(file, LocalFile) for file in self._files)
+
+    def expect(self, indices: np.ndarray | None) -> None:
+        """Prepare for these records, which will be read in this order; None for no more."""
+        if indices is None:
+            return forget(self._files)
+        numbers = np.searchsorted(self._ends, indices, side="right")
+        spans = np.empty((len(indices), 2), np.int64)
+        for number in np.unique(numbers).tolist():
+            rows, bounds = numbers == number, self._bounds[number]
+            local = indices[rows] - (self._ends[number] - len(bounds) + 1)
+            spans[rows, 0], spans[rows, 1] = bounds[local], bounds[local + 1] - bounds[local]
+        places = zip(numbers.tolist(), spans.tolist(), strict=True)
+        expect([(self._files[number], (start, size)) for number, (start, size) in places])
+
     def file(self, index: int) -> File:
         """The file that a record is in."""
         return self._files[self._number(index)]
@@ -78,11 +96,17 @@ class RecordSource(HostSource):
         self.stamps = [file.stamp for file in files]
         self.ordering: Ordering = ordering
         self.prefetch_size = prefetch_size
+        if records.looks_ahead:
+            self.looks_ahead = self.reads_together = True
         self.first_sample, [sample] = first_sample(lambda index: self._samples(np.array([index])), range(len(records)))
         self.sample_spec = spec_or_objects(type(self).__name__, sample)
 
     def __len__(self) -> int:
         return len(self._records)
+
+    def expect(self, indices: np.ndarray | None) -> None:
+        if self.looks_ahead:
+            self._records.expect(indices)
 
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
         caller = type(self).__name__

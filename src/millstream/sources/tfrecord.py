@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from millstream.files.checksum import crc32c
-from millstream.files.data_files import File, open_file
+from millstream.files.data_files import File, open_files
 from millstream.files.file_index import file_index
 from millstream.files.paths import Paths, find_files
 from millstream.files.plan_folder import Plans, folder_of
@@ -71,7 +71,7 @@ class TFRecordSource(RecordSource):
         require_choice(_CALLER, "parse", parse, ("bytes", "example"))
         self._parse = parse
         folder = folder_of(_CALLER, plans)
-        files = [open_file(_CALLER, path) for path in find_files(_CALLER, paths, (".tfrecord", ".tfrecords"))]
+        files = open_files(_CALLER, find_files(_CALLER, paths, (".tfrecord", ".tfrecords")))
         plain = [file if _is_plain(file) else unpacked(_CALLER, file, folder) for file in files]
         names = [file.name for file in files]
         bounds = [

@@ -244,6 +244,15 @@ class JoinedSource(SampleReader):
         part, local = self._at(index)[1:]
         return item_of(part, local)
 
+    def expect(self, indices: np.ndarray | None) -> None:
+        if indices is None:
+            for part in self._parts:
+                part.expect(None)
+            return
+        numbers = np.searchsorted(self._starts, indices, side="right") - 1
+        for number in np.unique(numbers).tolist():
+            self._parts[number].expect(indices[numbers == number] - self._starts[number])
+
     def _at(self, index: int) -> tuple[int, HostSource, int]:
         number = int(np.searchsorted(self._starts, index, side="right")) - 1
         return number, self._parts[number], index - int(self._starts[number])
@@ -359,6 +368,9 @@ class NumberedSource(SampleReader):
         self._write_number(index, out, row, number)
         return extra
 
+    def expect(self, indices: np.ndarray | None) -> None:
+        self._inner.expect(None if indices is None else self._numbering.at(np, indices)[1])
+
     def _read_one(self, index: int, out: Sequence[np.ndarray], keys: np.ndarray | None) -> Any:
         return (self.read_rows(np.array([index]), out, keys) or {}).get(0)
 
@@ -422,6 +434,10 @@ class ZippedSource(HostSource):
 
     def __len__(self) -> int:
         return self._length
+
+    def expect(self, indices: np.ndarray | None) -> None:
+        for part in self._parts:
+            part.expect(indices)
 
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> Beside:
         beside: dict[int, Any] = {}

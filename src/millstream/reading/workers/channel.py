@@ -1,6 +1,7 @@
 """Frames over a socket pair: a kind, a length and bytes. The other end's death reads as the end of the file."""
 
 import contextlib
+import select
 import socket
 import struct
 
@@ -44,6 +45,18 @@ class Channel:
         while len(self._buffer) >= _HEADER.size and (frame := self._next_frame()) is not None:
             frames.append(frame)
         return frames, not there
+
+    def receive_ready(self) -> list[tuple[int, bytes]]:
+        """The frames that are there already, without waiting for one."""
+        frames = []
+        while (frame := self._next_frame()) is not None or (self._is_readable() and self._read_more()):
+            frames += [] if frame is None else [frame]
+        return frames
+
+    def _is_readable(self) -> bool:
+        watch = select.poll()
+        watch.register(self._sock, select.POLLIN)
+        return bool(watch.poll(0))
 
     def close(self) -> None:
         """Hang up, also for forked copies of this process; closing twice does no harm."""

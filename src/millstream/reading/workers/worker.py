@@ -1,5 +1,6 @@
 """The worker process: an interpreter of its own that reads batches into shared memory. It never loads JAX itself."""
 
+import collections
 import ctypes
 import faulthandler
 import os
@@ -10,6 +11,7 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -59,9 +61,13 @@ def main(sock: int, ring: int, data: int, control: int, stacks: int, number: int
     progress = ProgressCell(map_shared(control, 0, (number + 1) * ProgressCell.SIZE)[-ProgressCell.SIZE :])
     try:
         worker = _set_up(channel, ring, data, progress)
-        while worker is not None and (frame := channel.receive()) is not None:
+        waiting: collections.deque[tuple[int, bytes]] = collections.deque()
+        while worker is not None and (frame := waiting.popleft() if waiting else channel.receive()) is not None:
             if frame[0] == READ:
-                worker.read(ReadMessage.from_bytes(frame[1]))
+                message = ReadMessage.from_bytes(frame[1])
+                if worker.looks_ahead:
+                    waiting.extend(channel.receive_ready())
+                worker.read(message, [ReadMessage.from_bytes(data) for kind, data in waiting if kind == READ])
     except ConnectionError:
         pass
     finally:
@@ -119,16 +125,35 @@ class _Worker:
         self._stages: tuple[str, ...] | None = None  # of which the other side knows
         self._chunks: dict[int, np.ndarray] = {}
         self._slots: dict[tuple[int, int], list[np.ndarray]] = {}  # by place and bucket
+        self._expected: set[int] = set()  # numbers of batches
 
-    def read(self, message: ReadMessage) -> None:
-        """Read a batch and say what came of it."""
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether the source has a use for `expect`."""
+        return self._source.looks_ahead
+
+    def _expect(self, message: ReadMessage) -> None:
+        """Prepare for a batch: all of its samples at once, if they are on other machines."""
+        if self._source.looks_ahead and message.number not in self._expected:
+            self._expected.add(message.number)
+            request = self._form.request(self._arrays(message), message, self._source.keyed)
+            self._source.expect(request.indices[request.real])
+
+    def read(self, message: ReadMessage, coming: Sequence[ReadMessage] = ()) -> None:
+        """Read a batch and say what came of it, while the batches after it are prepared."""
         self._progress.begin(message.number)
         begun = time.perf_counter()
         try:
+            for due in (message, *coming):
+                self._expect(due)
+            self._expected.discard(message.number)
             kind, answer = self._answer(message.number, begun, *self._read(message))
         except BaseException as error:
             answer = encode({"job": message.number, "error": record(error), "sample": self._progress.sample})
             kind = FAILED
+            if self.looks_ahead:
+                self._expected.clear()
+                self._source.expect(None)
         self._progress.begin(ProgressCell.NOTHING)
         self._channel.send(kind, answer)
 

@@ -1,0 +1,255 @@
+"""Pieces of remote files that are read soon: fetched concurrently in the order of their use, in bounded memory.
+
+The plan knows which samples come next, so a source can say which bytes it will read. They wait here for one of a few
+threads, and then in memory for their readers. What does not fit makes room by its next use: the piece that is needed
+furthest in the future goes first, and is fetched again before it is needed. A reader never waits for a piece that no
+thread has begun with: it fetches that piece itself.
+"""
+
+import collections
+import concurrent.futures
+import dataclasses
+import functools
+import heapq
+import itertools
+import os
+import threading
+from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
+
+_PIECE = 2 << 20  # bytes of neighbours that are asked for together: more would make the first of them wait
+_GAP = 4 << 10  # bytes between two wanted spans that are always asked for with them: headers, and small neighbours
+_WASTE = 3  # times longer gaps must fit into what is wanted around them
+_IDLE_SECONDS = 5.0  # after which a thread ends
+
+Span = tuple[int, int]  # start and size
+
+
+class Fetchable(Protocol):
+    """A file whose spans can be fetched.
+
+    Attributes:
+        expected: The pieces in which each expected span lies, in the order of their uses. They belong to the pool.
+    """
+
+    expected: "dict[Span, collections.deque[Piece]]"
+
+    def fetch(self, span: Span) -> bytes:
+        """The bytes of a span, by one or more requests."""
+        ...
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Piece:
+    """Neighbours that are fetched together.
+
+    Attributes:
+        file: Where they are.
+        span: All of them.
+        uses: The numbers of their coming uses, rising.
+        kept: Whether it stays in memory for its readers; if not, fetching it has put it on disk.
+        answer: Its bytes, once a thread has begun to fetch them.
+    """
+
+    file: Fetchable
+    span: Span
+    uses: collections.deque[int]
+    kept: bool = True
+    answer: concurrent.futures.Future[bytes] | None = None
+
+
+class FetchPool:
+    """All pieces that this process fetches ahead of need.
+
+    Args:
+        limit: The most bytes of pieces in memory or on their way. A reader that needs a piece at once may exceed it by
+            that piece.
+
+    Attributes:
+        nbytes: Bytes in memory or on their way.
+        most_bytes: The most there were.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.nbytes = self.most_bytes = 0
+        self._changed = threading.Condition()
+        self._waiting: list[tuple[int, int, Piece]] = []  # a heap, by the next use
+        self._held: set[Piece] = set()
+        self._numbers = itertools.count()
+        self._threads = 0
+
+    def expect(self, wanted: Iterable[tuple[Fetchable, Span]], connections: int, kept: bool = True) -> None:
+        """Fetch these spans, which will be read in this order, as soon as there is room.
+
+        Args:
+            wanted: Spans, each with its file.
+            connections: How many threads may fetch.
+            kept: Whether their bytes wait in memory until each was taken.
+        """
+        by_file: dict[Fetchable, list[tuple[Span, int]]] = {}
+        for file, span in wanted:
+            by_file.setdefault(file, []).append((span, next(self._numbers)))
+        with self._changed:
+            for file, spans in by_file.items():
+                for run in _runs(spans):
+                    self._add(file, run, kept)
+            for _ in range(min(connections, len(self._waiting)) - self._threads):
+                self._threads += 1
+                threading.Thread(target=self._run, daemon=True, name="millstream-fetch").start()
+            self._changed.notify_all()
+
+    def take(self, file: Fetchable, span: Span) -> bytes | None:
+        """The bytes of a span that was expected, once for each time; None if it was not."""
+        with self._changed:
+            pieces = file.expected.get(span)
+            if pieces is None:
+                return None
+            piece = pieces.popleft()
+            if not pieces:
+                del file.expected[span]
+            answer, is_mine = piece.answer, piece.answer is None
+            if answer is None:
+                answer = self._begin(piece)
+        if is_mine:
+            self._fetch(piece, answer)
+        try:
+            data = answer.result()
+        except BaseException as error:
+            if is_mine:
+                raise
+            if not isinstance(error, Exception):  # which was meant for the thread that fetched it
+                return None
+            raise type(error)(*error.args) from None  # notes on where it was needed are each reader's own
+        finally:
+            with self._changed:
+                if piece.uses:
+                    piece.uses.popleft()
+                if not piece.uses:
+                    self._release(piece)
+                while self.nbytes > self.limit and self._evict(-1):
+                    pass
+        start = span[0] - piece.span[0]
+        return data if span == piece.span else data[start : start + span[1]]
+
+    def forget(self, files: Collection[Fetchable]) -> None:
+        """Fetch nothing more of some files, and hold nothing of them."""
+        with self._changed:
+            own = [file for file in files if file.expected]
+            for file in own:
+                file.expected.clear()
+            gone = set(own)
+            for piece in [piece for _, _, piece in self._waiting if piece.file in gone]:
+                piece.uses.clear()
+            self._waiting = [entry for entry in self._waiting if entry[2].uses]
+            heapq.heapify(self._waiting)
+            for piece in [piece for piece in self._held if piece.file in gone]:
+                piece.uses.clear()
+                self._release(piece)
+
+    def _add(self, file: Fetchable, run: list[tuple[Span, int]], kept: bool) -> None:
+        start = run[0][0][0]
+        size = max(sum(span) for span, _ in run) - start
+        piece = Piece(file, (start, size), collections.deque(sorted(use for _, use in run)), kept)
+        if kept:
+            for span, _ in run:
+                file.expected.setdefault(span, collections.deque()).append(piece)
+        self._wait(piece)
+
+    def _wait(self, piece: Piece) -> None:
+        heapq.heappush(self._waiting, (piece.uses[0], id(piece), piece))
+
+    def _run(self) -> None:
+        """What a thread does until there has been nothing to fetch for a while."""
+        while True:
+            with self._changed:
+                while (piece := self._next()) is None:
+                    if not self._changed.wait(_IDLE_SECONDS) and not self._waiting:
+                        self._threads -= 1
+                        return
+                answer = self._begin(piece)
+            self._fetch(piece, answer)
+            del piece, answer  # a waiting thread holds on to nothing
+
+    def _next(self) -> Piece | None:
+        """The piece that is needed first, if there is room for it."""
+        while self._waiting:
+            use, _, piece = self._waiting[0]
+            if piece.answer is not None or not piece.uses:  # a reader has taken it over
+                heapq.heappop(self._waiting)
+            elif not self._held or self.nbytes + piece.span[1] <= self.limit:
+                heapq.heappop(self._waiting)
+                return piece
+            elif not self._evict(use):
+                return None
+        return None
+
+    def _evict(self, use: int) -> bool:
+        """Give up the piece that is needed last, if that is after a use."""
+        last = max((piece for piece in self._held if _is_here(piece)), key=lambda piece: piece.uses[0], default=None)
+        if last is None or last.uses[0] <= use:
+            return False
+        self._release(last)
+        last.answer = None
+        self._wait(last)
+        return True
+
+    def _begin(self, piece: Piece) -> concurrent.futures.Future[bytes]:
+        piece.answer = answer = concurrent.futures.Future()
+        self._held.add(piece)
+        self.nbytes += piece.span[1]
+        self.most_bytes = max(self.most_bytes, self.nbytes)
+        return answer
+
+    def _fetch(self, piece: Piece, answer: concurrent.futures.Future[bytes]) -> None:
+        try:
+            data = piece.file.fetch(piece.span)
+            answer.set_result(data if piece.kept else b"")
+        except BaseException as error:
+            with self._changed:
+                piece.answer = None  # who reads another part of it later asks again
+                self._release(piece)
+            answer.set_exception(error)
+        if not piece.kept or not piece.uses:
+            with self._changed:
+                self._release(piece)
+
+    def _release(self, piece: Piece) -> None:
+        if piece in self._held:
+            self._held.remove(piece)
+            self.nbytes -= piece.span[1]
+            self._changed.notify_all()
+
+
+def _is_here(piece: Piece) -> bool:
+    return piece.kept and bool(piece.uses) and piece.answer is not None and piece.answer.done()
+
+
+def _runs(spans: Sequence[tuple[Span, int]]) -> Iterable[list[tuple[Span, int]]]:
+    """Spans that are asked for together: neighbours, with little between them."""
+    run: list[tuple[Span, int]] = []
+    start = end = wanted = 0
+    for entry in sorted(spans):
+        first, size = entry[0]
+        gap = first - end
+        near = gap <= _GAP or _WASTE * (end - start - wanted + gap) <= wanted + size
+        if run and near and first + size - start <= _PIECE:
+            wanted += max(first + size - max(first, end), 0)
+            end = max(end, first + size)
+        else:
+            if run:
+                yield run
+            run, start, end, wanted = [], first, first + size, size
+        run.append(entry)
+    if run:
+        yield run
+
+
+@functools.cache
+def fetch_pool(limit: int) -> FetchPool:
+    """The pool of this process."""
+    return FetchPool(limit)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=fetch_pool.cache_clear)  # its threads are not there
