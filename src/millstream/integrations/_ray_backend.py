@@ -345,16 +345,16 @@ class RayGroup:
         if any(actor.ready for actor in self.actors):
             self._unready_since = now
         elif now - self._unready_since >= self._start_timeout:
-            return self.end(WorkerStalled(self._start_text("none of its actors")))
+            return self.end(WorkerStalled(self._start_text("none of its actors could")))
         late = [actor for actor in self.actors if not actor.ready and now - actor.begun >= self._start_timeout]
         if late and not self._warned_of_start and any(actor.ready for actor in self.actors):
             self._warned_of_start = True
-            text = self._start_text(f"{len(late)} of {len(self.actors)} actors")
+            text = self._start_text(f"{len(late)} of {len(self.actors)} actors could not")
             self.news.append(f"{text} The others read meanwhile.")
 
     def _start_text(self, who: str) -> str:
         return (
-            f"{self._name}: {who} could be started within {self._start_timeout:g} s. Each asks for "
+            f"{self._name}: {who} be started within {self._start_timeout:g} s. Each asks for "
             f"{_amounts(self._asked)}. The cluster has {_amounts(self._ray.cluster_resources())}, of which free: "
             f"{_amounts(self._ray.available_resources())}. Ask for less, add machines, or wait longer (start_timeout)."
         )
