@@ -310,10 +310,16 @@ def test_actors_end_with_the_iterator_the_loader_and_an_interrupt(folder, key):
     wait_until(lambda: not any(map(is_running, started())))
     batches = loader.iterate(loader.init_state(key))
     assert [len(next(batches)[0]) for _ in range(2)] == [4, 4]
-    with pytest.raises(KeyboardInterrupt):  # the second one, while a batch is waited for
-        for seconds in (0.5, 1.0):
-            threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
-        next(batches)
+    timers = [threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)) for seconds in (0.5, 1.0)]
+    try:
+        for timer in timers:
+            timer.start()
+        with pytest.raises(KeyboardInterrupt):  # at the second one at the latest, while a batch is waited for
+            next(batches)
+    finally:
+        for timer in timers:
+            timer.cancel()
+            timer.join()
     assert len(started()) == 2
     wait_until(lambda: not any(map(is_running, started())))
 
