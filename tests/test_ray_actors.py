@@ -374,7 +374,11 @@ def test_a_cluster_that_is_not_there_is_an_error_at_once(cluster, key, monkeypat
     with refuses(ConnectionError, "'127.0.0.1:2'", *words):
         epoch(numbers(8, np.int32, executor=RayActors(1)), key)
     monkeypatch.setenv("RAY_ADDRESS", cluster)
+    terminated = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: terminated.set())
     assert len(epoch(numbers(8, np.int32, executor=RayActors(1)), key)) == 2
+    os.kill(os.getpid(), signal.SIGTERM)  # Ray would have it abort this process
+    assert terminated.wait(10)
 
 
 def test_wrong_arguments_are_named():

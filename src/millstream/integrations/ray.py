@@ -3,10 +3,11 @@
 import contextlib
 import dataclasses
 import os
+import signal
 import socket
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from millstream.integrations._ray_backend import RayBackend
@@ -130,11 +131,15 @@ def _connected(address: str | None) -> Any:
         if address is not None:
             _require_reachable(address)
             try:
-                ray.init(address=address)
+                with _own_signals():
+                    ray.init(address=address)
             except ConnectionError as error:
                 raise _no_cluster(address, str(error)) from None
             return ray
-        ray.init()  # Ray that was started on this machine, or starts now
+        with _own_signals(), warnings.catch_warnings():
+            # What is forked here is replaced by a program of Ray's at once.
+            warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+            ray.init()  # Ray that was started on this machine, or starts now
         if len(ray.nodes()) > 1:
             return ray
         warnings.warn(
@@ -144,6 +149,19 @@ def _connected(address: str | None) -> Any:
             stacklevel=4,
         )
         return ray
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Give SIGTERM back to the program: Ray takes it, and would abort a run that is about to save."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is None else handler)
 
 
 def _require_same(ray: Any, address: str | None) -> None:
