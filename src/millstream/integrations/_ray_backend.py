@@ -289,11 +289,13 @@ class RayGroup:
         return bool(done) or not any(actor.ready for actor in self.actors)  # what is starting has a time of its own
 
     def _done(self, pending: list[Any], seconds: float) -> set[Any]:
+        """What is there of all that is pending; if nothing is, the first that comes."""
         if not pending:
             return set()
-        if seconds:
-            self._ray.wait(pending, num_returns=1, timeout=seconds)
-        return set(self._ray.wait(pending, num_returns=len(pending), timeout=0)[0])
+        there, _ = self._ray.wait(pending, num_returns=len(pending), timeout=0)
+        if not there and seconds:
+            there, _ = self._ray.wait(pending, num_returns=1, timeout=seconds)
+        return set(there)
 
     def _hear(self, actor: _Actor, done: set[Any]) -> None:
         """Take in what an actor has to say."""

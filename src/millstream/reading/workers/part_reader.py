@@ -84,7 +84,7 @@ class PartReader:
         rows = len(request.indices)
         try:
             layout = part_layout(self._layout, request.bucket, rows)
-            memory = None if layout.objects else self._room(layout.nbytes)
+            memory = None if layout.objects else self._room(sum(layout.places[-1]))  # without the rest of a page
             out = layout.empty() if memory is None else layout.flat(memory)
             report = Reading(self._source, request, out, tolerant=self._tolerant, at=self._note).read(0, rows)
             objects = out[0].tolist() if memory is None else []
