@@ -650,6 +650,7 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "grain.GrainSource": lambda f: {"dataset": [{"x": np.float32(1)}] * 4},
     "grain.RandomAccess": lambda f: {"source": pipelines.source()},
     "grain.to_grain": lambda f: {"loader": loader()},
+    "ray.RayActors": lambda f: {"workers": 1},
     "hdf5.Hdf5Source": lambda f: {"paths": f / "t.h5"},
     "huggingface.HuggingFaceBatches": lambda f: {"dataset": _hugging().to_iterable_dataset(), "batch_size": 1},
     "huggingface.HuggingFaceSource": lambda f: {"dataset": _hugging()},

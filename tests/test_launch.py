@@ -195,6 +195,52 @@ def test_what_a_script_has_forked_may_fail_by_itself(launch):
     assert (done.returncode, sorted(done.stdout.splitlines()), done.stderr) == (0, ["[0] 3", "[1] 3"], "")
 
 
+# Process 1 is killed; process 0 finds that out as processes of JAX do, by a connection that is gone, and raises.
+SURVIVOR = """
+print(os.getpid())
+while number: time.sleep(0.01)
+while not os.path.exists('gone'): time.sleep(0.01)
+raise ConnectionError('reset by peer')
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("order", ["both at once", "the survivor's word first"])
+def test_a_survivor_is_not_blamed_for_a_killed_process(start, tmp_path, order):
+    deaf = "signal.signal(signal.SIGTERM, lambda *_: open('heard', 'w').close())\n"
+    launcher, lines = start(NUMBER + deaf + SURVIVOR, 2, "--grace", "60")
+    pids = {int(line.split()[0].strip(b"[]")): int(line.split()[1]) for line in lines}
+    if order == "both at once":  # for a launcher that is busy meanwhile
+        os.kill(launcher.pid, signal.SIGSTOP)
+        os.kill(pids[1], signal.SIGKILL)
+        (tmp_path / "gone").touch()
+        wait_until(lambda: not is_running(pids[0]))
+        os.kill(launcher.pid, signal.SIGCONT)
+    else:  # the kernel closes connections before a process counts as ended
+        (tmp_path / "gone").touch()
+        wait_until((tmp_path / "heard").exists)
+        os.kill(pids[1], signal.SIGKILL)
+    _, err = launcher.communicate(timeout=PATIENCE)
+    assert launcher.returncode == 128 + signal.SIGKILL
+    assert b"process 1 failed first, with exit code 137 (SIGKILL), so the others were ended" in err
+
+
+def test_a_preempted_run_says_so_and_returns_143(launch):
+    text = NUMBER + "\nif number: sys.exit(143)\ntime.sleep(600)"
+    done = launch(text, "-n", "2")
+    assert done.returncode == 143
+    assert "process 1 was preempted, with exit code 143 (SIGTERM), so the others were ended" in done.stderr
+
+
+def test_scripts_that_ask_as_under_torchrun_get_an_answer(launch):
+    names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR"
+    text = f"import os; print(*(os.environ[name] for name in '{names}'.split())); "
+    text += "assert os.environ['JAX_COORDINATOR_ADDRESS'].endswith(':' + os.environ['MASTER_PORT'])"
+    done = launch(text, "-n", "2")
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] {rank} 2 {rank} 2 127.0.0.1" for rank in range(2)]
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_timeout_ends_the_run(launch):
     done = launch("import time; time.sleep(600)", "-n", "2", "--timeout", "0.5")
     assert (done.returncode, done.stderr) == (124, "millstream launch: ended after 0.5 s (--timeout).\n")

@@ -42,6 +42,8 @@ class LaunchJob:
         self._timeout_at = time.monotonic() + timeout
         self._kill_at = math.inf
         self._signals: list[int] = []
+        self._reports: list[tuple[int, int]] = []
+        self._killed = False
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> int:
@@ -75,6 +77,10 @@ class LaunchJob:
         for process in self._left:
             if process.has_just_ended():
                 self._note_end(process)
+        # After the ends: when one is killed, what the others report is that they cannot reach it any more.
+        while self._reports:
+            number, code = self._reports.pop(0)
+            self._note_failure(self._processes[number], code)
         for process in [process for process in self._left if process.is_done()]:
             self._remove(process, guard)
         if time.monotonic() >= self._timeout_at and not self.timed_out:
@@ -97,6 +103,9 @@ class LaunchJob:
         if self.received is None and self.first_failed is None and not self.timed_out:
             self.first_failed = (process, code)
             self._send(signal.SIGTERM, but=process)
+        elif self.first_failed is not None and process.was_killed and not self._killed:
+            # Not by us, so this came first: a process loses its connections before it counts as ended.
+            self.first_failed = (process, code)
         self._hurry()
 
     def _hurry(self) -> None:
@@ -110,6 +119,7 @@ class LaunchJob:
             self._send(signal.SIGKILL)
 
     def _send(self, number: int, but: Launched | None = None) -> None:
+        self._killed = self._killed or number == signal.SIGKILL
         for process in self._left:
             if process is not but:
                 process.send(number)
@@ -117,7 +127,7 @@ class LaunchJob:
     def _take_reports(self, report: int) -> None:
         for line in os.read(report, 1 << 16).splitlines():
             number, code = map(int, line.split())
-            self._note_failure(self._processes[number], code)
+            self._reports.append((number, code))
 
     def _watch(self, pipe: Any, callback: Callable[[], object]) -> None:
         self._selector.register(pipe, selectors.EVENT_READ, callback)

@@ -19,7 +19,8 @@ _DESCRIPTION = """\
 Start local processes of a JAX program. Each finds the others with a plain jax.distributed.initialize().
 Everything after the script (or after -m and a module) belongs to the script.
 Lines of output are tagged with the number of their process. When one fails, the others are ended
-and its code is returned (128 + n for signal n).
+and its code is returned (128 + n for signal n). 143 is a run that was preempted, 124 one that took
+longer than --timeout, 130 one that Ctrl-C has ended before it could end by itself, which is 0.
 """
 
 
@@ -94,6 +95,13 @@ def make_environment(number: int, processes: int, port: int, options: argparse.N
         "SLURM_NTASKS": str(processes),
         "SLURM_PROCID": str(number),
         "SLURM_LOCALID": str(number),
+        # As torchrun names them, for scripts that ask by these names.
+        "RANK": str(number),
+        "WORLD_SIZE": str(processes),
+        "LOCAL_RANK": str(number),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
     }
     if any(name.lower().endswith("_proxy") for name in environment):
         # gRPC would ask the proxy for the loopback, too, and hang.
@@ -162,7 +170,8 @@ def _say_how_it_ended(job: LaunchJob, options: argparse.Namespace) -> None:
         log = "" if options.log_dir is None else f" (all of it: {shlex.quote(options.log_dir)}/{process.number}.log)"
         lines = [line.decode(errors="replace") for line in process.last_lines]
         others = "" if options.processes == 1 else ", so the others were ended"
-        _say(f"process {process.number} failed first, with {_describe(code)}{others}. Its last lines{log}:")
+        how = "was preempted, with" if code == 128 + signal.SIGTERM else "failed first, with"
+        _say(f"process {process.number} {how} {_describe(code)}{others}. Its last lines{log}:")
         print("\n".join(f"    {line}" for line in lines) if lines else "    (it wrote nothing)", file=sys.stderr)
     elif job.timed_out:
         _say(f"ended after {options.timeout:g} s (--timeout).")

@@ -157,6 +157,11 @@ class Launched:
         self._remove_at = time.monotonic() + _STRAGGLERS
         return True
 
+    @property
+    def was_killed(self) -> bool:
+        """Whether SIGKILL has ended it."""
+        return self._popen is not None and self._popen.returncode == -signal.SIGKILL
+
     def is_done(self) -> bool:
         """Whether it has ended and all that holds its output has, or has had the time to."""
         return self.code is not None and (not self._outputs or time.monotonic() >= self._remove_at)

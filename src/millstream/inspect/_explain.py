@@ -38,6 +38,7 @@ from millstream.reading.processes import Processes
 from millstream.reading.read_config import ReadConfig
 from millstream.reading.samples import ObjectSpec
 from millstream.reading.slots import slots_for
+from millstream.reading.threads import Threads
 from millstream.reading.view import source_name
 from millstream.reading.workers.messages import SlotLayout
 from millstream.sources.file_source import OpenedRows, is_mapped
@@ -292,6 +293,8 @@ def _buffers(host: ReadConfig | None, plan: AnyPlan) -> tuple[int, str]:
     layout, count, kind = host.layout(plan), slots_for(host.ahead(plan)), "buffers"
     if isinstance(host.executor, Processes):
         layout, kind = SlotLayout(layout).layout, "shared buffers"
+    elif not isinstance(host.executor, Threads | None):
+        count, kind = host.ahead(plan) + 1, "batches in flight,"
     return count * layout.nbytes, f"{count:,} {kind} of {size_text(layout.nbytes)}"
 
 

@@ -29,6 +29,7 @@ from millstream.reading.iterable import UNKNOWN_LENGTH
 from millstream.reading.memory import mapped_file, nbytes
 from millstream.reading.processes import Processes
 from millstream.reading.read_config import ReadConfig
+from millstream.reading.threads import Threads
 from millstream.reading.view import source_length
 from millstream.text.tables import size_text
 from millstream.transforms.device import DevicePutTransform
@@ -201,9 +202,12 @@ def _bucket_words(pipeline: BucketedPipeline) -> dict[str, str]:
 
 
 def reader_words(host: ReadConfig) -> str:
-    count = host.source.readers if host.executor is None else getattr(host.executor, "workers", 1)
-    one, many = ("process", "processes") if isinstance(host.executor, Processes) else ("thread", "threads")
-    return f"{count} {'worker ' if one == 'process' else ''}{one if count == 1 else many}"
+    """Who reads, and how many there are."""
+    executor = host.executor
+    count = host.source.readers if executor is None else getattr(executor, "workers", 1)
+    usual = Threads.reader_names if executor is None else ("reader", "readers")
+    one, many = getattr(executor, "reader_names", usual)
+    return f"{count} {one if count == 1 else many}"
 
 
 def _ahead_words(batches: int) -> str:

@@ -134,4 +134,7 @@ def _stage_cells(row: TimedStage) -> tuple[str, ...]:
 
 def executor_code(executor: Executor) -> str:
     """An executor as it is written in a program: what differs from the defaults."""
-    return f"ms.{call_text(executor)}" if dataclasses.is_dataclass(executor) else repr(executor)
+    if not dataclasses.is_dataclass(executor):
+        return repr(executor)
+    room = "ms." if type(executor).__module__.startswith("millstream.reading.") else ""
+    return f"{room}{call_text(executor)}"

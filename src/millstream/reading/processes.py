@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Callable
+from typing import ClassVar
 
 from millstream.reading.host_source import HostSource
 from millstream.reading.slots import Layout
@@ -41,6 +42,7 @@ class Processes:
     nice: int = 0
     timeout: float | None = None
     memory_limit: int | None = None
+    reader_names: ClassVar[tuple[str, str]] = ("worker process", "worker processes")
 
     def __post_init__(self) -> None:
         check_executor(self, self.workers, self.ordered, self.timeout)

@@ -8,7 +8,7 @@ import time
 import traceback
 import warnings
 import weakref
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -312,6 +312,7 @@ class Threads:
     workers: int
     ordered: bool = True
     timeout: float | None = None
+    reader_names: ClassVar[tuple[str, str]] = ("thread", "threads")
 
     def __post_init__(self) -> None:
         check_executor(self, self.workers, self.ordered, self.timeout)

@@ -2,11 +2,15 @@
 
 import dataclasses
 import struct
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
 
+from millstream.files.plain import encode
 from millstream.plan.planned import Request
+from millstream.reading.exception_record import rebuild, record
+from millstream.reading.reading import Report
 from millstream.reading.slots import Layout
 
 # To a worker.
@@ -83,3 +87,37 @@ class SlotLayout:
         """The request in a slot."""
         indices, real, keys = arrays[-3:]
         return Request(message.step, indices, real, keys if keyed else None, bucket=message.bucket)
+
+
+def encode_answer(
+    request: Request,
+    report: Report,
+    objects: list[Any],
+    at: Callable[[int, int], None],
+    **more: float,
+) -> bytes:
+    """What came of a request, as plain values.
+
+    Args:
+        request: What was asked for.
+        report: What came of its rows.
+        objects: The samples, if they are Python objects.
+        at: Told the sample that cannot be sent, before the error.
+        more: What else to say.
+    """
+    failed = {row: record(error) for row, error in report.failed.items()}
+    answer = {"times": report.times, "extras": report.extras, "failed": failed, "objects": objects, **more}
+    try:
+        return encode(answer, "A worker process")
+    except TypeError:
+        for row, index in enumerate(request.indices.tolist()):
+            at(row, index)  # for the error to name the sample
+            value = objects[row] if objects else report.extras.get(row)
+            encode(value, f"Sample {index}, read by a worker process,", ", or use Threads")
+        raise
+
+
+def report_of(answer: dict[str, Any]) -> Report:
+    """The report in an answer."""
+    failed: dict[int, BaseException] = {row: rebuild(error) for row, error in answer["failed"].items()}
+    return Report(failed, answer["extras"], answer["times"])

@@ -27,8 +27,7 @@ def pack(value: Any, shared: SharedFile) -> tuple[int, int]:
 
     Nothing of it goes through the socket: a worker that is slow to start keeps nobody waiting.
     """
-    data, buffers = _pickle(value)
-    views = [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
+    data, views = pickled(value)
     starts = np.cumsum([0, *(-(-view.nbytes // ALIGNMENT) * ALIGNMENT for view in views)]).tolist()
     places = [(start, view.nbytes, view.flags.writeable) for start, view in zip(starts, views, strict=False)]
     rest = np.frombuffer(encode((data, places)), np.uint8)
@@ -50,16 +49,24 @@ def unpack(fd: int, start: int, size: int) -> Any:
     return pickle.loads(data, buffers=views)
 
 
-def explain_unpicklable(parts: Mapping[str, Any]) -> str | None:
-    """Which of these parts cannot be sent to a worker, by what they hold, and what to do; None if all can be."""
+def pickled(value: Any) -> tuple[bytes, list[np.ndarray]]:
+    """A value as bytes, and the memory of its arrays, which is not copied."""
+    buffers: list[pickle.PickleBuffer] = []
+    stream = io.BytesIO()
+    _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
+    return stream.getvalue(), [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
+
+
+def explain_unpicklable(caller: str, parts: Mapping[str, Any]) -> str | None:
+    """Which of these parts an executor cannot send to a worker, and what to do; None if it can send all."""
     for name, part in parts.items():
         error = _failure(part)
         if error is not None:
             where, held, error = _innermost(part, error)
             variable = f": {where} ({describe_value(held)})" if where else ""
             return (
-                f"Processes sends {name} to worker processes, and it cannot be pickled{variable}: {error}. Open such a "
-                "thing inside the function when it is first needed, or in Processes(startup=...); or use Threads, "
+                f"{caller} sends {name} to worker processes, and it cannot be pickled{variable}: {error}. Open such a "
+                f"thing inside the function when it is first needed, or in {caller}(startup=...); or use Threads, "
                 "which share it."
             )
     return None
@@ -101,18 +108,10 @@ def _variables(value: Any) -> dict[str, Any]:
 
 def _failure(value: Any) -> Exception | None:
     try:
-        _pickle(value)
+        pickled(value)
     except Exception as error:
         return error
     return None
-
-
-def _pickle(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
-    """A value as bytes, and the memory of its arrays."""
-    buffers: list[pickle.PickleBuffer] = []
-    stream = io.BytesIO()
-    _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
-    return stream.getvalue(), buffers
 
 
 class _Pickler(cloudpickle.Pickler):

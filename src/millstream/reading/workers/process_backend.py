@@ -8,16 +8,13 @@ import contextlib
 import functools
 import os
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from millstream.errors import WorkerStalled
 from millstream.files.plain import encode
 from millstream.plan.planned import Request
-from millstream.reading._settings import settings
 from millstream.reading.batch_holders import describe_newest
 from millstream.reading.derived_sources import named_parts
 from millstream.reading.host_source import HostSource
@@ -26,9 +23,8 @@ from millstream.reading.slots import Layout, Slots, slots_for
 from millstream.reading.workers.messages import SETUP, SlotLayout
 from millstream.reading.workers.payload import explain_unpicklable, pack
 from millstream.reading.workers.process import ProgressCell, WorkerProcess, describe_workers, stacks_of_busy
+from millstream.reading.workers.waiting import wait_for
 from millstream.reading.workers.worker_group import Job, WorkerGroup
-
-_TICK = 0.25  # seconds after which a wait looks around
 
 
 class ProcessBackend:
@@ -99,7 +95,7 @@ class ProcessBackend:
             raise
         except Exception as error:
             source, _, startup, _ = knowledge
-            text = explain_unpicklable({**dict(named_parts(source)), "startup": startup})
+            text = explain_unpicklable("Processes", {**dict(named_parts(source)), "startup": startup})
             if text is None:
                 raise
             raise TypeError(text) from error
@@ -213,22 +209,7 @@ class ProcessBackend:
 
     def _wait_until(self, done: Callable[[], bool]) -> None:
         """Hear the workers until something is so, or raise on a timeout."""
-        limit = settings.limit(self._timeout)
-        patience = settings.patience(self._timeout)
-        silence, warned, group = 0.0, patience >= limit, self._group
-        while not done():
-            if silence >= limit and not group.ended:
-                group.end(WorkerStalled(self._stall_text(limit)))
-            if group.ended:
-                raise group.reason
-            if silence >= patience and not warned:
-                warned = True
-                warnings.warn(f"No batch for {silence:.0f} s.\n{describe_workers(group.workers)}", stacklevel=2)
-            begun = time.monotonic()
-            if group.poll(min(_TICK, limit - silence)):
-                silence = 0.0
-            else:  # if this process was stopped meanwhile, that was not the workers' fault
-                silence += min(time.monotonic() - begun, 2 * _TICK)
+        wait_for(self._group, done, self._timeout, lambda: describe_workers(self._group.workers), self._stall_text)
 
     def _stall_text(self, limit: float) -> str:
         return (

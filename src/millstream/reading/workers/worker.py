@@ -23,7 +23,17 @@ from millstream.reading.exception_record import record
 from millstream.reading.host_source import HostSource
 from millstream.reading.reading import Reading, Report
 from millstream.reading.workers.channel import MAX_FRAME, Channel
-from millstream.reading.workers.messages import DONE, FAILED, READ, READY, SETUP, TIMED, ReadMessage, SlotLayout
+from millstream.reading.workers.messages import (
+    DONE,
+    FAILED,
+    READ,
+    READY,
+    SETUP,
+    TIMED,
+    ReadMessage,
+    SlotLayout,
+    encode_answer,
+)
 from millstream.reading.workers.payload import unpack
 from millstream.reading.workers.process import ProgressCell
 from millstream.reading.workers.shared_memory import map_shared
@@ -186,22 +196,9 @@ class _Worker:
         stages = tuple(report.times)
         if stages == self._stages and not (report.extras or report.failed or objects):
             return TIMED, struct.pack(f"<{len(stages) + 1}d", time.perf_counter() - begun, *report.times.values())
-        answer = {
-            "job": number,
-            "seconds": time.perf_counter() - begun,
-            "times": report.times,
-            "extras": report.extras,
-            "failed": {row: record(error) for row, error in report.failed.items()},
-            "objects": objects,
-        }
-        try:
-            data = encode(answer, "A worker process")
-        except TypeError:
-            for row, index in enumerate(request.indices.tolist()):
-                self._progress.at(row, index)  # for the error to name the sample
-                value = objects[row] if objects else report.extras.get(row)
-                encode(value, f"Sample {index}, read by a worker process,", ", or use Threads")
-            raise
+        data = encode_answer(
+            request, report, objects, self._progress.at, job=number, seconds=time.perf_counter() - begun
+        )
         if len(data) > MAX_FRAME:
             raise ValueError(
                 f"A worker process can send back {MAX_FRAME:,} bytes of plain values with a batch. Got {len(data):,}. "

@@ -15,7 +15,7 @@ from millstream.plan.planned import Request
 from millstream.reading.exception_record import rebuild
 from millstream.reading.reading import Report
 from millstream.reading.slots import Slot
-from millstream.reading.workers.messages import DONE, FAILED, READ, READY, TIMED, ReadMessage, SlotLayout
+from millstream.reading.workers.messages import DONE, FAILED, READ, READY, TIMED, ReadMessage, SlotLayout, report_of
 from millstream.reading.workers.process import WorkerProcess, end_all
 from millstream.reading.workers.shared_memory import SharedFile
 
@@ -189,8 +189,7 @@ class WorkerGroup:
             return self.end(rebuild(message["error"]))
         job: Job = worker.jobs[0]
         if kind == DONE:
-            failed = {row: rebuild(error) for row, error in message["failed"].items()}
-            job.report = Report({**job.report.failed, **failed}, message["extras"], message["times"])
+            job.report.add(report_of(message))
             job.objects, job.seconds = message["objects"], message["seconds"]
             worker.stages = tuple(message["times"])
         else:
