@@ -1,8 +1,9 @@
 """What one index of a block shuffle costs, and how well it mixes.
 
 Ten million samples in blocks of 1,000, batches of 128: steps of a stream in the middle of an epoch, which are planned
-many at once, and a step on its own, anywhere. The full shuffle stands beside them. Mixing is measured on samples that are sorted by label: the
-chi-square of the labels in a batch of 64, over that of a full shuffle, beside the law 1 + B / K for K blocks in flight.
+many at once, and a step on its own, anywhere. The full shuffle stands beside them. Mixing is measured on samples that
+are sorted by label: the chi-square of the labels in a batch of 64, over that of a full shuffle, by the law 1 + B / K
+for K blocks in flight.
 """
 
 from typing import Any
