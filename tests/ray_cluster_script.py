@@ -15,6 +15,6 @@ if __name__ == "__main__":
         log_to_driver=False,
         _temp_dir=sys.argv[1],
     )
-    print(context.address_info["gcs_address"], flush=True)
+    print(context.address_info["gcs_address"], flush=True)  # pyright: ignore[reportAttributeAccessIssue]
     sys.stdin.read()
     ray.shutdown()

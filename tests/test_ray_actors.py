@@ -26,7 +26,7 @@ from test_bad_input import refuses
 import millstream as ms
 from millstream.errors import WorkerCrashed, WorkerStalled
 from millstream.integrations.ray import RayActors
-from millstream.reading import Layout, Request
+from millstream.reading import Layout, Request, is_worker
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray has no wheel for this Python")
 
@@ -246,7 +246,7 @@ class CountedPickles:
     def __call__(self, index):
         self.scratch[:] = index  # small, so that it may be written to
         shared = not self.table.flags.writeable
-        no_jax = "jax" not in sys.modules and ms.is_worker()
+        no_jax = "jax" not in sys.modules and is_worker()
         return np.int32(self.table[self.scratch[3]] if shared and no_jax else -1)
 
     def __getstate__(self):

@@ -60,6 +60,7 @@ class PreparedSource(HostSource):
         self.stamps = [file.stamp]  # it has the checksums of all others
         self._index = index
         self._blocks = Blocks(place, index, cache_bytes)
+        self.blocks = self._blocks.sizes
         self.ordering: Ordering = ordering
         self.prefetch_size = prefetch_size
         self.whole_samples = not all(index.fixed)
@@ -72,11 +73,6 @@ class PreparedSource(HostSource):
     def lengths(self) -> Mapping[str, np.ndarray]:
         """How long every sample is, by the name of each field that has a length."""
         return self._blocks.lengths
-
-    @property
-    def blocks(self) -> np.ndarray:
-        """How many samples each record batch, row group or file has, in order."""
-        return self._blocks.sizes
 
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
         form, spec = self._index.form, self.sample_spec
