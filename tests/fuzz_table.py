@@ -534,6 +534,7 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "IterableSource": lambda f: {"iterable": [{"x": np.float32(1)}] * 4},
     "NpySource": lambda f: {"paths": f / "t.npy"},
     "PreparedSource": lambda f: {"folder": f / "prepared"},
+    "PreparedSource.map": lambda f: {"fn": lambda sample: sample},
     "JsonlSource": lambda f: {"paths": f / "lines.jsonl"},
     "MdsSource": lambda f: {"folder": f / "mds"},
     "TFRecordSource": lambda f: {"paths": f / "t.tfrecord", "parse": "example"},
