@@ -5,7 +5,7 @@ import sys
 import ray
 
 if __name__ == "__main__":
-    context = ray.init(
+    ray.init(
         num_cpus=int(sys.argv[2]),
         num_gpus=0,
         resources={"reader": 4},
@@ -14,7 +14,8 @@ if __name__ == "__main__":
         configure_logging=False,
         log_to_driver=False,
         _temp_dir=sys.argv[1],
+        _system_config={"worker_niceness": 0},
     )
-    print(context.address_info["gcs_address"], flush=True)  # pyright: ignore[reportAttributeAccessIssue]
+    print(ray.get_runtime_context().gcs_address, flush=True)
     sys.stdin.read()
     ray.shutdown()
