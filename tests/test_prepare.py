@@ -438,7 +438,7 @@ def test_finished_shards_are_kept_and_a_damaged_one_is_made_again(folder):
         (lambda a: a | {"source": source([*TEXTS, "more"])}, "samples: 5 there, 6 now"),
         (lambda a: a | {"source": source([*TEXTS[:4], "other"])}, "contents: "),
         (lambda a: a | {"fn": lambda text: {"length": len(text)}}, "functions: "),
-        (lambda a: a | {"samples_per_shard": 3}, "samples_per_shard: 1024 there, 3 now"),
+        (lambda a: a | {"samples_per_shard": 3}, "samples_per_shard: 256 there, 3 now"),
         (lambda a: a | {"format": "parquet"}, "format: arrow there, parquet now"),
         (lambda a: a | {"deduplicate": True}, "deduplicate: None there, True now"),
         (lambda a: a | {"version": "2"}, "version: None there, 2 now"),

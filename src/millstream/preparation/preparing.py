@@ -44,7 +44,7 @@ from millstream.text.errors import (
 
 _CALLER = "prepare"
 _SHARDS = 64  # many enough to share, and little is lost with one
-_LEAST, _MOST = 1 << 10, 1 << 16  # samples of a shard
+_LEAST, _MOST = 1 << 8, 1 << 16  # samples of a shard
 _FIX = "Give what stands for it, and change that when it changes: prepare(..., version='1')."
 Format = Literal["arrow", "npy", "parquet", "megatron", "array_record"]
 
@@ -121,8 +121,8 @@ def prepare(
         format: "arrow", the default, for samples of any shape; "npy", an array per leaf, for those of one shape, and
             the default for sources of arrays without a function; "parquet"; "megatron" for documents of tokens;
             "array_record" for samples that are bytes.
-        samples_per_shard: How many samples of the input become a shard; by default a 64th of them, from 1,024 to
-            65,536. A shard is what a killed run loses.
+        samples_per_shard: How many samples of the input become a shard; by default a 64th of them, from 256 to 65,536.
+            A shard is what a killed run loses.
         executor: Where shards are made: `ms.Processes(8)` or `ms.Threads(8)`; by default in the calling thread.
         ray: The address of a Ray cluster whose tasks make shards: "auto" for the one that is there, "local" to start
             one on this machine. All machines need the input and `directory` under the same paths.
@@ -181,7 +181,7 @@ class _Job:
                 return self._discard()
             try:
                 if alone:
-                    folder.clean(numbers)
+                    folder.clean(numbers, self._part)
                 form = self._form()
                 maker = ShardMaker(self._inputs, folder.path, self._kind, form, self._kept())
                 self._make(maker, numbers, "shards")
@@ -189,7 +189,7 @@ class _Job:
                 if isinstance(error, OSError) and folder.is_finished:  # by another division of the same work
                     return True
                 if alone:
-                    folder.clean(numbers)
+                    folder.clean(numbers, self._part)
                 raise
             if folder.missing(maker, range(self._inputs.count)):
                 return folder.is_finished  # by another process, which has then removed the records

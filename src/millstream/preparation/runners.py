@@ -28,7 +28,8 @@ def made_by_executor(maker: RangeMaker, numbers: Sequence[int], executor: Execut
     """Have ranges made by threads or worker processes. A range that ended a worker is made again."""
     if getattr(executor, "timeout", 0) is None:  # how long a range takes is the user's affair
         executor = dataclasses.replace(executor, timeout=math.inf)  # pyright: ignore[reportArgumentType]
-    ahead = executor.ahead(1)
+    # One for each worker: one more would wait at the end for a worker that is busy.
+    ahead = max(executor.ahead(0), getattr(executor, "workers", 1) - 1)
     backend = executor.open(maker, Layout((1,), ((),), (np.dtype(object),)), ahead, False)
     jobs: list[Any] = []
     waiting = collections.deque(numbers)

@@ -78,6 +78,8 @@ class ShardWriter(Protocol):
 def open_writer(kind: str, folder: pathlib.Path, names: Sequence[str], form: SampleForm) -> Iterator[ShardWriter]:
     """The writer of a shard, whose files get their names at the end of the block and vanish if it fails.
 
+    The disk is not waited for: checksums tell what a power cut has taken, and all is flushed before the index is there.
+
     Args:
         kind: The format.
         folder: Where the files go.
@@ -85,7 +87,7 @@ def open_writer(kind: str, folder: pathlib.Path, names: Sequence[str], form: Sam
         form: Of the samples.
     """
     with contextlib.ExitStack() as stack:
-        files = [stack.enter_context(written(folder / name, alone=False)) for name in names]
+        files = [stack.enter_context(written(folder / name, alone=False, durable=False)) for name in names]
         writer: ShardWriter
         if kind == "npy":
             writer = _NpyWriter(files, form)

@@ -139,7 +139,7 @@ class HashMaker(RangeMaker):
         found = np.empty((len(positions), 2), "<u8")
         for row, (position, sample) in enumerate(self._inputs.read(positions)):
             found[row] = np.frombuffer(self._hash(position, sample), "<u8")
-        with written(self.path(number), alone=False) as file:
+        with written(self.path(number), alone=False) as file:  # durably: nothing tells if it is whole
             np.save(file, found)
         return len(positions)
 
@@ -205,7 +205,7 @@ class ShardMaker(RangeMaker):
         samples = ((position, self._form.values(name, position, made)) for position, made in results)
         first = next(samples, None)
         record = self._empty() if first is None else self._write(number, first, samples)
-        with written(self.path(number), alone=False) as file:
+        with written(self.path(number), alone=False, durable=False) as file:
             file.write(json.dumps(record).encode())
         return record["samples"]
 
@@ -228,11 +228,12 @@ class ShardMaker(RangeMaker):
                 if following is None:
                     break
                 position, values = following
-        with written(self.lengths_path(number), alone=False) as file:
+        with written(self.lengths_path(number), alone=False, durable=False) as file:
             np.save(file, np.array(measured.lengths, np.int64))
         return {
             "samples": sum(writer.rows),
             "files": [file_entry(self._folder / name) for name in names],
+            "lengths": file_entry(self.lengths_path(number)),
             "blocks": writer.rows,
             "start": writer.start,
             "ends": writer.ends,

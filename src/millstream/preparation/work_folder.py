@@ -7,7 +7,7 @@ import os
 import pathlib
 import re
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,8 @@ from millstream.text.bar_line import ProgressLine
 from millstream.text.errors import describe_value, differences
 
 _PATIENCE = 600.0  # seconds without progress that end the waiting for another process
-_PART = re.compile(r"\.(\d+|index|_lengths)\..+\.[0-9a-f]{32}\.part")
+_PART = re.compile(r"\.(\d+|index|_lengths)\.(.+)\.[0-9a-f]{32}\.part")
+_LOCK = re.compile(r"\.prepare-(\d+)-of-(\d+)\.lock")
 
 
 class WorkFolder:
@@ -111,12 +112,19 @@ class WorkFolder:
             return sorted(os.listdir(self._work))
         return []
 
-    def clean(self, numbers: Collection[int] | None = None) -> None:
-        """Remove what processes left that were ended while they made these ranges; None for all that they left."""
+    def clean(self, numbers: Collection[int], part: tuple[int, int]) -> None:
+        """Remove what processes left that were ended while they made the shards of a part, which is locked."""
+        locks = [found for name in os.listdir(self.path) if (found := _LOCK.fullmatch(name))]
+        if any(int(found[2]) != part[1] for found in locks):
+            return  # another division may be at work, at these shards, too
+        self._remove(lambda word, rest: word.isdecimal() and int(word) in numbers and not rest.startswith("hashes"))
+
+    def _remove(self, chosen: Callable[[str, str], bool]) -> None:
+        """Remove files that did not get their names, by the first word of these and the rest."""
         for folder in (self.path, self._work):
             for name in os.listdir(folder) if folder.exists() else ():
                 found = _PART.fullmatch(name)
-                if found and (numbers is None or (found[1].isdecimal() and int(found[1]) in numbers)):
+                if found and chosen(found[1], found[2]):
                     (folder / name).unlink(missing_ok=True)
 
     def missing(self, maker: RangeMaker, numbers: Sequence[int]) -> list[int]:
@@ -129,15 +137,25 @@ class WorkFolder:
         record = _read(maker.path(number))
         if record is None:
             return False
-        return all(_size(self.path / entry["name"]) == entry["bytes"] for entry in record["files"])
+        return all(_size(path) == entry["bytes"] for path, entry in self._entries(record))
+
+    def _entries(self, record: dict[str, Any]) -> list[tuple[pathlib.Path, dict[str, Any]]]:
+        """The files of a shard and what its record says of them."""
+        shards = [(self.path / entry["name"], entry) for entry in record["files"]]
+        lengths = record.get("lengths")
+        return shards if lengths is None else [*shards, (self._work / lengths["name"], lengths)]
 
     def damaged(self, maker: ShardMaker) -> list[int]:
-        """The shards with files that are not those that were written. Their records are removed."""
+        """The shards with files that are not those that were written, and whose records are removed; others are flushed
+        to the disk.
+        """
         records = [_read(maker.path(number)) for number in range(len(maker))]
-        entries = [(number, entry) for number, record in enumerate(records) for entry in record["files"]]
+        entries = [(number, *pair) for number, record in enumerate(records) for pair in self._entries(record)]
         with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            hashes = pool.map(lambda pair: _hash(self.path / pair[1]["name"]), entries)
-            wrong = {pair[0] for pair, found in zip(entries, hashes, strict=True) if found != pair[1]["sha256"]}
+            hashes = pool.map(_flushed_hash, [path for _, path, _ in entries])
+            wrong = {
+                number for (number, _, entry), found in zip(entries, hashes, strict=True) if found != entry["sha256"]
+            }
         for number in wrong:
             maker.path(number).unlink(missing_ok=True)
         return sorted(wrong)
@@ -154,6 +172,7 @@ class WorkFolder:
             all(record["fixed"][place] for _, record in full) and all(one[place] == firsts[0][place] for one in firsts)
             for place in range(len(form.leaves))
         )
+        sync_folder(self.path)
         lengths = self._lengths([np.load(maker.lengths_path(number)) for number, _ in full], form, fixed)
         index = Index(kind, form, firsts[0], fixed, shards, lengths, self._made_from)
         with written(self.path / NAME, alone=False) as file:
@@ -176,7 +195,7 @@ class WorkFolder:
     def discard(self) -> None:
         """Remove all that is not part of the result."""
         shutil.rmtree(self._work, ignore_errors=True)
-        self.clean()
+        self._remove(lambda word, rest: True)
 
 
 def _read(path: pathlib.Path) -> Any:
@@ -194,8 +213,11 @@ def _size(path: pathlib.Path) -> int:
         return -1
 
 
-def _hash(path: pathlib.Path) -> str:
+def _flushed_hash(path: pathlib.Path) -> str:
+    """The hash of a file that is on the disk; nothing if there is none."""
     try:
+        with path.open("rb+") as file:
+            os.fsync(file.fileno())
         return file_hash(path)
     except FileNotFoundError:
         return ""
