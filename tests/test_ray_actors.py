@@ -186,17 +186,18 @@ def test_a_killed_actor_is_replaced_and_nothing_is_lost(folder, key):
 
 @pytest.mark.parametrize("on_error", ["raise", "skip item"])
 def test_a_sample_that_ends_every_actor_is_named(on_error, key):
+    """Also where one actor has all of it, and takes answers for samples before it along."""
+
     def read(index):
         if index == 6:
             os._exit(3)
         return np.int32(index)
 
-    loader = numbers(8, read, executor=RayActors(2), on_error=on_error)
-    with pytest.warns(UserWarning, match="died while it was at rows 0 to 3 of batch 1"):
+    loader = numbers(8, read, executor=RayActors(1), on_error=on_error)
+    named = "died while it was at sample 6. This sample has now ended 3 actors"
+    with pytest.warns(UserWarning, match="died while it was at .*rows 0 to 3 of batch 1"):
         if on_error == "raise":
-            with refuses(
-                WorkerCrashed, "died while it was at sample 6. This sample has now ended 3 actors", "Ray's logs"
-            ):
+            with refuses(WorkerCrashed, named, "Ray's logs"):
                 epoch(loader, key)
         else:
             assert [mask.tolist() for _, mask in epoch(loader, key)] == [[True] * 4, [True, True, False, True]]

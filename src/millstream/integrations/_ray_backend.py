@@ -70,11 +70,20 @@ class RayJob:
 
 @dataclasses.dataclass(eq=False)
 class _Part:
-    """The rows of a batch from `first` to before `stop`, and how many actors have died at them."""
+    """Some rows of a batch.
+
+    Attributes:
+        job: The batch.
+        first: The first row.
+        stop: The row after the last.
+        alone: Whether an actor is given nothing else meanwhile, because one has died that had it.
+        deaths: How many actors have died at it alone.
+    """
 
     job: RayJob
     first: int
     stop: int
+    alone: bool = False
     deaths: int = 0
 
     @property
@@ -123,6 +132,12 @@ class _Actor:
     @property
     def ready(self) -> bool:
         return self.handle is not None and self.beginning is None
+
+    def has_room_for(self, part: _Part) -> bool:
+        """Whether it may be given a part now."""
+        if part.alone:
+            return not self.parts
+        return len(self.parts) < _QUEUED and not any(one.alone for one in self.parts.values())
 
     def __str__(self) -> str:
         name = f"Actor {self.number}" + ("" if self.pid is None else f" (pid {self.pid})")
@@ -328,12 +343,14 @@ class RayGroup:
 
     def _hand_out(self) -> None:
         ready = [actor for actor in self.actors if actor.ready]
-        while self._waiting and ready:
-            actor = min(ready, key=lambda one: len(one.parts))
-            if len(actor.parts) >= _QUEUED:
+        while self._waiting:
+            part = self._waiting[0]
+            free = [actor for actor in ready if actor.has_room_for(part)]
+            if part.wanted and not free:
                 return
-            part = self._waiting.popleft()
+            self._waiting.popleft()
             if part.wanted:
+                actor = min(free, key=lambda one: len(one.parts))
                 actor.parts[actor.handle.read.remote(part.request)] = part
 
     def _start(self, actor: _Actor) -> None:
@@ -371,16 +388,13 @@ class RayGroup:
                 text = f"{self._name}: an actor could not be started. {_reason_text(error)}\n"
                 advice = "Machines need the packages of this one: see runtime_env in options, and docs/ray.md."
                 return self.end(WorkerCrashed(f"{text}{advice}"))
-        text = f"Ray actor {actor.number} (pid {actor.pid}) died"
         parts = [part for part in actor.parts.values() if part.wanted]
-        if parts:
-            text += f" while it was at {parts[0]}"
+        where = f" while it was at {' or '.join(map(str, parts))}" if parts else ""
+        text = f"Ray actor {actor.number} (pid {actor.pid}) died{where}"
         self.restarts += 1
         actor.parts.clear()
-        for part in reversed(parts[1:]):
-            self._waiting.appendleft(part)
-        if parts:
-            self._retry(parts[0], text)
+        for part in reversed(parts):
+            self._retry(part, text)
         if not self._warned_of_death:
             self._warned_of_death = True
             self.news.append(f"{text}: {_reason_text(error)}. What it had begun is read again, so nothing is lost.")
@@ -389,13 +403,14 @@ class RayGroup:
         self._start(actor)
 
     def _retry(self, part: _Part, text: str) -> None:
-        """Read a part again at which an actor died: row by row, to find out which one it is; or give it up."""
-        job, deaths, alone = part.job, part.deaths + 1, part.stop - part.first == 1
-        if deaths < _DEATHS or not (alone or self._whole_batches):
-            if alone or self._whole_batches:
-                return self._waiting.appendleft(dataclasses.replace(part, deaths=deaths))
-            rows = range(part.first, part.stop)
-            return self._waiting.extendleft(_Part(job, row, row + 1, 0) for row in reversed(rows))
+        """Read a part again that a dead actor had: alone, row by row, to find out which one it is; or give it up."""
+        job, deaths = part.job, part.deaths + 1
+        if not part.alone:  # it may be read already, and the answer lost with the actor
+            size = part.stop - part.first if self._whole_batches else 1
+            firsts = range(part.first, part.stop, size)
+            return self._waiting.extendleft(_Part(job, row, row + size, alone=True) for row in reversed(firsts))
+        if deaths < _DEATHS:
+            return self._waiting.appendleft(dataclasses.replace(part, deaths=deaths))
         what = "The batch of this sample" if self._whole_batches else "This sample"
         error = WorkerCrashed(f"{text}. {what} has now ended {deaths} actors. {_ADVICE}")
         if not self._tolerant:
