@@ -122,7 +122,7 @@ class FileCache:
 
     @contextlib.contextmanager
     def alone(self, name: str, seconds: float) -> Iterator[None]:
-        """Keep other processes from asking for the same; if one of them has begun, wait for it, at most `seconds`."""
+        """Keep other processes from asking for the same; if one has begun, wait for it, `seconds` at most."""
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):  # a disk without locks, or one that is full, costs a request
                 stack.enter_context(locked(self.folder / f".asking-{name}", seconds))
