@@ -621,6 +621,11 @@ WRONG = {
         ValueError,
         "cannot make 5 folds: there are only 3 samples",
     ),
+    "far more folds than samples": (
+        lambda: ms.views.folds(arrays(), 2**40),
+        ValueError,
+        "cannot make 1,099,511,627,776 folds: there are only 37 samples",
+    ),
     "negative weights": (lambda: ms.views.weighted(arrays(), -np.ones(N)), ValueError, "Sample 0 has -1.0"),
     "NaN": (
         lambda: ms.views.weighted(arrays(), np.where(np.arange(N) == 3, np.nan, 1)),

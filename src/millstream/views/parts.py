@@ -109,6 +109,8 @@ def folds(
     """
     require_source("folds", source)
     require_int("folds", "count", count, least=2)
+    if count > len(source):
+        raise ValueError(f"folds cannot make {count:,} folds: there are only {len(source):,} samples.")
     _check("folds", by, stratify, seed, executor)
     folder = folder_of("folds", plans)
 
@@ -121,7 +123,7 @@ def folds(
         tests = [np.flatnonzero(member == number) for number in range(count)]
         if not all(map(len, tests)):
             what = "groups" if by is not None else "samples"
-            raise ValueError(f"folds cannot make {count} folds: there are only {len(np.unique(hashes)):,} {what}.")
+            raise ValueError(f"folds cannot make {count:,} folds: there are only {len(np.unique(hashes)):,} {what}.")
         return [*(np.flatnonzero(member != number) for number in range(count)), *tests]
 
     names = [f"{kind}-{number}" for kind in ("train", "test") for number in range(count)]
