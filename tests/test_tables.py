@@ -436,6 +436,22 @@ def test_a_flipped_bit_in_a_file_with_checksums_is_named_or_harmless(folder):
     assert found["named"] > 10, found
 
 
+def test_a_flipped_bit_in_an_arrow_file_never_ends_the_process(folder):
+    """Arrow has no checksums. But lengths that lead out of the file ended the interpreter with SIGSEGV."""
+    table = pa.table({"ids": [list(range(row % 7)) for row in range(20)], "text": [str(row) for row in range(20)]})
+    whole, found = written(folder / "whole.arrow", table).read_bytes(), collections.Counter()
+    damaged = folder / "damaged.arrow"
+    for place, bit in itertools.product(range(8, len(whole), 5), (0, 7)):
+        damaged.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
+        try:
+            source = ArrowSource(damaged, ordering="sequential")
+            found[len([source[row] for row in range(len(source))])] += 1
+        except ValueError as error:
+            assert str(damaged) in str(error) or "ArrowSource" in str(error), error
+            found["named"] += 1
+    assert found["named"] > 100, found
+
+
 def rewritten(path):
     path.write_bytes(path.read_bytes())
     os.utime(path, ns=(1, 1))

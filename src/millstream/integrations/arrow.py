@@ -100,7 +100,7 @@ class _RemoteIpcFile:
 
         try:
             batch = pa.ipc.read_record_batch(pa.py_buffer(data), self.schema)
-            batch.validate()  # a damaged file could point anywhere
+            batch.validate(full=True)  # a damaged file could point anywhere
         except (pa.ArrowException, OSError) as error:
             raise ValueError(f"{self._name} is damaged: {error}. Get it again, or write it again.") from None
         return batch
@@ -200,7 +200,7 @@ class _IpcFile:
         """A record batch."""
         with readable("Arrow IPC", self._file):
             batch = self._batches.get_batch(number)
-            batch.validate()  # a damaged file could point anywhere
+            batch.validate(full=True)  # a damaged file could point anywhere
             return batch
 
     def own_bytes(self, contents: Any) -> int:
