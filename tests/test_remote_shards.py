@@ -501,6 +501,20 @@ def test_expected_spans_are_fetched_in_bounded_memory_and_taken_once(wanted, lim
     assert not any(file.expected for file in files)
 
 
+def test_what_lies_in_a_piece_that_is_fetched_anyway_is_not_fetched_again():
+    data = np.random.default_rng(0).bytes(100_000)
+    file, pool = Recorded(data), FetchPool(1 << 20)
+    pool.expect([(file, (0, 100)), (file, (2000, 100))], 1)  # a gap that is asked for with them
+    pool.expect([(file, (1000, 100)), (file, (3000, 100))], 1)
+    for start in (0, 2000, 1000, 3000):
+        assert pool.take(file, (start, 100)) == data[start : start + 100]
+    assert sorted(file.fetched) == [(0, 2100), (3000, 100)]
+    assert pool.nbytes == 0 and not file.expected
+    pool.expect([(file, (1000, 100))], 1)  # the piece it was in is gone
+    assert pool.take(file, (1000, 100)) == data[1000:1100]
+    assert file.fetched[-1] == (1000, 100)
+
+
 def test_what_is_forgotten_is_not_held():
     file, pool = Recorded(bytes(100_000)), FetchPool(1 << 20)
     pool.expect([(file, (start, 100)) for start in range(0, 100_000, 10_000)], 2)

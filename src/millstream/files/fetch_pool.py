@@ -6,6 +6,7 @@ furthest in the future goes first, and is fetched again before it is needed. A r
 thread has begun with: it fetches that piece itself.
 """
 
+import bisect
 import collections
 import concurrent.futures
 import dataclasses
@@ -19,7 +20,8 @@ from typing import Protocol
 
 _PIECE = 2 << 20  # bytes of neighbours that are asked for together: more would make the first of them wait
 _GAP = 4 << 10  # bytes between two wanted spans that are always asked for with them: headers, and small neighbours
-_WASTE = 3  # times longer gaps must fit into what is wanted around them
+_WASTE = 1  # how often longer gaps must fit into what is wanted around them; what is wanted later may lie there
+_LOOKED_AT = 4  # pieces that a span is looked for in
 _IDLE_SECONDS = 5.0  # after which a thread ends
 
 Span = tuple[int, int]  # start and size
@@ -76,6 +78,7 @@ class FetchPool:
         self._changed = threading.Condition()
         self._waiting: list[tuple[int, int, Piece]] = []  # a heap, by the next use
         self._held: set[Piece] = set()
+        self._pieces: dict[Fetchable, list[Piece]] = {}  # that have uses, by where they start
         self._numbers = itertools.count()
         self._threads = 0
 
@@ -92,7 +95,8 @@ class FetchPool:
             by_file.setdefault(file, []).append((span, next(self._numbers)))
         with self._changed:
             for file, spans in by_file.items():
-                for run in _runs(spans):
+                left = [(span, use) for span, use in spans if not self._found_in_piece(file, span, use)]
+                for run in _runs(left):
                     self._add(file, run, kept)
             for _ in range(min(connections, len(self._waiting)) - self._threads):
                 self._threads += 1
@@ -127,6 +131,7 @@ class FetchPool:
                     piece.uses.popleft()
                 if not piece.uses:
                     self._release(piece)
+                    self._end(piece)
                 while self.nbytes > self.limit and self._evict(-1):
                     pass
         start = span[0] - piece.span[0]
@@ -138,6 +143,7 @@ class FetchPool:
             own = [file for file in files if file.expected]
             for file in own:
                 file.expected.clear()
+                self._pieces.pop(file, None)
             gone = set(own)
             for piece in [piece for _, _, piece in self._waiting if piece.file in gone]:
                 piece.uses.clear()
@@ -154,7 +160,27 @@ class FetchPool:
         if kept:
             for span, _ in run:
                 file.expected.setdefault(span, collections.deque()).append(piece)
+            bisect.insort(self._pieces.setdefault(file, []), piece, key=_start)
         self._wait(piece)
+
+    def _found_in_piece(self, file: Fetchable, span: Span, use: int) -> bool:
+        """Whether a span lies in a piece that is to be read anyway, and is now one of its uses."""
+        pieces = self._pieces.get(file, [])
+        place = bisect.bisect_right(pieces, span[0], key=_start)
+        for piece in reversed(pieces[max(place - _LOOKED_AT, 0) : place]):
+            if sum(span) <= sum(piece.span):
+                piece.uses.append(use)
+                file.expected.setdefault(span, collections.deque()).append(piece)
+                return True
+        return False
+
+    def _end(self, piece: Piece) -> None:
+        """Forget a piece that has no uses left."""
+        pieces = self._pieces.get(piece.file, [])
+        if piece in pieces:
+            pieces.remove(piece)
+        if not pieces:
+            self._pieces.pop(piece.file, None)
 
     def _wait(self, piece: Piece) -> None:
         heapq.heappush(self._waiting, (piece.uses[0], id(piece), piece))
@@ -219,6 +245,10 @@ class FetchPool:
             self._held.remove(piece)
             self.nbytes -= piece.span[1]
             self._changed.notify_all()
+
+
+def _start(piece: Piece) -> int:
+    return piece.span[0]
 
 
 def _is_here(piece: Piece) -> bool:
