@@ -191,4 +191,4 @@ def test_a_run_that_is_stopped_keeps_what_it_has_and_goes_on(tiny):
 def test_a_case_that_is_not_there_is_refused_by_name():
     done = python(BENCHMARKS / "run.py", "cart_pole")
     assert done.returncode == 1
-    assert done.stderr.startswith("run.py knows no case cart_pole. There are: cartpole,")
+    assert done.stderr.startswith("run.py knows no case cart_pole. There are: block_shuffle, cartpole,")
