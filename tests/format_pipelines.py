@@ -156,6 +156,23 @@ def hdf5() -> Any:
 
 
 @functools.cache
+def lance_folder() -> str:
+    """In three fragments."""
+    import lance
+    import pyarrow as pa
+
+    columns = {"image": pa.FixedShapeTensorArray.from_numpy_ndarray(data()["image"]), "label": data()["label"]}
+    lance.write_dataset(pa.table(columns), place("samples.lance"), max_rows_per_file=4, max_rows_per_group=4)
+    return place("samples.lance")
+
+
+def lance() -> Any:
+    from millstream.integrations.lance import LanceSource
+
+    return [LanceSource(lance_folder()), BATCH]
+
+
+@functools.cache
 def mds_folder() -> str:
     rows = [image.tobytes() + label.tobytes() for image, label in zip(*data().values(), strict=True)]
     places = np.cumsum([4 * (SAMPLES + 2), *map(len, rows)]).astype(np.uint32)
@@ -287,5 +304,6 @@ FORMATS = {
     "host, prepared": lambda: [ms.sources.PreparedSource(prepared_folder()), BATCH],
     "host, MDS": lambda: [ms.sources.MdsSource(mds_folder()), BATCH],
     "host, HDF5": hdf5,
+    "host, Lance": lance,
     "host, TFRecord": lambda: [ms.sources.TFRecordSource(tfrecord_file()).map(from_record), BATCH],
 }

@@ -363,6 +363,10 @@ def _write_hdf5(path: pathlib.Path) -> None:
         file["x"] = np.arange(8, dtype=np.float32)
 
 
+def _write_lance(path: pathlib.Path) -> None:
+    _module("lance").write_dataset(_table(), str(path))
+
+
 def _write_mds(path: pathlib.Path) -> None:
     column = {"column_names": ["n"], "column_encodings": ["int"], "column_sizes": [8], "compression": None}
     shard = {**column, "format": "mds", "version": 2, "samples": 2, "zip_data": None}
@@ -413,6 +417,7 @@ _WRITERS: dict[str, Callable[[pathlib.Path], Any]] = {
     "t.db": _write_database,
     "t.h5": _write_hdf5,
     "t.idx": lambda path: write_idx(path, pipelines.data()["label"]),
+    "t.lance": _write_lance,
     "t.jsonl": _write_text('{"steps": 1, "loss": 1.0}\n'),
     "t.npy": lambda path: np.save(path, pipelines.data()["image"]),
     "t.parquet": lambda path: _module("pyarrow.parquet").write_table(_table(), path),
@@ -664,6 +669,7 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "images.read_srgb": lambda f: {"file": (f / "t.png").read_bytes()},
     "images.write_chw": lambda f: {"image": _image(), "array": np.empty((3, 2, 4), np.float32)},
     "images.write_hwc": lambda f: {"image": _image(), "array": np.empty((2, 4, 3), np.float32)},
+    "lance.LanceSource": lambda f: {"path": f / "t.lance"},
     "pandas.PandasRows": lambda f: {"frame": _module("pandas").DataFrame(FRAME)},
     "pandas.PandasSource": lambda f: {"frame": _module("pandas").DataFrame(FRAME)},
     "parquet.ParquetSource": lambda f: {"paths": f / "t.parquet"},

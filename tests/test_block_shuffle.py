@@ -492,6 +492,7 @@ FORMATS = {
     "ArrayRecord files": (_source(formats.array_record), [11], True),
     "zarr chunks": (_source(formats.zarr), [4, 4, 3], False),
     "HDF5 chunks": (_source(formats.hdf5), [4, 4, 3], False),
+    "Lance fragments": (_source(formats.lance), [4, 4, 3], True),
     "TFRecord files": (lambda: ms.sources.TFRecordSource([formats.tfrecord_file()] * 2), [11, 11], True),
     "MDS shards": (lambda: ms.sources.MdsSource(formats.mds_folder()), [11], True),
     "lines": (lambda: ms.sources.JsonlSource([formats.json_lines()] * 2), [11, 11], True),

@@ -203,20 +203,21 @@ def test_integrations_and_dialects_load_without_their_packages_and_say_what_to_i
     program = """
 import pkgutil, sys
 absent = "polars pandas pyarrow datasets grain array_record tensorstore PIL simplejpeg obstore fsspec tqdm"
-absent += " h5py zstandard crc32c ray"
+absent += " h5py lance zstandard crc32c ray"
 sys.modules |= dict.fromkeys(absent.split())
 import millstream.dialects, millstream.integrations
 for room in (millstream.integrations, millstream.dialects):
     for module in pkgutil.walk_packages(room.__path__, room.__name__ + "."):
         if "._" not in module.name:
             __import__(module.name)
-from millstream.integrations import array_record, grain, hdf5, huggingface, ray, zarr
+from millstream.integrations import array_record, grain, hdf5, huggingface, lance, ray, zarr
 makers = {
     "datasets": lambda: huggingface.HuggingFaceSource([]),
     "grain": lambda: grain.GrainSource([]),
     "array-record": lambda: array_record.ArrayRecordSource("x", bytes),
     "tensorstore": lambda: zarr.ZarrSource("x"),
     "h5py": lambda: hdf5.Hdf5Source("x"),
+    "pylance": lambda: lance.LanceSource("x"),
     "ray": lambda: ray.RayActors(1).open(None, None, 1, False),
 }
 for package, make in makers.items():

@@ -297,7 +297,14 @@ IN_FILES = {
     f"host, {name}"
     for name in ("Arrow file", "SQLite", "ArrayRecord", "zarr", "tar", "safetensors", "JSON lines", "MDS", "HDF5")
 }
-IN_FILES |= {"host, Parquet", "host, Parquet, little kept", "host, token file", "host, TFRecord", "host, prepared"}
+IN_FILES |= {
+    "host, Lance",
+    "host, Parquet",
+    "host, Parquet, little kept",
+    "host, token file",
+    "host, TFRecord",
+    "host, prepared",
+}
 
 
 @pytest.mark.parametrize("name", FORMATS)
