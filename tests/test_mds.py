@@ -1,5 +1,6 @@
 """MosaicML's MDS shards, written as its writer does."""
 
+import gzip
 import io
 import json
 import pickle
@@ -17,6 +18,7 @@ import millstream as ms
 from millstream.files.safe_path import UnsafePath
 from millstream.sources.mds import MdsSource
 
+PACKINGS = {"zstd": zstandard.ZstdCompressor(write_checksum=True).compress, "gz": gzip.compress}
 VALUE_CODES = {"uint16": 16, "int64": 65, "float32": 34}
 
 
@@ -55,7 +57,7 @@ def size_of(encoding):
     return None if kind in plain else np.dtype("int64" if kind == "int" else kind).itemsize
 
 
-def write(folder, columns, parts, packed=False):
+def write(folder, columns, parts, packed=None):
     """Write shards of samples."""
     folder.mkdir()
     names = sorted(columns)
@@ -71,7 +73,7 @@ def write(folder, columns, parts, packed=False):
             "column_encodings": [columns[name] for name in names],
             "column_names": names,
             "column_sizes": sizes,
-            "compression": "zstd:3" if packed else None,
+            "compression": packed,
             "format": "mds",
             "hashes": [],
             "size_limit": 1 << 26,
@@ -85,9 +87,10 @@ def write(folder, columns, parts, packed=False):
         info = {"basename": name, "bytes": len(data), "hashes": {}}
         zipped = None
         if packed:
-            small = zstandard.ZstdCompressor(write_checksum=True).compress(data)
-            zipped = {"basename": f"{name}.zstd", "bytes": len(small), "hashes": {}}
-            (folder / f"{name}.zstd").write_bytes(small)
+            kind, _, _ = packed.partition(":")
+            small = PACKINGS[kind](data)
+            zipped = {"basename": f"{name}.{kind}", "bytes": len(small), "hashes": {}}
+            (folder / f"{name}.{kind}").write_bytes(small)
         else:
             (folder / name).write_bytes(data)
         shards.append({**description, "raw_data": info, "samples": len(rows), "zip_data": zipped})
@@ -141,7 +144,7 @@ def assert_equal(found, expected):
             assert found[name] == value
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["plain", "zstd"])
+@pytest.mark.parametrize("packed", [None, "zstd:3", "gz"])
 def test_samples_are_those_that_were_written(folder, packed):
     write(folder / "data", COLUMNS, PARTS, packed)
     source = MdsSource(folder / "data", plans=folder / "plans")
@@ -152,7 +155,7 @@ def test_samples_are_those_that_were_written(folder, packed):
     some = MdsSource(folder / "data", ["u8", "fixed"], plans=folder / "plans", ordering="sequential")
     assert some.read(np.array([12, 4]))["u8"].tolist() == [12, 4]
     if packed:
-        with refuses(ValueError, "MdsSource needs plans=", "shard.00000.mds.zstd"):
+        with refuses(ValueError, "MdsSource needs plans=", f"shard.00000.mds.{packed.partition(':')[0]}"):
             MdsSource(folder / "data")
 
 
@@ -204,7 +207,7 @@ def test_what_is_wrong_with_an_index_is_said(folder):
         (changed(column_sizes=[-1]), ["shard 1 has columns of the sizes [-1]"]),
         (changed(column_names=[3]), ["shard 1 has the columns [3]"]),
         (changed(column_names=["m"]), ["the same columns in every shard", "shard 1"]),
-        (changed(compression="br:11"), ["shard 1 is packed with 'br:11'; zstd is known"]),
+        (changed(compression="br:11"), ["shard 1 is packed with 'br:11'; gz and zstd are known"]),
         (changed(raw_data=raw | {"bytes": 7}), ["7 bytes are expected"]),
         (changed(samples=2), ["2 samples"]),
         (changed(samples=-1), ["-1 samples"]),

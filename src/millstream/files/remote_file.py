@@ -110,7 +110,7 @@ class Traffic:
         0
 
     Attributes:
-        requests: Questions, with those that were asked again.
+        requests: Questions about files, with those that were asked again; lists of files are not among them.
         nbytes: Bytes that came.
         retries: Questions that were asked again after a fault.
         hedges: Questions that were asked a second time because the first answer was late.

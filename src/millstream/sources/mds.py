@@ -65,7 +65,7 @@ class MdsSource(RecordSource):
         folder: Where `index.json` and the shards are: a folder, or its address.
         columns: The columns to read; all of them by default.
         decode: Functions from bytes to a value, by column; they take the place of what the column's encoding says.
-        plans: Where shards that are packed with zstd are unpacked once: a folder, or `ms.views.plans(folder)`.
+        plans: Where shards that are packed with gzip or zstd are unpacked once: a folder, or `ms.views.plans(folder)`.
         ordering: "shuffle" for a new order every epoch, "sequential", or a `Shuffle`.
         prefetch_size: How many samples are read before they are needed.
     """
@@ -146,8 +146,8 @@ class _Shard:
             raise self._wrong(f"has the columns {describe_value(names)} of {describe_value(encodings)}")
         if not all(one is None or (type(one) is int and one > 0) for one in sizes):
             raise self._wrong(f"has columns of the sizes {describe_value(sizes)}")
-        if packing is not None and packing.partition(":")[0] != "zstd":
-            raise self._wrong(f"is packed with {packing!r}; zstd is known. Unpack it with MosaicML Streaming")
+        if packing is not None and packing.partition(":")[0] not in ("gz", "zstd"):
+            raise self._wrong(f"is packed with {packing!r}; gz and zstd are known. Unpack it with MosaicML Streaming")
         self.packed = packing is not None and zipped is not None
         name = zipped.get("basename") if self.packed and zipped is not None else raw
         if not isinstance(name, str):
