@@ -23,7 +23,7 @@ from millstream.plan.selection import count_upto, digest_of, index_dtype
 VERSION = 1
 _NAME = f"millstream block order {VERSION}"
 _MOST_LANES = 64  # every number of hosts up to it that is a power of two divides it
-_IN_FLIGHT = 1 << 30  # bytes of samples
+_IN_FLIGHT = 1 << 28  # bytes of samples: half of what sources keep of their blocks by default
 _BLOCKS_PER_ROW = 4  # that a batch should have in flight for each of its rows, where blocks can be divided
 _NONE = 0xFFFFFFFF  # no epoch is above it
 
@@ -201,7 +201,7 @@ class StoredBlocks:
 def block_order(shuffle: Shuffle, stored: StoredBlocks, batch_size: int | None) -> tuple[BlockOrder, np.ndarray]:
     """The function and the table of a block shuffle, with what was not given chosen for batches of this size.
 
-    Samples of up to 1 GiB are in flight. Where blocks can be divided, they are, so that four of them are in flight for
+    Samples of up to 256 MiB are in flight. Where blocks can be divided, they are, so that four of them are in flight for
     each row of a batch: labels that follow the blocks then vary by 1.25 times as much as after a full shuffle.
     """
     sizes = stored.sizes[stored.sizes > 0]
