@@ -190,11 +190,9 @@ def train(folder, run, epochs, kill_at):
     )
     params = jax.device_get(state.params)
     digest = hashlib.sha256(b"".join(leaf.tobytes() for leaf in jax.tree.leaves(params))).hexdigest()[:16]
-    print(
-        f"  step {elapsed.steps}, {elapsed.samples * LENGTH:,} tokens, {np.mean(history.collect('padding')):.1%}",
-        end=" ",
-    )
-    print(f"of them padding; loss on held-out text {history.collect('loss_test')[-1]:.2f}; parameters {digest}")
+    print(f"  epoch {elapsed.epochs}, step {elapsed.steps}, {elapsed.samples * LENGTH:,} tokens,", end=" ")
+    print(f"{np.mean(history.collect('padding')):.1%} of them padding; loss on held-out text", end=" ")
+    print(f"{history.collect('loss_test')[-1]:.2f}; parameters {digest}")
     for beginning in ("the miller ", "flour = "):
         print(f"  {sampled(model_of(params), beginning)!r}")
 

@@ -8,6 +8,7 @@ import pathlib
 import pickle
 import platform
 import re
+import secrets
 import signal
 import socket
 import subprocess
@@ -32,6 +33,9 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # The tests start hundreds of processes, each of which would compile the package from its sources again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A Ray cluster can be reached from outside, and runs what it is sent. Ray looks at these when it is first imported.
+os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 def _cache_folder() -> pathlib.Path:

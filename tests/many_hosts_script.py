@@ -185,7 +185,7 @@ def tell_counts():
 
 def steered(sharding=None):
     """Runs whose batches grow, and that leave steps out, of data in memory and of data that are read."""
-    step = jax.jit(lambda state, batch: state * 3 + jnp.sum(batch[0]["index"] * batch[1]))
+    step = jax.jit(lambda state, batch: state * 3 + jnp.sum(batch[0]["index"] * batch[1].astype(np.int32)))
     for source in (ms.ArraySampleSource(arrays(), ordering="shuffle"), Pictures().source()):
         loader = ms.DataLoader([source, ms.BatchTransform({0: 8, 3: BATCH})], sharding=sharding)
         start = np.int32(0) if sharding is None else jax.device_put(np.int32(0), NamedSharding(sharding, P()))

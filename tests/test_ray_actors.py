@@ -5,7 +5,6 @@ import gc
 import importlib.util
 import os
 import pathlib
-import secrets
 import shutil
 import signal
 import subprocess
@@ -42,9 +41,6 @@ def cluster():
     """The address of a cluster with a process group of its own, which ends with its standard input."""
     before = signal.getsignal(signal.SIGTERM), sys.excepthook, sys.path[:]
     with pytest.MonkeyPatch.context() as patch:
-        # It can be reached from outside, and runs what it is sent. Ray looks at these variables when it is imported.
-        patch.setenv("RAY_AUTH_MODE", "token")
-        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
         patch.delenv("RAY_ADDRESS", raising=False)
         import ray
 

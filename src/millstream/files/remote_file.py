@@ -130,7 +130,8 @@ def traffic() -> Traffic:
 
     Example:
         >>> from millstream.integrations import cloud
-        >>> cloud.traffic().retries
+        >>> before = cloud.traffic()
+        >>> cloud.traffic().requests - before.requests
         0
     """
     with _counting:

@@ -201,8 +201,8 @@ class StoredBlocks:
 def block_order(shuffle: Shuffle, stored: StoredBlocks, batch_size: int | None) -> tuple[BlockOrder, np.ndarray]:
     """The function and the table of a block shuffle, with what was not given chosen for batches of this size.
 
-    Samples of up to 256 MiB are in flight. Where blocks can be divided, they are, so that four of them are in flight for
-    each row of a batch: labels that follow the blocks then vary by 1.25 times as much as after a full shuffle.
+    Samples of up to 256 MiB are in flight. Where blocks can be divided, they are, so that four of them are in flight
+    for each row of a batch: labels that follow the blocks then vary by 1.25 times as much as after a full shuffle.
     """
     sizes = stored.sizes[stored.sizes > 0]
     length, batch = int(sizes.sum()), _MOST_LANES if batch_size is None else batch_size
