@@ -110,7 +110,7 @@ def measure(options: Options) -> list[Table]:
                     Entry(name, functools.partial(opening, kind, store, many, again), "millstream")
                     for kind, name in kinds.items()
                 ]
-                table = measured(title, "s", "Parquet", entries, options.rounds(3))
+                table = measured(title, "s", "Parquet", entries, options.rounds(1))
                 for name in kinds.values():
                     table.hold(f"{title.lower()}, {name}: seconds", table.median(name), at_most=most)
                 tables.append(table)
@@ -123,7 +123,7 @@ def measure(options: Options) -> list[Table]:
                     )
                     for kind, name in kinds.items()
                 ]
-                table = measured(title, "µs per sample", "Parquet", entries, options.rounds(3))
+                table = measured(title, "µs per sample", "Parquet", entries, options.rounds(1))
                 for kind, name in kinds.items():
                     counts, median = counted[kind], table.median(name)
                     text = f"{title.lower()}, {name}"

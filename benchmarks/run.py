@@ -26,7 +26,7 @@ import report
 from _processes import below
 from _result import Result, Results
 
-LIMIT = 120  # seconds that a case may take
+LIMIT = 240  # seconds that a case may take
 PATIENCE = 10  # seconds to tidy up in
 
 
