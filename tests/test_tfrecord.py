@@ -3,7 +3,6 @@
 import gzip
 import pickle
 import struct
-import zlib
 from typing import Any
 
 import crc32c as package
@@ -95,14 +94,6 @@ def shards(folder):
 @given(data=st.binary(max_size=70), times=st.sampled_from([1, 3, 4, 9, 64, 300]))
 def test_the_checksum_by_tables_is_that_of_the_package(data, times):
     assert checksum.by_tables(data * times) == package.crc32c(data * times)
-
-
-@pytest.mark.parametrize("size", [0, 1, 9, 10, 19, 20, 33, 1000])
-def test_the_checksum_of_parts_is_that_of_the_whole(monkeypatch, size):
-    monkeypatch.setattr(checksum, "_SHARE", 10)
-    monkeypatch.setattr(checksum.os, "sched_getaffinity", lambda process: range(3), raising=False)
-    memory = np.random.default_rng(size).integers(0, 256, size, np.uint8)
-    assert checksum.crc32(memory) == zlib.crc32(memory.data)
 
 
 def test_the_checksum_of_many_bytes_and_of_published_ones(monkeypatch):

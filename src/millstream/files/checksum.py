@@ -1,10 +1,7 @@
-"""Checksums: CRC-32C, that of TFRecord files, by the package crc32c or by tables, and CRC-32 of much memory."""
+"""CRC-32C, the checksum of TFRecord files: by the package crc32c where it is installed, otherwise by tables."""
 
 import functools
-import os
-import zlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -13,10 +10,6 @@ _ALL = 0xFFFFFFFF
 _BLOCK = 256  # bytes whose checksums are looked up together
 _FEW = 64  # bytes for which Python is faster than NumPy
 _CHUNK = 1 << 20  # bytes at a time: looking them up takes twelve times as much memory
-_SHARE = 4 << 20  # bytes for which a thread pays: zlib takes 2 ms for them
-_MOST_THREADS = 8
-_IEEE = 0xEDB88320  # the polynomial of CRC-32, with the lowest bit first
-_TOP = 1 << 31
 
 
 def crc32c(data: bytes) -> int:
@@ -112,38 +105,3 @@ def _shifted(tables: np.ndarray, states: np.ndarray) -> np.ndarray:
 
 def _after_zero(states: np.ndarray) -> np.ndarray:
     return _byte_table()[states & np.uint32(0xFF)] ^ (states >> np.uint32(8))
-
-
-def crc32(memory: np.ndarray) -> int:
-    """What `zlib.crc32` gives for an array of bytes, by several threads where there are many of them."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = max(1, min(cores, _MOST_THREADS, len(memory) // _SHARE))
-    parts = np.array_split(memory, count)
-    with ThreadPoolExecutor(count, "millstream-checksum") as threads:
-        sums = list(threads.map(lambda part: zlib.crc32(part.data), parts)) if count > 1 else [zlib.crc32(memory.data)]
-    found = sums[0]
-    for part, checksum in zip(parts[1:], sums[1:], strict=True):
-        found = _product(_power(8 * len(part)), found) ^ checksum
-    return found
-
-
-def _power(bits: int) -> int:
-    """X to a power, modulo the polynomial of CRC-32: a checksum times this is the one after as many zeros."""
-    found, square = _TOP, _TOP >> 1
-    while bits:
-        if bits & 1:
-            found = _product(square, found)
-        square = _product(square, square)
-        bits >>= 1
-    return found
-
-
-def _product(one: int, other: int) -> int:
-    """The product of two polynomials over bits, modulo that of CRC-32; the highest bit is the constant."""
-    found, bit = 0, _TOP
-    while bit:
-        if one & bit:
-            found ^= other
-        other = other >> 1 ^ (_IEEE if other & 1 else 0)
-        bit >>= 1
-    return found

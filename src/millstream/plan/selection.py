@@ -240,15 +240,9 @@ def _bisect_in_numpy(is_above: IsAbove, first: Array, last: Array, sought: tuple
 
 
 def _bisect_in_graph(is_above: IsAbove, first: Array, last: Array, sought: tuple[Array, ...]) -> Array:
-    """The same, traced: the first rows one by one, which is all that most draws need, and fuses into one pass."""
+    """The same, traced."""
     import jax.numpy as jnp
     from jax import lax
-
-    found = first
-    for row in (first, first + np.uint32(1)):
-        found = found + ((row < last) & ~is_above(row, *sought)).astype(np.uint32)
-    open_bit = np.uint32(1 << 31)  # above all rows: where more of them have to be looked at
-    is_open = (found == first + np.uint32(2)) & (found < last)
 
     def halve(bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bounds
@@ -256,12 +250,7 @@ def _bisect_in_graph(is_above: IsAbove, first: Array, last: Array, sought: tuple
         above, unknown = is_above(middle, *sought), low < high
         return jnp.where(unknown & ~above, middle + np.uint32(1), low), jnp.where(unknown & above, middle, high)
 
-    def bisect(found: Array) -> Array:
-        bounds = lax.while_loop(lambda bounds: (bounds[0] < bounds[1]).any(), halve, (first, last))
-        return jnp.where(found >= open_bit, bounds[1], found)
-
-    found = jnp.where(is_open, open_bit, found)
-    return lax.while_loop(lambda found: (found >= open_bit).any(), bisect, found)
+    return lax.while_loop(lambda bounds: (bounds[0] < bounds[1]).any(), halve, (first, last))[1]
 
 
 @dataclasses.dataclass(frozen=True)
