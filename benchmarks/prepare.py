@@ -3,7 +3,7 @@
 A byte-level BPE of Hugging Face's `tokenizers` with 8,000 tokens, trained on made text. Millstream reads lines of JSON,
 calls the tokenizer for every document, writes shards with an index, and compares their checksums at the end.
 `datasets.map(num_proc=2, batched=True)` starts from a dataset that is in Arrow already. The start of the processes
-counts for both. `MEGABYTES=1000` takes 1 GB of text in place of 15 MB.
+counts for both. `MEGABYTES=1000` takes 1 GB of text in place of 50 MB.
 """
 
 import functools
@@ -34,7 +34,7 @@ def program(folder: pathlib.Path, function: str, leaves: str) -> Run:
 
 
 def measure(options: Options) -> list[Table]:
-    megabytes = float(os.environ.get("MEGABYTES", options.size(15, 1)))
+    megabytes = float(os.environ.get("MEGABYTES", options.size(50, 1)))
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         write_texts(folder / "texts.jsonl", megabytes)
