@@ -1,6 +1,7 @@
 """Many shards on another machine: how many requests and bytes they cost, and that streams are those of the disk."""
 
 import collections
+import concurrent.futures
 import dataclasses
 import functools
 import io
@@ -26,6 +27,7 @@ import millstream as ms
 from millstream.files import remote_options
 from millstream.files.data_files import open_file, open_files
 from millstream.files.fetch_pool import FetchPool, fetch_pool
+from millstream.files.file_cache import file_cache
 from millstream.files.remote_file import BLOCK
 from millstream.integrations import cloud
 from millstream.integrations.arrow import ArrowSource
@@ -499,6 +501,19 @@ def test_expected_spans_are_fetched_in_bounded_memory_and_taken_once(wanted, lim
     largest = max((size for file in files for _, size in file.fetched), default=0)
     assert pool.most_bytes <= max(limit, largest) + largest
     assert not any(file.expected for file in files)
+
+
+def test_threads_that_ask_at_the_same_time_get_one_cache_and_one_pool(folder):
+    """Each of several caches would count a part of the files, and find room for it."""
+    for attempt in range(50):
+        together = threading.Barrier(8)
+
+        def ask(_, attempt=attempt, together=together):
+            together.wait()
+            return id(file_cache(folder / str(attempt), 1)), id(fetch_pool(attempt + 1))
+
+        with concurrent.futures.ThreadPoolExecutor(8) as threads:
+            assert len(set(threads.map(ask, range(8)))) == 1
 
 
 def test_what_lies_in_a_piece_that_is_fetched_anyway_is_not_fetched_again():

@@ -10,7 +10,6 @@ import bisect
 import collections
 import concurrent.futures
 import dataclasses
-import functools
 import heapq
 import itertools
 import os
@@ -275,11 +274,14 @@ def _runs(spans: Sequence[tuple[Span, int]]) -> Iterable[list[tuple[Span, int]]]
         yield run
 
 
-@functools.cache
+_pools: dict[int, FetchPool] = {}
+
+
 def fetch_pool(limit: int) -> FetchPool:
-    """The pool of this process."""
-    return FetchPool(limit)
+    """The pool of this process, one for all threads that ask."""
+    found = _pools.get(limit)
+    return _pools.setdefault(limit, FetchPool(limit)) if found is None else found
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=fetch_pool.cache_clear)  # its threads are not there
+    os.register_at_fork(after_in_child=_pools.clear)  # its threads are not there

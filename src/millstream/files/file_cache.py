@@ -189,7 +189,10 @@ def _warn_once(text: str) -> None:
     warnings.warn(text, stacklevel=4)
 
 
-@functools.cache
+_caches: dict[tuple[pathlib.Path, int], FileCache] = {}
+
+
 def file_cache(folder: pathlib.Path, limit: int) -> FileCache:
-    """The cache in a folder, one for all who ask in this process."""
-    return FileCache(folder, limit)
+    """The cache in a folder, one for all who ask in this process, also if threads ask at the same time."""
+    found = _caches.get((folder, limit))
+    return _caches.setdefault((folder, limit), FileCache(folder, limit)) if found is None else found
