@@ -1,6 +1,7 @@
 """The same batches from threads and from worker processes, in memory that is used again."""
 
 import collections
+import concurrent.futures
 import functools
 import gc
 import re
@@ -19,7 +20,9 @@ from pipelines import BATCH, PIPELINES, SAMPLES, data, sample, source
 from test_bad_input import refuses
 
 import millstream as ms
+from millstream.pipeline.pipeline import as_stream
 from millstream.reading import batch_holders
+from millstream.reading.reader import Reader, reader_of
 from millstream.reading.slots import Layout, Slots
 
 cloudpickle.register_pickle_by_value(pipelines)  # so that workers do not import it, and JAX with it
@@ -622,3 +625,24 @@ def test_a_function_may_write_into_an_array_of_its_own(executor, key):
     batches = [np.asarray(batch).tolist() for batch, _ in loader.iterate(loader.init_state(key))]
     assert batches == [[[row, row + 1] for row in rows] for rows in (range(4), range(4, 8))]
     assert isinstance(executor, ms.Threads) or not scratch.any()
+
+
+def test_threads_that_ask_at_the_same_time_get_one_reader(monkeypatch):
+    """Each of several would start threads or worker processes of its own."""
+    pipeline = as_stream(ms.HostArraySource(np.arange(8)))
+    assert pipeline.host is not None
+    host, plan, begin = pipeline.host, pipeline.plan, Reader.__init__
+
+    def begin_slowly(*arguments):
+        time.sleep(0.05)
+        begin(*arguments)
+
+    monkeypatch.setattr(Reader, "__init__", begin_slowly)
+    together = threading.Barrier(4)
+
+    def ask(_):
+        together.wait()
+        return reader_of(host, plan)
+
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        assert len({id(reader) for reader in list(threads.map(ask, range(4)))}) == 1

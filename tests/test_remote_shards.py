@@ -109,7 +109,7 @@ def stream_of(source, key, executor=None, steps=6, batch=16):
 
 
 def at_once(parties):
-    """A fault that answers only when so many requests are on their way together, and an error if they never are."""
+    """A fault that answers only when that many requests are on their way together, and an error if they never are."""
     barrier = threading.Barrier(parties)
 
     def fault(handler):

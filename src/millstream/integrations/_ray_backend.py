@@ -288,7 +288,7 @@ class RayGroup:
         self._end()
 
     def poll(self, seconds: float) -> bool:
-        """Take in what the actors have read, waiting for it at most so long; whether there was anything."""
+        """Take in what the actors have read, waiting for it at most that long; whether there was anything."""
         if self.ended:
             return False
         if not self._ray.is_initialized():  # asked for anything now, Ray would start a cluster of its own

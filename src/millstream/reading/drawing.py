@@ -371,7 +371,7 @@ class Drawer:
     def _wait(self) -> None:
         """Wait for a batch: a warning if the iterable gives nothing for long, and an error at the end."""
         seen, begun, limit = self.drawing.drawn, time.monotonic(), settings.stall_seconds
-        patience = min(settings.warn_seconds, limit)
+        patience = settings.patience(None)
         while not (self._ready or self._over):
             if seen != self.drawing.drawn:
                 seen, begun = self.drawing.drawn, time.monotonic()

@@ -292,11 +292,13 @@ class _Leave:
 
 # Loaders and compiled programs hold on to readers. Nobody else does, so that a loader takes its data along.
 _readers: "weakref.WeakValueDictionary[tuple[ReadConfig, AnyPlan], Reader]" = weakref.WeakValueDictionary()
+_finding = threading.RLock()  # a finalizer may run while it is held
 
 
 def reader_of(host: ReadConfig, plan: AnyPlan) -> Reader:
-    """One reader per pipeline, whoever reads."""
-    found = _readers.get((host, plan))
-    if found is None:
-        found = _readers[host, plan] = Reader(host, plan)
-    return found
+    """One reader per pipeline, whoever reads, also if threads ask at the same time."""
+    with _finding:
+        found = _readers.get((host, plan))
+        if found is None:
+            found = _readers[host, plan] = Reader(host, plan)
+        return found

@@ -134,7 +134,7 @@ class WorkerGroup:
         self._end.detach()  # only now: what an interrupt cuts short here is done when the group is forgotten
 
     def poll(self, seconds: float) -> bool:
-        """Take in what the workers have to say, waiting for it at most so long; whether there was anything."""
+        """Take in what the workers have to say, waiting for it at most that long; whether there was anything."""
         if self.ended:
             return False
         if not self._running:
