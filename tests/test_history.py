@@ -153,6 +153,28 @@ def test_a_value_that_changes_its_dtype_or_shape_loses_none():
     assert found[3].shape == (2,) and found[4].shape == (2, 2)
 
 
+@given(st.data())
+def test_columns_that_are_read_together_keep_their_own_values_and_dtypes(data):
+    """Floats, whole numbers and numbers of the host, each logged at some of the steps, with a change of dtype."""
+    kinds = [np.float32, np.int32, np.bool_, float]
+    columns = {f"m{i}": data.draw(st.sampled_from(kinds)) for i in range(data.draw(st.integers(1, 6)))}
+    rarely = data.draw(st.sets(st.sampled_from(sorted(columns))))
+    changed = data.draw(st.integers(0, 150))
+    made, expected = history(), {name: [] for name in columns}
+    for step in range(1, 150):
+        row = {}
+        for number, (name, kind) in enumerate(columns.items()):
+            if name not in rarely or step % 3 == 0:
+                value = (np.int32 if step == changed else kind)(step * (number + 1) % 7)
+                expected[name].append(value if kind is float and step != changed else value.item())
+                row[name] = value if type(value) is float else jax.device_put(value)
+        if row:
+            made.commit(elapsed_at(step), row)
+    for name, values in expected.items():
+        found = made.collect(name) if values else []
+        assert found == values and [*map(type, found)] == [*map(type, values)]
+
+
 def test_a_shape_of_one_is_not_taken_for_a_number():
     found = committed([jnp.float32(1), jnp.ones(1), jnp.float32(1)]).collect("loss")
     assert found[1].shape == (1,)

@@ -12,7 +12,7 @@ import numpy as np
 from millstream.loops import _history_html, _plot, history_table
 from millstream.loops._clock import StepSpan
 from millstream.loops._timeline import Timeline
-from millstream.loops.column import IN_FLIGHT, Column, require_readable
+from millstream.loops.column import IN_FLIGHT, Column, read_columns, require_readable
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.log_entries import Logs, Name, as_logs, describe_logged, find_entry, require_name
 from millstream.reading.contracts import PyTree
@@ -63,14 +63,17 @@ class History(Sequence[Logs]):
         if elapsed.steps != self._newest_step:
             self._newest_step = elapsed.steps
             self._moments.append(elapsed)
-        row, columns = self._moments.length - 1, self._columns
+        row, columns, due = self._moments.length - 1, self._columns, []
         for collection, entries in logs.items():
             for name, value in entries.items():
                 try:
                     column = columns[collection, name]
                 except KeyError:
                     column = self._new_column((collection, name), value, plain=getattr(value, "ndim", 0) == 0)
-                column.append(row, value)
+                if column.append(row, value):
+                    due.append(column)
+        if due:
+            read_columns(due)
 
     def begin_run(self, steps: int | None) -> None:
         """A run begins to log here; it adds to the newest row only if it continues after the step of that row.
@@ -104,12 +107,14 @@ class History(Sequence[Logs]):
             passed: These steps, all after the newest row.
             columns: The values of each entry, one for each step.
         """
-        rows = self._new_rows(passed)
+        rows, due = self._new_rows(passed), []
         for path, values in columns.items():
             column = self._columns.get(path)
             if column is None:
                 column = self._new_column(path, values[0], plain=getattr(values[0], "ndim", 0) == 0)
-            column.extend_values(rows, values)
+            if column.extend_values(rows, values):
+                due.append(column)
+        read_columns(due)
 
     def _new_rows(self, passed: StepSpan) -> range:
         rows = range(len(self), len(self) + len(passed.steps))

@@ -3,7 +3,7 @@
 import array
 import bisect
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -144,8 +144,8 @@ class Column:
         rows = self.rows[position:stop]
         return np.arange(rows.start, rows.stop) if isinstance(rows, range) else np.array(rows, np.int64)
 
-    def append(self, row: int, value: Any) -> None:
-        """The value of a new row, or a newer one of the newest row."""
+    def append(self, row: int, value: Any) -> bool:
+        """Add the value of a new row, or a newer one of the newest row; whether it is time to `read_columns`."""
         if row == self._stop and self._sparse is None:
             self._stop += 1
         else:
@@ -154,8 +154,7 @@ class Column:
             value = value.copy()  # its owner may write into it before it is read
         waiting = self._waiting
         waiting.append(value)
-        if len(waiting) >= self._read_at:
-            self.read(IN_FLIGHT)
+        return len(waiting) >= self._read_at
 
     def _add_row(self, row: int) -> None:
         """A row that is not the one after the newest of a column without gaps."""
@@ -183,12 +182,11 @@ class Column:
         if len(self._waiting) >= self._read_at:
             self.read(IN_FLIGHT)
 
-    def extend_values(self, rows: range, values: list[Any]) -> None:
-        """The values of several new rows, which nobody will write into."""
+    def extend_values(self, rows: range, values: list[Any]) -> bool:
+        """Add the values of several new rows, which nobody will write into; whether it is time to `read_columns`."""
         self._add_rows(rows)
         self._waiting.extend(values)
-        if len(self._waiting) >= self._read_at:
-            self.read(IN_FLIGHT)
+        return len(self._waiting) >= self._read_at
 
     def _add_rows(self, rows: Sequence[int]) -> None:
         """Several rows after those there are."""
@@ -211,6 +209,23 @@ class Column:
         del self._waiting[:count]  # only now: what cannot be read stays, and says so again
         for run in runs:
             self._values.extend(run)
+
+    def waiting_form(self) -> tuple[int, np.dtype] | None:
+        """How many single numbers are waiting on a device that are not in flight, and their dtype; None for others."""
+        count = len(self._waiting) - IN_FLIGHT
+        values = self._waiting[:count]
+        if count <= 0 or not isinstance(values[0], jax.Array) or not _are_alike(values):
+            return None
+        return count, values[0].dtype
+
+    def waiting_values(self, count: int) -> list[Any]:
+        """The oldest values that have not been read."""
+        return self._waiting[:count]
+
+    def settle(self, numbers: np.ndarray) -> None:
+        """Take the numbers of the oldest values that have not been read."""
+        del self._waiting[: len(numbers)]
+        self._values.extend(numbers)
 
     def since(self, position: int, *, settled: int | None = None) -> list[Any]:
         """The values from a position on: numbers, or arrays.
@@ -330,6 +345,35 @@ class Column:
             raise
 
 
+def read_columns(columns: Iterable[Column]) -> None:
+    """Read what is waiting in several columns, but what may be in flight.
+
+    The numbers of one step lie together in memory. Where steps log many of them, reading and freeing them step by step
+    costs less than column by column (200 numbers a step: 430 us instead of 660).
+    """
+    together: dict[Any, list[Column]] = {}
+    for column in columns:
+        together.setdefault(column.waiting_form(), []).append(column)
+    for form, alike in together.items():
+        if form is None or len(alike) == 1 or not _read_rows(alike, *form):
+            for column in alike:
+                column.read(IN_FLIGHT)
+
+
+def _read_rows(columns: list[Column], count: int, dtype: np.dtype) -> bool:
+    """Read the oldest `count` values of columns of one dtype, row by row; whether that was possible."""
+    rows = [*zip(*(column.waiting_values(count) for column in columns), strict=True)]
+    try:
+        numbers = np.frombuffer(b"".join([b"".join(row) for row in rows]), dtype).reshape(count, len(columns))
+    except TypeError:  # they are not on a CPU
+        return False
+    for column, values in zip(columns, numbers.T, strict=True):
+        column.settle(values)
+    while rows:
+        rows.pop()  # the last that holds these arrays
+    return True
+
+
 class ValueBlock:
     """Values of several rows in one array, and a mask for each if only some of its own rows are kept."""
 
@@ -400,10 +444,9 @@ def _numbers_at_once(values: list[Any]) -> np.ndarray | None:
 
 
 def _device_numbers(values: list[Any]) -> np.ndarray | None:
-    first = values[0]
-    # Two arrays with one aval have the same shape and dtype; asking for the aval is the cheapest question.
-    if first.ndim or len({*map(operator.attrgetter("aval"), values)}) > 1:
+    if not _are_alike(values):
         return None
+    first = values[0]
     try:
         # An array on a CPU is its bytes: half the price of a NumPy array for each. Others are a TypeError.
         return np.frombuffer(b"".join(values), first.dtype)
@@ -413,6 +456,15 @@ def _device_numbers(values: list[Any]) -> np.ndarray | None:
         return np.array([np.asarray(value) for value in values], first.dtype)
     except (RuntimeError, TypeError):
         return None
+
+
+def _are_alike(values: list[Any]) -> bool:
+    """Whether arrays of JAX, or what may be such, are single numbers of one dtype."""
+    try:
+        # Two arrays with one aval have the same shape and dtype; asking for the aval is the cheapest question.
+        return not values[0].ndim and len({*map(operator.attrgetter("aval"), values)}) == 1
+    except AttributeError:
+        return False
 
 
 def _start_copies(values: Sequence[Any]) -> None:
