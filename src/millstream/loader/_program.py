@@ -14,6 +14,7 @@ from jax import lax
 
 from millstream.loader.build import stages
 from millstream.pipeline.compose import StagedPipeline
+from millstream.pipeline.convolutions import with_fast_convolutions
 from millstream.pipeline.host_calls import call_and_wait
 from millstream.pipeline.static_part import StaticPart, require_arrays, split, split_carry
 from millstream.reading.contracts import PyTree
@@ -126,6 +127,7 @@ def scan(
         state, carry, output = _draw_and_run(source, before[0], static.join(before[1]), body_fn)
         return (state, static.arrays_of(carry, before[1])), output
 
+    body = with_fast_convolutions(body)
     (state, carried), outputs = lax.scan(body, (state, carried), None, length=source.steps_per_epoch, unroll=unroll)
     return state, carried, outputs
 
@@ -158,7 +160,7 @@ def run_steps(
 
     spec = jax.eval_shape(step, state, carried)[2]
     outputs = jax.tree.map(lambda leaf: jnp.zeros((width, *leaf.shape), leaf.dtype), spec)
-    return lax.fori_loop(0, count, body, (state, carried, outputs))
+    return lax.fori_loop(0, count, with_fast_convolutions(body), (state, carried, outputs))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3, 4))

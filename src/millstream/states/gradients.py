@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from millstream.loops.log_entries import Logs
+from millstream.pipeline.convolutions import with_fast_convolutions
 from millstream.reading.contracts import PyTree
 from millstream.sharding.global_batch import common_rows
 from millstream.states._batch_layout import is_masked
@@ -110,7 +111,9 @@ class Accumulate:
 
         zeros = jax.tree.map(lambda leaf: at_least_32_bits(jnp.zeros_like(leaf)), params)
         parts = (jnp.arange(self.microbatches), jax.tree.map(self._split, batch))
-        (new, sums), (logs, weights) = jax.lax.scan(part, (state.replace(params=None), zeros), parts)
+        (new, sums), (logs, weights) = jax.lax.scan(
+            with_fast_convolutions(part), (state.replace(params=None), zeros), parts
+        )
         total = jnp.sum(weights)
         total = jnp.where(total > 0, total, 1.0)
         grads = jax.tree.map(lambda leaf, like: (leaf / total.astype(leaf.dtype)).astype(like.dtype), sums, params)

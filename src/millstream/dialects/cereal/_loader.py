@@ -11,6 +11,7 @@ from jax import lax
 import millstream as ms
 from millstream.dialects.cereal._batch import AsBatch
 from millstream.loader.build import build
+from millstream.pipeline.convolutions import with_fast_convolutions
 from millstream.pipeline.state import is_traced
 from millstream.pipeline.static_part import StaticPart, settled, split_carry
 from millstream.reading.contracts import PyTree
@@ -108,7 +109,7 @@ def _of_arrays(body_fn: Callable[[Any, None], tuple[Any, Any]], static: StaticPa
         carry, output = body_fn(static.join(carried), None)
         return static.arrays_of(carry, carried), output
 
-    return body
+    return with_fast_convolutions(body)
 
 
 @functools.partial(jax.jit, static_argnums=0)
