@@ -67,12 +67,13 @@ def _place(paths: Sequence[_Path]) -> pathlib.Path:
     return path / "report.html" if path.is_dir() else path.with_suffix(".html")
 
 
-def make_page(runs: list[RunData], *, is_live: bool = False) -> str:
+def make_page(runs: list[RunData], *, is_live: bool = False, wrong: Sequence[str] = ()) -> str:
     """The page, as text.
 
     Args:
         runs: What it is about.
         is_live: Whether it comes from a server, which it asks for newer ones.
+        wrong: What could not be read, in words.
     """
     files = importlib.resources.files("millstream.report")
     style, script, page = ((files / name).read_text("utf-8") for name in ("page.css", "page.js", "page.html"))
@@ -93,7 +94,8 @@ def make_page(runs: list[RunData], *, is_live: bool = False) -> str:
         connect="'self'" if is_live else "'none'",
         live="" if is_live else "hidden",
         title=escape(" and ".join(names)),
-        heads="".join(map(_head, runs)) if len(runs) == 1 else _comparison(runs),
+        heads="".join(f'<p class="alarm">{escape(text)}</p>' for text in wrong)
+        + ("".join(map(_head, runs)) if len(runs) == 1 else _comparison(runs)),
         runs=_legend(names) if len(runs) > 1 else "",
         curves="".join(charts[: len(curves)]) or "<p>Nothing was logged.</p>",
         left_out=_left_out(left_out),
