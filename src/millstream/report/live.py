@@ -103,16 +103,19 @@ class LivePage:
         with self._lock:
             if time.monotonic() >= self._due:
                 begun = time.thread_time()
-                if any([run.refresh() for run in self._runs]) or not self._version:
-                    self._page = self._make()
-                    self._version += 1
+                self.refresh()
                 self._due = time.monotonic() + max(_OFTEN, (time.thread_time() - begun) / _SHARE)
             return f'"{self._version}"', self._page
 
-    def _make(self) -> bytes:
+    def refresh(self) -> None:
+        """Make the page again, if anything is new."""
+        if not any([followed.refresh() for followed in self._runs]) and self._version:
+            return
+        self._version += 1
         runs = [followed.run for followed in self._runs]
         tell_apart(runs, self._paths)
-        return make_page(runs, is_live=True, wrong=[run.wrong for run in self._runs if run.wrong]).encode()
+        wrong = [followed.wrong for followed in self._runs if followed.wrong]
+        self._page = make_page(runs, is_live=True, wrong=wrong).encode()
 
 
 class Server(http.server.ThreadingHTTPServer):
