@@ -1,9 +1,9 @@
 """The page of a long run: 10^6 steps with ten metrics each.
 
 The record has a line for each step, as ms.record writes it from values of 32 bits, and one for every 5,000 steps about
-the use of time. The page is what `millstream report` writes, with all there is to draw. The third figure is what the
-page of a run that is watched costs each time it is made again, after 100 more steps. No other library makes such a page from a
-file, so the figures stand alone.
+the use of time. The page is what `millstream report` writes, with all there is to draw. The third figure is what it
+costs to make the page of a watched run again, after 100 more steps. No other library makes such a page from a file, so
+the figures stand alone.
 """
 
 import json

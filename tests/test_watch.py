@@ -258,7 +258,9 @@ def test_wrong_arguments_are_named(folder):
     with pytest.raises(ValueError, match=r"millstream watch.* port .*65,?535.*70,?000"):
         serve([folder], port=70_000)
     with serve([folder]) as server:
-        with pytest.raises(OSError, match=rf"millstream watch cannot listen on port {server.server_port}: .*Choose a different"):
+        with pytest.raises(
+            OSError, match=rf"millstream watch cannot listen on port {server.server_port}: .*Choose a different"
+        ):
             serve([folder], port=server.server_port)
 
 
@@ -315,7 +317,7 @@ def test_the_page_follows_its_runs_and_keeps_what_the_reader_has_chosen(folder, 
         window.size(1200, 700)
         window.open(server.url)
 
-        def wait_until(script, what=True):
+        def wait_until(script, what: bool | str = True):
             deadline = time.monotonic() + 120
             while (found := window.run(script)) != what:
                 assert time.monotonic() < deadline, found

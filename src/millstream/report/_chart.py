@@ -53,7 +53,10 @@ def time_axis(seconds: float) -> Axis:
     """An axis of time from 0 on."""
     size, unit = next((size, unit) for size, unit in _TIMES if seconds >= 2 * size or size == 1.0)
     stride = _stride(seconds / size / 6)
-    ticks = [(value * size, f"{_tick_text(value, _digits(stride))} {unit}") for value in _multiples(0, seconds / size, stride)]
+    ticks = [
+        (value * size, f"{_tick_text(value, _digits(stride))} {unit}")
+        for value in _multiples(0, seconds / size, stride)
+    ]
     return Axis(0.0, seconds, ticks)
 
 
@@ -65,7 +68,7 @@ def bytes_axis(values: np.ndarray) -> Axis:
 
 
 def settled_part(places: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The values an axis is made for: without those at the begin, if all others would be flattened by them.
+    """The values an axis is made for: without the first ones, if those would flatten all others.
 
     Args:
         places: Where each value is, from 0 to 1.

@@ -183,7 +183,10 @@ def _speed(runs: list[tuple[int, Times]], axis: Axis) -> Chart | None:
             series.append(_over_time("samples per second", number, times, speed, text))
     if not series:
         return None
-    y, caption = linear_axis(np.concatenate([each.points.mean for each in series]), least=0.0), "without compiling and tests"
+    y, caption = (
+        linear_axis(np.concatenate([each.points.mean for each in series]), least=0.0),
+        "without compiling and tests",
+    )
     return Chart("Throughput", axis, y, series, over="time", least=0.0, caption=caption)
 
 

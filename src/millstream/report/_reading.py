@@ -119,7 +119,7 @@ class RecordReader:
     def read(self) -> bool:
         """Read the lines that are new; returns whether any are.
 
-        A file that was cut or that another has replaced, as at the begin of a run or when it is resumed, is read again.
+        A file that was cut or replaced, as when a run is resumed or begins again, is read from its beginning.
         """
         with plain_reader(self._path, follow=True) as file:
             status = os.fstat(file.fileno())

@@ -136,7 +136,8 @@ def _advice(run: RunData) -> str:
 def _legend(names: list[str]) -> str:
     """The runs with their colors."""
     return "".join(
-        f'<li><span class="swatch c{number % COLORS} s0"></span>{escape(name)}</li>' for number, name in enumerate(names)
+        f'<li><span class="swatch c{number % COLORS} s0"></span>{escape(name)}</li>'
+        for number, name in enumerate(names)
     )
 
 
