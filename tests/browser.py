@@ -39,12 +39,12 @@ class Browser:
         self._address = address
         self._page = ""
 
-    def open(self, page: pathlib.Path) -> None:
-        """Load a page from a file, with logs that begin again."""
-        self._page = page.as_uri()
+    def open(self, page: pathlib.Path | str) -> None:
+        """Load a page from a file or an address, with logs that begin again."""
+        self._page = page if isinstance(page, str) else page.as_uri()
         self.messages()
         self.requests()
-        self._post("/url", {"url": page.as_uri()})
+        self._post("/url", {"url": self._page})
 
     def run(self, script: str, *arguments: Any) -> Any:
         """What a function's body in JavaScript returns."""
@@ -66,12 +66,35 @@ class Browser:
 
     def press(self, key: str) -> None:
         """Press a key."""
+        typed = {"text": "\r"} if key == "Enter" else {}
         for kind in ("keyDown", "keyUp"):
-            self.command("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+            self.command("Input.dispatchKeyEvent", type=kind, key=key, code=key, **typed)
 
     def move(self, x: float, y: float) -> None:
         """Move the mouse."""
         self.command("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y, pointerType="mouse")
+
+    def click(self, x: float, y: float, *, count: int = 1) -> None:
+        """Press and release the mouse, twice for a double click."""
+        for number in range(1, count + 1):
+            for kind in ("mousePressed", "mouseReleased"):
+                self.command("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=number)
+
+    def drag(self, start: float, stop: float, y: float) -> None:
+        """Move the mouse from left to right, or back, with its button pressed."""
+        self.move(start, y)
+        self.command("Input.dispatchMouseEvent", type="mousePressed", x=start, y=y, button="left", clickCount=1)
+        for x in ((start + stop) / 2, stop):
+            self.command("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y, button="left", buttons=1)
+        self.command("Input.dispatchMouseEvent", type="mouseReleased", x=stop, y=y, button="left", clickCount=1)
+
+    def swipe(self, start: float, stop: float, y: float) -> None:
+        """Drag a finger."""
+        self.command("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": start, "y": y}])
+        for part in (0.25, 0.5, 0.75, 1.0):
+            points = [{"x": start + part * (stop - start), "y": y}]
+            self.command("Input.dispatchTouchEvent", type="touchMove", touchPoints=points)
+        self.command("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
 
     def messages(self) -> list[str]:
         """Errors and warnings on the console since the last time."""

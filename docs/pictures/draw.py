@@ -1,7 +1,7 @@
 """Draw the pictures of a run: the program of the README is run in a terminal, and its bar and its report are kept.
 
-`python docs/pictures/draw.py` writes bar.svg, report-light.png and report-dark.png beside it. It needs chromium and
-chromedriver.
+`python docs/pictures/draw.py` writes bar.svg, report-light.png and report-dark.png beside it, and of three runs in
+comparison runs-light.png and runs-dark.png. It needs chromium and chromedriver.
 """
 
 import fcntl
@@ -22,6 +22,45 @@ ROOT = FOLDER.parents[1]
 COLUMNS, SECONDS, HOLD = 145, 5.0, 3.0
 BEGIN = re.compile(r"```python\n(.*?)```", re.DOTALL)
 ESCAPES = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
+
+COMPARED = """
+import sys
+import jax, jax.numpy as jnp, millstream as ms
+
+def loader(split):
+    data = ms.datasets.DigitsDataset(split).as_array_dict()
+    return ms.DataLoader([ms.ArraySampleSource(data), ms.BatchTransform(64)])
+
+def measured(weights, batch):
+    rows, mask = batch
+    scores = jax.nn.log_softmax(rows["image"].reshape(64, 64) / 16 @ weights)
+    count = jnp.maximum(jnp.sum(mask), 1)
+    losses = -jnp.take_along_axis(scores, rows["label"][:, None], axis=1)[:, 0]
+    right = jnp.argmax(scores, axis=1) == rows["label"]
+    return jnp.sum(losses * mask) / count, jnp.sum(right * mask) / count
+
+def logged(loss, accuracy):
+    return ms.logs().add_metric("loss", loss).add_metric("accuracy", accuracy)
+
+@jax.jit
+def train_step(weights, batch):
+    (loss, accuracy), gradient = jax.value_and_grad(measured, has_aux=True)(weights, batch)
+    return logged(loss, accuracy), weights - float(sys.argv[1]) * gradient
+
+@jax.jit
+def test_step(weights, batch):
+    return logged(*measured(weights, batch))
+
+ms.train_loop(
+    jnp.zeros((64, 10)),
+    loader("train"),
+    {ms.on_train_step: train_step, ms.on_test_step: test_step},
+    test_dataset=loader("test"),
+    callbacks=[ms.record(f"rate-{sys.argv[1]}")],
+    stop=ms.at(epochs=20),
+    key=jax.random.key(0),
+)
+"""
 
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -113,10 +152,38 @@ def report(folder: pathlib.Path) -> None:
     )
     with browser() as window:
         for scheme in ("light", "dark"):
-            window.size(1180, 745)
+            window.size(1180, 776)
             window.scheme(scheme)
             window.open(folder / "run" / "report.html")
             (FOLDER / f"report-{scheme}.png").write_bytes(window.screenshot())
+
+
+def comparison(folder: pathlib.Path) -> None:
+    """Pictures of the charts of three runs, with values under the pointer."""
+    from browser import browser
+
+    rates = ("0.0003", "0.001", "0.003")
+    for rate in rates:
+        subprocess.run([sys.executable, "-c", COMPARED, rate], cwd=folder, check=True)
+    page = folder / "runs.html"
+    names = [f"rate-{rate}" for rate in rates]
+    subprocess.run(
+        [sys.executable, "-m", "millstream", "report", *names, "-o", page],
+        cwd=folder,
+        check=True,
+    )
+    with browser() as window:
+        for scheme in ("light", "dark"):
+            window.size(1180, 420)
+            window.scheme(scheme)
+            window.open(page)
+            left, top, width = window.run(
+                "document.querySelector('.graphs').scrollIntoView();"
+                "const box = document.querySelector('.area').getBoundingClientRect();"
+                "return [box.left, box.top, box.width]"
+            )
+            window.move(left + 0.25 * width, top + 60)
+            (FOLDER / f"runs-{scheme}.png").write_bytes(window.screenshot())
 
 
 def main() -> None:
@@ -125,6 +192,7 @@ def main() -> None:
         folder = pathlib.Path(name)
         (FOLDER / "bar.svg").write_text(bar(record(folder)))
         report(folder)
+        comparison(folder)
 
 
 if __name__ == "__main__":

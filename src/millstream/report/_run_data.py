@@ -38,6 +38,8 @@ class Times:
         busy: Seconds of each window without compiling and tests.
         steady: Which windows tell how fast the steps are: not the first ones, nor those with compiling or little else
             than a test.
+        memory: Bytes in use at the end of each window by `host_memory` and `device_memory`; NaN where not known, and
+            no entry if nowhere.
     """
 
     ends: np.ndarray
@@ -46,6 +48,7 @@ class Times:
     uses: dict[str, np.ndarray]
     busy: np.ndarray
     steady: np.ndarray
+    memory: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     def share(self, use: str) -> float | None:
         """The part of all time that went into a use, from 0 to 1; None if not counted."""
@@ -92,7 +95,12 @@ def times_of(windows: list[dict[str, Any]]) -> Times | None:
     steady = ~is_first & (samples > 0) & (busy > _LEAST_STEPPING * seconds)
     if "compiling" in uses:
         steady &= uses["compiling"] <= _LITTLE_COMPILING * seconds
-    return Times(ends, seconds, samples, {"steps": np.maximum(rest, 0.0), **uses}, busy, steady)
+    memory = {
+        name: np.array([window.get(name, np.nan) for window in spent], np.float64)
+        for name in ("host_memory", "device_memory")
+        if any(name in window for window in spent)
+    }
+    return Times(ends, seconds, samples, {"steps": np.maximum(rest, 0.0), **uses}, busy, steady, memory)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

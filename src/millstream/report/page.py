@@ -6,14 +6,15 @@ import importlib.resources
 import json
 import os
 import pathlib
+import re
 import string
 from collections.abc import Iterable, Sequence
 from html import escape
 
 import millstream
 from millstream.loops.history_table import whole_file
-from millstream.report._chart_html import chart_html
-from millstream.report._charts import curve_charts, mixture_charts, time_charts
+from millstream.report._chart_html import COLORS, chart_html
+from millstream.report._charts import curve_charts, mixture_charts, moments, time_charts
 from millstream.report._reading import read_runs
 from millstream.report._run_data import RunData
 from millstream.report._summary import advice, html_table, run_tables, tiles
@@ -66,27 +67,39 @@ def _place(paths: Sequence[_Path]) -> pathlib.Path:
     return path / "report.html" if path.is_dir() else path.with_suffix(".html")
 
 
-def make_page(runs: list[RunData]) -> str:
-    """The page, as text."""
+def make_page(runs: list[RunData], *, is_live: bool = False, wrong: Sequence[str] = ()) -> str:
+    """The page, as text.
+
+    Args:
+        runs: What it is about.
+        is_live: Whether it comes from a server, which it asks for newer ones.
+        wrong: What could not be read, in words.
+    """
     files = importlib.resources.files("millstream.report")
     style, script, page = ((files / name).read_text("utf-8") for name in ("page.css", "page.js", "page.html"))
+    names = [run.name for run in runs]
     curves, left_out = curve_charts(runs)
     curves += mixture_charts(runs)
     times = time_charts(runs)
-    data = [chart.data() for chart in (*curves, *times)]
-    title = " and ".join(run.name for run in runs)
+    charts = [chart_html(chart, number, names) for number, chart in enumerate((*curves, *times))]
+    data = {
+        "runs": [{"name": run.name, "moments": moments(run)} for run in runs],
+        "charts": [chart.data() for chart in (*curves, *times)],
+    }
     return string.Template(page).substitute(
         style=style,
         script=script,
         style_hash=_hash(style),
         script_hash=_hash(script),
-        title=escape(title),
-        heads="".join(map(_head, runs)) if len(runs) == 1 else _comparison(runs),
-        curves="".join(chart_html(chart, number) for number, chart in enumerate(curves))
-        or "<p>Nothing was logged.</p>",
+        connect="'self'" if is_live else "'none'",
+        live="" if is_live else "hidden",
+        title=escape(" and ".join(names)),
+        heads="".join(f'<p class="alarm">{escape(text)}</p>' for text in wrong)
+        + ("".join(map(_head, runs)) if len(runs) == 1 else _comparison(runs)),
+        runs=_legend(names) if len(runs) > 1 else "",
+        curves="".join(charts[: len(curves)]) or "<p>Nothing was logged.</p>",
         left_out=_left_out(left_out),
-        times="".join(chart_html(chart, number) for number, chart in enumerate(times, start=len(curves)))
-        or "<p>No timing data was recorded.</p>",
+        times="".join(charts[len(curves) :]) or "<p>No timing data was recorded.</p>",
         tables="".join(_tables(run, named=len(runs) > 1) for run in runs),
         # In a script element nothing but "<" could end the data.
         data=json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
@@ -100,10 +113,32 @@ def _hash(text: str) -> str:
 
 def _head(run: RunData) -> str:
     cards = "".join(
-        f"<li><span>{escape(name)}</span><strong>{escape(value)}</strong><small>{escape(note)}</small></li>"
+        f"<li><span>{escape(name)}</span>{_figure(value)}<small>{escape(note)}</small></li>"
         for name, value, note in tiles(run)
     )
-    return f'<p class="advice">{escape(advice(run))}</p><ul class="tiles">{cards}</ul>'
+    return f'<p class="advice">{escape(_advice(run))}</p><ul class="tiles">{cards}</ul>'
+
+
+def _figure(value: str) -> str:
+    """The number of a tile; one that would not fit is shortened, and whole under the pointer."""
+    if re.fullmatch(r"\d{1,3}(,\d{3}){2,}", value):
+        rounded = float(f"{float(value.replace(',', '')):.3g}")
+        size, unit = next((size, unit) for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M")) if rounded >= size)
+        return f'<strong title="{value}">{rounded / size:g}{unit}</strong>'
+    return f"<strong>{escape(value)}</strong>"
+
+
+def _advice(run: RunData) -> str:
+    is_empty = not len(run.history) and run.times is None
+    return "Nothing has been recorded yet." if is_empty else advice(run)
+
+
+def _legend(names: list[str]) -> str:
+    """The runs with their colors."""
+    return "".join(
+        f'<li><span class="swatch c{number % COLORS} s0"></span>{escape(name)}</li>'
+        for number, name in enumerate(names)
+    )
 
 
 def _comparison(runs: list[RunData]) -> str:
@@ -111,7 +146,7 @@ def _comparison(runs: list[RunData]) -> str:
     figures = [{name: f"{value}\n{note}".strip() for name, value, note in tiles(run)} for run in runs]
     names = list(dict.fromkeys(name for each in figures for name in each))
     rows = [[name, *(each.get(name, "") for each in figures)] for name in names]
-    said = "".join(f'<p class="advice"><b>{escape(run.name)}</b> {escape(advice(run))}</p>' for run in runs)
+    said = "".join(f'<p class="advice"><b>{escape(run.name)}</b> {escape(_advice(run))}</p>' for run in runs)
     return said + html_table(["", *(run.name for run in runs)], rows)
 
 
