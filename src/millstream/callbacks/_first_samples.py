@@ -97,7 +97,9 @@ def _cell(row: Any) -> str:
     shape = " x ".join(map(str, array.shape))
     if array.dtype.kind not in "biuf":
         return f"{array.dtype} {shape}"
-    return f"{array.dtype} {shape}, from {array.min():.4g} to {array.max():.4g}, mean {array.mean(dtype=np.float64):.4g}"
+    return (
+        f"{array.dtype} {shape}, from {array.min():.4g} to {array.max():.4g}, mean {array.mean(dtype=np.float64):.4g}"
+    )
 
 
 def _number(value: Any) -> str:

@@ -10,7 +10,9 @@ _SECRET_NAMES = re.compile(
     r"|(^|_)(token|pat)$"
 )
 # What tokenizers have.
-_NO_SECRETS = re.compile(r"(^|_)(pad|eos|bos|unk|sep|cls|mask|start|end|stop|special|image|text|per|each|first|last)_token$")
+_NO_SECRETS = re.compile(
+    r"(^|_)(pad|eos|bos|unk|sep|cls|mask|start|end|stop|special|image|text|per|each|first|last)_token$"
+)
 # What tokens of well-known services look like, and a password in an address.
 _SECRET_VALUES = re.compile(
     r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"

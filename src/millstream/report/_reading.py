@@ -18,6 +18,7 @@ from millstream.errors import DamagedCheckpoint
 from millstream.files.safe_path import plain_reader
 from millstream.loops import History
 from millstream.loops.history_parts import decode_history, is_history
+from millstream.report._record_lines import whole_lines
 from millstream.report._run_data import RunData, mixture_of, times_of
 from millstream.text.errors import describe_value, require_path
 
@@ -81,10 +82,10 @@ class Rows:
 
 def read_record(path: pathlib.Path, name: str) -> RunData:
     """The run that `ms.record` has written to a file."""
-    rows, ended, is_first = Rows(), None, True
+    rows, ended, ended_at, is_first = Rows(), None, None, True
     beginnings: list[dict[str, Any]] = []
     windows: list[dict[str, Any]] = []
-    for line in _whole_lines(path):
+    for line in whole_lines(path):
         if "logged" in line:
             rows.add(line["steps"], line["samples"], line["epochs"], line["time"], line["logged"])
         elif "spent" in line:
@@ -93,25 +94,18 @@ def read_record(path: pathlib.Path, name: str) -> RunData:
         elif "run" in line:
             beginnings.append(line["run"])
             is_first = True
-        ended = line.get("ended")
-    mixture = mixture_of(windows, beginnings)
-    return RunData(name, "a record of ms.record", rows.history(), times_of(windows), beginnings, ended, mixture)
+        elif "code" in line and beginnings:
+            beginnings[-1]["code"] = line["code"]
+        ended, ended_at = line.get("ended"), line.get("date")
+    mixture, media = mixture_of(windows, beginnings), _media_beside(path)
+    times, kind = times_of(windows), "a record of ms.record"
+    return RunData(name, kind, rows.history(), times, beginnings, ended, mixture, ended_at, media)
 
 
-def _whole_lines(path: pathlib.Path) -> Iterator[dict[str, Any]]:
-    with plain_reader(path, follow=True) as file:
-        for number, text in enumerate(file, start=1):
-            try:
-                line = json.loads(text)
-                line["steps"]
-            except (ValueError, KeyError, TypeError):
-                if not text.endswith(b"\n"):
-                    return  # its writer was killed in the middle of it
-                raise ValueError(
-                    f"{_CALLER} reads records as ms.record writes them. Line {number} of {path} is "
-                    f"{describe_value(text[:60])}."
-                ) from None
-            yield line
+def _media_beside(path: pathlib.Path) -> pathlib.Path | None:
+    """The file with the images and histograms of a record, by what the record is called; None if there is none."""
+    found = path.with_name(path.name.replace("record", "media", 1))
+    return found if path.name.startswith("record") and found.is_file() else None
 
 
 def read_jsonl(path: pathlib.Path) -> RunData:
