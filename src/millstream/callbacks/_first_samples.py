@@ -82,7 +82,7 @@ def _as_pixels(rows: np.ndarray) -> np.ndarray:
 
 def _png(image: np.ndarray) -> str:
     pixels = image[:, :, 0] if image.shape[2] == 1 else image
-    return base64.b64encode(encode_png(np.ascontiguousarray(pixels))).decode()
+    return base64.b64encode(encode_png(pixels)).decode()
 
 
 def _cell(row: Any) -> str:

@@ -69,8 +69,9 @@ def mlflow_logger(
         ...     ms.train_loop(state, dataset, callbacks=[ms.callbacks.mlflow_logger()])
 
     Every entry is a metric, with the step and the date of its row; characters that MLflow does not allow in names
-    become `_`. Images are logged as images; MLflow has no histograms. A server must not end a run: errors and rows that come too fast are as for `wandb_logger`. A run that is
-    resumed logs the steps that it repeats once more. The run stays active: end it yourself.
+    become `_`. Images are logged as such; MLflow has no histograms. A server must not end a run: errors and rows that
+    come too fast are as for `wandb_logger`. A run that is resumed logs the steps that it repeats once more. The run
+    stays active: end it yourself.
 
     Args:
         run: What `mlflow.start_run` returned, or the id of a run; None: the active one.

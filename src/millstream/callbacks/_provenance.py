@@ -24,7 +24,7 @@ def _program_folder() -> pathlib.Path:
 
 
 class GitQuestion:
-    """Asks git for the commit of the program, and whether files differ from it; the run does not wait for the answer."""
+    """Asks git for the commit of the program, and whether files differ from it; no run waits for the answer."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None

@@ -7,8 +7,6 @@ import struct
 import time
 from typing import Any
 
-import numpy as np
-
 from millstream.callbacks._writer import Row, Sink, Writer
 from millstream.callbacks.contact_sheet import contact_sheet
 from millstream.callbacks.log_file import write_whole
@@ -81,7 +79,7 @@ class _EventFile(Sink):
         if item.path[0] == IMAGES:
             sheet = contact_sheet(array)
             colors = 1 if sheet.ndim == 2 else sheet.shape[2]
-            png, (height, width) = encode_png(np.ascontiguousarray(sheet)), sheet.shape[:2]
+            png, (height, width) = encode_png(sheet), sheet.shape[:2]
             image = summary.Summary.Image(height=height, width=width, colorspace=colors, encoded_image_string=png)
             return {"image": image}
         found = unpack_histogram(array)

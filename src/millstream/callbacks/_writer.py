@@ -37,7 +37,7 @@ _NUMBERS = (int, float, bool)
 
 
 class Row(NamedTuple):
-    """What a step has logged: single numbers by name, and where the run was; images and histograms if they are taken."""
+    """What a step has logged: single numbers by name, where the run was, and media if they are taken."""
 
     step: int
     samples: int
@@ -388,11 +388,11 @@ def entry_name(
 class Writer(Observer):
     """Writes what is logged in the background; made by `csv_logger`, `tensorboard` and the like.
 
-    Written are single numbers, and images and histograms where they can be shown; other arrays are not. An entry is called by its name, or by collection and
-    name if the name alone is taken already. A row is written when its step is over, so nothing waits for the device:
-    about a second later if the writer is called at every step, else when it is called next, and at the end. What a test
-    inside a loop logs per batch is not written; its results are in the rows of the loop around it. Only the first of
-    several processes writes.
+    Written are single numbers, and images and histograms where they can be shown; other arrays are not. An entry is
+    called by its name, or by collection and name if the name alone is taken already. A row is written when its step is
+    over, so nothing waits for the device: about a second later if the writer is called at every step, else when it is
+    called next, and at the end. What a test inside a loop logs per batch is not written; its results are in the rows of
+    the loop around it. Only the first of several processes writes.
 
     Example:
         >>> with ms.callbacks.jsonl_logger("losses.jsonl") as writer:

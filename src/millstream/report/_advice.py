@@ -26,7 +26,7 @@ _USES = {
     ),
 }
 # A test loss is overfitted if it is that much above its best, by that many times its noise, and keeps on rising.
-_LEAST_TESTS, _WORSE, _CLEARLY, _RISING = 8, 1.15, 5.0, 0.4
+_LEAST_TESTS, _WORSE, _CLEARLY, _RISING = 8, 1.15, 5.0, 0.5
 # A training loss has diverged if that share of what it had fallen is lost again, by that many times its noise.
 _LEAST_POINTS, _LOST, _STANDS_OUT, _RISEN = 40, 0.5, 3.0, 1.5
 _BINS = 20
@@ -86,8 +86,8 @@ def overfitting(curve: Curve) -> str:
     if not is_worse or _trend(after) < _RISING:
         return ""
     return (
-        f"{curve.label} was best at step {steps[best]:,.0f} ({value_text(lowest)}) and is {now / lowest:.2g} times that "
-        f"now: ms.callbacks.early_stopping({curve.label!r}) stops there, ms.checkpoint(..., best=1, "
+        f"{curve.label} was best at step {steps[best]:,.0f} ({value_text(lowest)}) and is {now / lowest:.2g} times "
+        f"that now: ms.callbacks.early_stopping({curve.label!r}) stops there, ms.checkpoint(..., best=1, "
         f"monitor={curve.label!r}) keeps the best."
     )
 
@@ -99,7 +99,9 @@ def divergence(curve: Curve) -> str:
         return ""
     parts = np.array_split(values, _BINS)
     middles = np.array([np.median(part) for part in parts])
-    spread = float(np.median([1.4826 * np.median(np.abs(part - np.median(part))) for part in parts]))
+    spread = max(
+        1.4826 * float(np.median([np.median(np.abs(part - np.median(part))) for part in parts])), _noise(values)
+    )
     low, tail = int(np.argmin(middles)), middles[-_BINS // 5 :]
     rise, fall = float(tail.min() - middles[low]), float(middles[0] - middles[low])
     is_much = rise > _LOST * fall and (middles[low] <= 0 or tail.min() > _RISEN * middles[low])
@@ -146,7 +148,7 @@ def _time_findings(times: Times) -> list[str]:
 
 
 def _compiled_again(times: Times) -> tuple[float, str] | None:
-    """The share of time in which programs were compiled in the middle of a run, and what to say of that; None if little.
+    """The share of time in which programs were compiled in mid-run, and what to say of it; None if that is little.
 
     A first test compiles in the middle, too, and a last batch of a different size; so there must be several.
     """

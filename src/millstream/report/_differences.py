@@ -1,6 +1,5 @@
 """What differs between several runs, and what does not."""
 
-from collections.abc import Callable
 from html import escape
 from typing import Any
 
@@ -117,7 +116,10 @@ def _unlike(values: list[str]) -> list[str]:
         return values
     lines = [value.splitlines() for value in values]
     common = set(lines[0]).intersection(*lines[1:])
-    keep: Callable[[list[str]], str] = lambda each: "\n".join(line for line in each if line not in common)
+
+    def keep(each: list[str]) -> str:
+        return "\n".join(line for line in each if line not in common)
+
     return [
         Strong(keep(each)) if isinstance(value, Strong) else keep(each)
         for each, value in zip(lines, values, strict=True)

@@ -50,7 +50,7 @@ class Media:
     Attributes:
         images: By name, the step and the PNG in base64 of each.
         histograms: By name.
-        samples: The first samples: PNGs in base64 by leaf, and the words for other leaves of each; None if not recorded.
+        samples: The first samples: PNGs in base64 by leaf, and words for other leaves of each; None if not recorded.
         full_at: The step from which on there was no more room; None if there was.
         room: How many bytes there are for it, if it was too little.
     """

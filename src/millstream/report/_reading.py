@@ -3,10 +3,9 @@
 import collections
 import csv
 import hashlib
-import json
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np

@@ -14,9 +14,9 @@ import millstream
 from millstream.loops.history_table import whole_file
 from millstream.report._chart_html import chart_html
 from millstream.report._charts import curve_charts, mixture_charts, time_charts
+from millstream.report._differences import differences
 from millstream.report._reading import read_runs
 from millstream.report._run_data import RunData
-from millstream.report._differences import differences
 from millstream.report._summary import advice, all_tables, origin, tiles
 from millstream.text.errors import describe_value, require_path
 
