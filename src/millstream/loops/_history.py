@@ -98,10 +98,13 @@ class History(Sequence[Logs]):
             masks: The masks of their batches, unless the real rows of each are its first ones.
         """
         rows = self._new_rows(passed)
-        for path, block in logs.entries():
-            if path[0] in MEDIA:
-                for row, elapsed in enumerate(passed.moments()):
+        media = {path: block for path, block in logs.entries() if path[0] in MEDIA}
+        if media:
+            for row, elapsed in enumerate(passed.moments()):
+                for path, block in media.items():
                     self._media.add(path, elapsed, block, row)
+        for path, block in logs.entries():
+            if path in media:
                 continue
             column = self._columns.get(path)
             if column is None:
@@ -117,10 +120,13 @@ class History(Sequence[Logs]):
             columns: The values of each entry, one for each step.
         """
         rows = self._new_rows(passed)
+        media = {path: values for path, values in columns.items() if path[0] in MEDIA}
+        if media:
+            for row, elapsed in enumerate(passed.moments()):
+                for path, values in media.items():
+                    self._media.add(path, elapsed, values[row])
         for path, values in columns.items():
-            if path[0] in MEDIA:
-                for elapsed, value in zip(passed.moments(), values, strict=True):
-                    self._media.add(path, elapsed, value)
+            if path in media:
                 continue
             column = self._columns.get(path)
             if column is None:

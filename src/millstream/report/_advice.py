@@ -18,7 +18,7 @@ _USES = {
     ),
     "evaluation": (
         _MUCH_TESTING,
-        "{} of the time was spent in tests: test_duration= tests on fewer batches, test_every= less often.",
+        "{} of the time was spent in tests: test_duration= tests on fewer batches.",
     ),
     "compiling": (
         _MUCH_COMPILING,
@@ -87,7 +87,7 @@ def overfitting(curve: Curve) -> str:
         return ""
     return (
         f"{curve.label} was best at step {steps[best]:,.0f} ({value_text(lowest)}) and is {now / lowest:.2g} times "
-        f"that now: ms.callbacks.early_stopping({curve.label!r}) stops there, ms.checkpoint(..., best=1, "
+        f"that now: ms.callbacks.early_stopping({curve.label!r}, patience=5) stops there, ms.checkpoint(..., best=1, "
         f"monitor={curve.label!r}) keeps the best."
     )
 
@@ -116,9 +116,9 @@ def divergence(curve: Curve) -> str:
 
 
 def _running_median(values: np.ndarray, half: int) -> np.ndarray:
-    """The median of each value and its neighbours; at the ends, of fewer."""
-    padded = np.pad(values, half, constant_values=np.nan)
-    return np.nanmedian(np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1), axis=1)
+    """The median of each value and its neighbours; beyond the ends, the last value goes on."""
+    padded = np.pad(values, half, mode="edge")
+    return np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1), axis=1)
 
 
 def _noise(values: np.ndarray) -> float:

@@ -11,32 +11,39 @@ from millstream.report._html_table import Strong, html_table
 from millstream.report._run_data import RunData
 from millstream.report._summary import flat_config, origin, tiles
 
-_MOST_METRICS = 8
+_MOST_METRICS, _MOST_SETTINGS = 8, 6
+_CONFIG = "config."
+Row = tuple[str, list[str], str]  # its name, a text for each run, and what to call it where all are the same
 
 
 def differences(runs: list[RunData]) -> str:
     """A table with a column for each run, and a line with what is the same in all of them."""
-    rows: list[list[str]] = []
-    same: list[str] = []
-    for name, values, word in [*_configs(runs), *_metrics(runs), *_figures(runs), *_facts(runs)]:
-        known = [value for value in values if value]
-        if len(set(known)) > 1 or (word == "" and len(known) < len(runs)):
-            rows.append([name, *_unlike(values)])
-        elif len(known) == len(runs):
-            same.append(word or name)
+    rows, same = _sorted_out([*_configs(runs), *_metrics(runs), *_figures(runs), *_facts(runs)])
+    settings = [name for name in same if name.startswith(_CONFIG)]
+    if len(settings) > _MOST_SETTINGS:
+        same = [f"{len(settings):,} settings of config", *(name for name in same if name not in settings)]
     table = html_table(["", *(run.name for run in runs)], rows)
     listed = f"Identical in all runs: {', '.join(same)}." if same else "Nothing is the same in all runs."
     return f'<h2>What differs</h2>{table}<p class="note">{escape(listed)}</p>'
 
 
-Row = tuple[str, list[str], str]  # its name, a text for each run, and what to call it where all are the same
+def _sorted_out(facts: list[Row]) -> tuple[list[list[str]], list[str]]:
+    """The rows that differ, and the words for those that do not."""
+    rows, same = [], []
+    for name, values, word in facts:
+        known = [value for value in values if value]
+        if len(set(known)) > 1 or (word == "" and len(known) < len(values)):
+            rows.append([name, *_unlike(values)])
+        elif len(known) == len(values):
+            same.append(word or name)
+    return rows, same
 
 
 def _configs(runs: list[RunData]) -> list[Row]:
     """What was configured; a key that some runs lack differs."""
     configs = [flat_config(run.beginnings[-1]) if run.beginnings else {} for run in runs]
     names = dict.fromkeys(name for config in configs for name in config)
-    return [(f"config.{name}", [config.get(name, "") for config in configs], "") for name in names]
+    return [(f"{_CONFIG}{name}", [config.get(name, "") for config in configs], "") for name in names]
 
 
 def _metrics(runs: list[RunData]) -> list[Row]:
@@ -89,7 +96,7 @@ def _word(name: str, facts: list[dict[str, tuple[str, str]]]) -> str:
 
 def _facts_of(run: RunData) -> dict[str, tuple[str, str]]:
     """Facts by name: the text of each, and what it is called where it is the same in all runs."""
-    made = {name: (text, name) for name, text in origin(run).items() if text}
+    made = {name: (text, "") for name, text in origin(run).items() if text}
     if not run.beginnings:
         return made
     newest = run.beginnings[-1]
