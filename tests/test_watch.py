@@ -340,7 +340,7 @@ def test_the_page_follows_its_runs_and_keeps_what_the_reader_has_chosen(folder, 
         assert before[1] and before[2] == 0 and before[4]
         for number, path in enumerate(paths):
             append(path, rows(101, 300, offset=number))
-        wait_until("return document.querySelector('td + td').textContent.startsWith('300')")
+        wait_until("return document.querySelector('.note').textContent.includes('300 steps')")
         assert window.run(state) == before
         window.run("document.getElementById('back').click(); document.querySelectorAll('#runs button')[1].click()")
         assert "300" in window.run("return kept.querySelector('.x-axis').textContent")

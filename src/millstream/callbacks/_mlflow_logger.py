@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from millstream.callbacks._writer import Row, Sink, Writer
+from millstream.callbacks.contact_sheet import contact_sheet
 from millstream.loops.elapsed import seconds
+from millstream.loops.media import IMAGES
 from millstream.loops.signatures import Every
 from millstream.text.errors import describe_value, needs
 
@@ -16,6 +18,7 @@ _NOT_ALLOWED = re.compile(r"[^\w\-. :/]", re.ASCII)
 
 class _MlflowRun(Sink):
     caller = "mlflow_logger"
+    takes_media = True
 
     def __init__(self, run: Any, client: Any, timeout: Any) -> None:
         with needs(self.caller, "mlflow", "mlflow"):
@@ -40,10 +43,15 @@ class _MlflowRun(Sink):
         )
         while some := list(itertools.islice(metrics, _AT_ONCE)):
             self._client.log_batch(self._run_id, metrics=some)
+        for row in rows:
+            for item in row.media:
+                if item.path[0] == IMAGES:
+                    name = _NOT_ALLOWED.sub("_", item.path[1])
+                    self._client.log_image(self._run_id, contact_sheet(item.read()), key=name, step=row.step)
 
 
 class MlflowClient(Protocol):
-    """A client of MLflow, as far as it is used here."""
+    """A client of MLflow, as far as it is used here; of one that logs images, `log_image` is used, too."""
 
     @property
     def log_batch(self) -> Callable[..., object]:
@@ -61,8 +69,9 @@ def mlflow_logger(
         ...     ms.train_loop(state, dataset, callbacks=[ms.callbacks.mlflow_logger()])
 
     Every entry is a metric, with the step and the date of its row; characters that MLflow does not allow in names
-    become `_`. A server must not end a run: errors and rows that come too fast are as for `wandb_logger`. A run that is
-    resumed logs the steps that it repeats once more. The run stays active: end it yourself.
+    become `_`. Images are logged as such; MLflow has no histograms. A server must not end a run: errors and rows that
+    come too fast are as for `wandb_logger`. A run that is resumed logs the steps that it repeats once more. The run
+    stays active: end it yourself.
 
     Args:
         run: What `mlflow.start_run` returned, or the id of a run; None: the active one.

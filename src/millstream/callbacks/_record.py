@@ -12,12 +12,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import millstream
+from millstream.callbacks._media_file import MediaFile
+from millstream.callbacks._memory_use import memory_use
+from millstream.callbacks._provenance import GitQuestion, provenance
+from millstream.callbacks._run_config import plain_config
 from millstream.callbacks._throughput import compile_seconds
 from millstream.callbacks._writer import Row, Sink, Writer
-from millstream.callbacks.log_file import RECORD, SAMPLES_OF, LogFile
+from millstream.callbacks.log_file import MEDIA_FILE, RECORD, SAMPLES_OF, LogFile, encode_line
 from millstream.files.safe_path import NotPlainFile
 from millstream.loader.loader import DataLoader
 from millstream.loader.mixed import MixedLoader
@@ -29,21 +34,24 @@ from millstream.loops.loop_state import LoopState
 from millstream.loops.schedules import EpochBegins, EpochEnds
 from millstream.loops.signatures import Every
 from millstream.pipeline.compose import SeekablePipeline
-from millstream.text.errors import describe_value, require_path
+from millstream.pipeline.state import LoaderState
+from millstream.text.errors import describe_value, require_int, require_path, require_text
 
 _MOST_ROWS = 200  # of a table of arrays; a larger tree is shown by its branches
 _CALLER = "record"
 _FINEST, _COARSEST = 0.1, 10.0  # seconds over which the use of time is measured
 _WINDOWS = 200  # as many as that in a run that is not very short or long
+_MOST_SAMPLES = 64
 _PLANNED = 100  # stretches of a run whose mixture is shown as it was planned
 
 
-def _describe_run(loop_state: LoopState, loaders: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_run(loop_state: LoopState, loaders: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
     """A run as its record begins, at the moment it does.
 
     Args:
         loop_state: Of the loop.
         loaders: Further loaders by their names.
+        said: What its user says of it: config and note.
     """
     data = {} if loop_state.dataset is None else {loop_state.name: loop_state.dataset}
     skips = loop_state.skips
@@ -51,6 +59,8 @@ def _describe_run(loop_state: LoopState, loaders: Mapping[str, Any]) -> dict[str
         "loop": loop_state.name,
         "date": time.time(),
         "from_step": loop_state.elapsed.steps,
+        **said,
+        **provenance(),
         "versions": _versions(),
         "state": _table(loop_state.state),
         "loaders": {name: _pipeline(loader) for name, loader in {**data, **loaders}.items()},
@@ -142,30 +152,43 @@ class _RecordFile(Sink):
 
     caller = _CALLER
     separator = "."
+    takes_media = True
 
-    def __init__(self, directory: Any, overwrite: bool, loaders: Mapping[str, Any]) -> None:
+    def __init__(
+        self, directory: Any, overwrite: bool, loaders: Mapping[str, Any], said: Mapping[str, Any], samples: int
+    ) -> None:
         folder = require_path(_CALLER, "the path of a folder", directory).expanduser()
         if folder.exists() and not folder.is_dir():
             raise NotADirectoryError(f"{_CALLER} needs the path of a folder. {folder} is a file.")
-        if (folder / RECORD).is_symlink():
-            raise NotPlainFile(
-                f"{_CALLER}: {folder / RECORD} is a link, and what it leads to is left alone. Delete it, or give a "
-                "different folder."
-            )
+        for name in (RECORD, MEDIA_FILE):
+            if (folder / name).is_symlink():
+                raise NotPlainFile(
+                    f"{_CALLER}: {folder / name} is a link, and what it leads to is left alone. Delete it, or give a "
+                    "different folder."
+                )
         self.place = directory
-        self._file = LogFile(_CALLER, folder / RECORD, True, lambda line: int(json.loads(line)["steps"]))
+        self._file = LogFile(_CALLER, folder / RECORD, True, _step_of)
+        self._media = MediaFile(_CALLER, folder / MEDIA_FILE)
         self._overwrite = overwrite
         self._loaders = loaders
+        self._said = said
+        self._samples = samples
+        self._first_batch: Any = None  # until its samples are written
+        self._git = GitQuestion()
+        self._newest = 0  # the step of the last line
         self._description: dict[str, Any] = {}  # of the run; written whenever one begins or resumes
         self.lines: collections.deque[Line] = collections.deque()
         self._is_whole = True  # not so if a write has failed: there may be half a line, and rows are missing
 
     def begin(self, loop_state: LoopState) -> None:
-        self._description = _describe_run(loop_state, self._loaders)
+        self._git.ask()
+        self._description = _describe_run(loop_state, self._loaders, self._said)
         self._last = _counts(loop_state)
         self._due = 0.0  # the first window is that in which programs are compiled and workers start
 
     def watch(self, loop_state: LoopState) -> bool:
+        if self._wants_samples:
+            self._wants_samples, self._first_batch = False, _first_batch(loop_state)
         if time.perf_counter() < self._due:
             return False
         self._measure(loop_state)
@@ -174,7 +197,7 @@ class _RecordFile(Sink):
     def finish(self, loop_state: LoopState) -> None:
         self._measure(loop_state)
         reason = "it broke off with an error" if loop_state.failed else loop_state.reason
-        self._add(loop_state.elapsed, {"ended": reason})
+        self._add(loop_state.elapsed, {"ended": reason, "date": time.time()})
 
     def _measure(self, loop_state: LoopState) -> None:
         """Write what the time since the last measurement was used for."""
@@ -182,7 +205,8 @@ class _RecordFile(Sink):
         self._last = now
         self._due = now["seconds"] + min(max(elapsed.time / _WINDOWS, _FINEST), _COARSEST)
         # A source of a mixture that the loop has taken since then has no number there.
-        self._add(elapsed, {"spent": {name: round(now[name] - last.get(name, 0), 6) for name in now}})
+        spent = {name: round(now[name] - last.get(name, 0), 6) for name in now}
+        self._add(elapsed, {"spent": spent | memory_use()})
 
     def _add(self, elapsed: Elapsed, content: Any) -> None:
         line = Line(elapsed.steps, elapsed.samples, elapsed.epochs, elapsed.time, elapsed.date, content)
@@ -191,10 +215,12 @@ class _RecordFile(Sink):
     def open(self, step: int) -> int:
         if step == 0 and self._file.size() and not self._overwrite:
             self._set_apart()
-        newest = self._file.open(step)
+        self._newest = newest = self._file.open(step)
+        self._media.open(step)
+        self._wants_samples = self._samples > 0 and not self._media.size()
         self._is_whole = True
         # It has the step of the row before it: rows that an earlier process did not come to write still follow.
-        self._file.write(_encode({"steps": newest, "run": self._description}))
+        self._file.write(encode_line({"steps": newest, "run": self._description}))
         return newest
 
     def _set_apart(self) -> None:
@@ -202,6 +228,7 @@ class _RecordFile(Sink):
         while (apart := path.with_name(f"record-{number}.jsonl")).exists():
             number += 1
         os.rename(path, apart)
+        self._media.set_apart(f"-{number}")
         warnings.warn(
             f"{_CALLER}: {path} was the record of an earlier run, which is now {apart.name}. To resume a run, give "
             "its loop resume=; to replace it, give record overwrite=True.",
@@ -209,33 +236,65 @@ class _RecordFile(Sink):
         )
 
     def write(self, rows: list[Row]) -> None:
-        texts = []
+        self._write_samples()
+        texts = self._commit_line()
         for row in rows:
             while self.lines and self.lines[0].step < row.step:
+                self._newest = self.lines[0].step
                 texts.append(_line(self.lines.popleft()))
             if row.values:
+                self._newest = row.step
                 texts.append(_line(row))
+            if row.media:
+                self._media.write(row.step, row.media)
         self._is_whole = False
         self._file.write(b"".join(texts))
         self._is_whole = True
 
+    def _write_samples(self) -> None:
+        held, self._first_batch = self._first_batch, None
+        if held is not None:
+            batch, mask = held
+            self._media.write_samples(batch, mask, self._samples)
+
+    def _commit_line(self, *, wait: bool = False) -> list[bytes]:
+        """What git has answered, if it has."""
+        answer = self._git.answer(wait=wait)
+        return [] if answer is None else [encode_line({"steps": self._newest, "code": answer})]
+
     def close(self) -> None:
         try:
             if self._is_whole:
-                self._file.write(b"".join(map(_line, self.lines)))
+                self._write_samples()
+                self._file.write(b"".join([*self._commit_line(wait=True), *map(_line, self.lines)]))
         finally:
             self.lines.clear()
+            self._git.end()
+            self._media.close()
             self._file.close()
+
+
+def _step_of(line: bytes) -> int:
+    return int(json.loads(line)["steps"])
+
+
+def _first_batch(loop_state: LoopState) -> tuple[Any, Any] | None:
+    """The batch of the step that was done, and its mask; drawn once more, if a fused program has used it up."""
+    loader, batch = loop_state.dataset, loop_state.batch
+    if batch is None:
+        state = loop_state.data_state
+        if not isinstance(loader, DataLoader) or not isinstance(state, LoaderState) or jax.process_count() > 1:
+            return None
+        batch, _, mask = loader.next_batch(dataclasses.replace(state, step=jnp.zeros_like(state.step)))
+        return batch, mask
+    is_pair = isinstance(loader, DataLoader | MixedLoader | TrainStream) and type(batch) is tuple and len(batch) == 2
+    return batch if is_pair else (batch, None)
 
 
 def _line(row: Row) -> bytes:
     content = row.values if isinstance(row, Line) else {"logged": row.values}
     units = {"steps": row.step, "samples": row.samples, "epochs": row.epochs, "time": round(row.time, 6)}
-    return _encode(units | content)
-
-
-def _encode(line: dict[str, Any]) -> bytes:
-    return json.dumps(line, separators=(",", ":")).encode() + b"\n"
+    return encode_line(units | content)
 
 
 def _counts(loop_state: LoopState) -> dict[str, float]:
@@ -252,6 +311,9 @@ def _counts(loop_state: LoopState) -> dict[str, float]:
 def record(
     directory: str | os.PathLike[str],
     *,
+    config: object = None,
+    note: str | None = None,
+    samples: int = 0,
     every: Every | None = None,
     overwrite: bool = False,
     loaders: Mapping[str, object] | None = None,
@@ -261,18 +323,25 @@ def record(
     Example:
         >>> def train_step(state, batch):
         ...     return ms.logs().add_metric("loss", 0.5), state + 1
-        >>> _ = ms.loop(0, range(3), {ms.every(1): [train_step, ms.record("run")]})
+        >>> record = ms.record("run", config={"rate": 0.1}, note="the first one")
+        >>> _ = ms.loop(0, range(3), {ms.every(1): [train_step, record]})
         >>> from millstream.report.page import write_report
         >>> write_report("run").name
         'report.html'
 
-    In `record.jsonl` stand versions and devices, the arrays of the state, the stages of the loader, what is done when;
-    then what was logged, and what the time was used for: waiting for data, tests, compiling, and the steps. Rows are
-    written as by `jsonl_logger`, in the background and by the first process only. A resumed run continues with the
-    file, and what is done again stands there once. The folder may be that of `ms.checkpoint`.
+    In `record.jsonl` stand config, note, command line, commit, host, versions and devices, the arrays of the state, the
+    stages of the loader, what is done when; then what was logged, memory in use, and what the time was used for:
+    waiting for data, tests, compiling, and the steps. Images and histograms are in `media.jsonl`, up to 20 MB of them.
+    What looks like a password or token is not written. Rows are written as by `jsonl_logger`, in the background and by
+    the first process only. A resumed run continues with the files, and what is done again stands there once. The folder
+    may be that of `ms.checkpoint`.
 
     Args:
         directory: The folder; one run per folder.
+        config: What tells this run from others: a dict, which may be nested, a dataclass or an `argparse.Namespace`, of
+            numbers, texts, lists and None.
+        note: What you want to say about it.
+        samples: How many of the first samples of the run to show, as images or in words; at most 64.
 
     Other Args:
         every: Which rows to write, as for `csv_logger`. Times are measured in any case.
@@ -282,4 +351,8 @@ def record(
     """
     if not isinstance(loaders, Mapping | None):
         raise TypeError(f"record needs loaders as a dict from names to loaders. Got {describe_value(loaders)}.")
-    return Writer(_RecordFile(directory, overwrite, {} if loaders is None else loaders), every)
+    if note is not None:
+        require_text(_CALLER, "note", note)
+    require_int(_CALLER, "samples", samples, least=0, most=_MOST_SAMPLES)
+    said = {"config": plain_config(config), "note": note or ""}
+    return Writer(_RecordFile(directory, overwrite, {} if loaders is None else loaders, said, samples), every)

@@ -1,4 +1,4 @@
-"""Rows as scalars for TensorBoard."""
+"""Rows as scalars, images and histograms for TensorBoard."""
 
 import io
 import os
@@ -8,15 +8,20 @@ import time
 from typing import Any
 
 from millstream.callbacks._writer import Row, Sink, Writer
+from millstream.callbacks.contact_sheet import contact_sheet
 from millstream.callbacks.log_file import write_whole
+from millstream.loops.media import IMAGES, unpack_histogram
+from millstream.loops.media_log import Kept
 from millstream.loops.signatures import Every
 from millstream.text.errors import needs, require_path
+from millstream.text.png import encode_png
 
 _EVENTS = "events.out.tfevents.*"
 
 
 class _EventFile(Sink):
     caller = "tensorboard"
+    takes_media = True
 
     def __init__(self, directory: Any, overwrite: bool) -> None:
         folder = require_path(self.caller, "directory to be a folder", directory)
@@ -64,8 +69,31 @@ class _EventFile(Sink):
         events = []
         for row in rows:
             values = [value_class(tag=name, simple_value=value) for name, value in row.values.items()]
+            values += [value_class(tag=item.path[1], **self._summary_of(item)) for item in row.media]
             events.append(event_class(wall_time=row.date, step=row.step, summary=summary_class(value=values)))
         self._add(events)
+
+    def _summary_of(self, item: Kept) -> dict[str, Any]:
+        """The image or histogram of a value, as the field of its message."""
+        array, summary = item.read(), self._summary
+        if item.path[0] == IMAGES:
+            sheet = contact_sheet(array)
+            colors = 1 if sheet.ndim == 2 else sheet.shape[2]
+            png, (height, width) = encode_png(sheet), sheet.shape[:2]
+            image = summary.Summary.Image(height=height, width=width, colorspace=colors, encoded_image_string=png)
+            return {"image": image}
+        found = unpack_histogram(array)
+        middles = (found.edges[:-1] + found.edges[1:]) / 2
+        histogram = summary.HistogramProto(
+            min=found.edges[0],
+            max=found.edges[-1],
+            num=found.counts.sum(),
+            sum=found.counts @ middles,
+            sum_squares=found.counts @ middles**2,
+            bucket_limit=found.edges[1:].tolist(),
+            bucket=found.counts.tolist(),
+        )
+        return {"histo": histogram}
 
     def _add(self, events: list[Any]) -> None:
         """Write events as records: the length, the data, and a checksum after each."""
@@ -90,7 +118,8 @@ def tensorboard(directory: str | os.PathLike[str], *, every: Every | None = None
         ...     return ms.logs().add_metric("loss", 0.5), state + 1
         >>> _ = ms.loop(0, range(3), {ms.every(1): [train_step, ms.callbacks.tensorboard("runs/first")]})
 
-    Then `tensorboard --logdir runs` shows it. Every entry is a scalar, with the step and the date of its row. A new run
+    Then `tensorboard --logdir runs` shows it. Every entry is a scalar, with the step and the date of its row, or an
+    image or a histogram, if it was logged with `add_image` or `add_histogram`; several images are one. A new run
     refuses a folder that has events already. A resumed one (`elapsed=`) continues there: TensorBoard then hides what an
     earlier process has written of later steps. Errors and use by hand are as for `csv_logger`.
 

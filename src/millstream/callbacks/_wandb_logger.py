@@ -4,13 +4,17 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from millstream.callbacks._writer import Row, Sink, Writer
+from millstream.callbacks.contact_sheet import contact_sheet
 from millstream.loops.elapsed import seconds
+from millstream.loops.media import IMAGES, unpack_histogram
+from millstream.loops.media_log import Kept
 from millstream.loops.signatures import Every
 from millstream.text.errors import describe_value
 
 
 class _WandbRun(Sink):
     caller = "wandb_logger"
+    takes_media = True
     reserved = frozenset(("samples", "epochs", "time"))
 
     def __init__(self, run: Any, timeout: Any) -> None:
@@ -23,7 +27,18 @@ class _WandbRun(Sink):
         for row in rows:
             units = {"samples": row.samples, "epochs": row.epochs, "time": row.time}
             known = {unit: value for unit, value in units.items() if value is not None}
-            self._run.log(row.values | known, step=row.step)
+            media = {item.path[1]: _as_wandb(item) for item in row.media}
+            self._run.log(row.values | media | known, step=row.step)
+
+
+def _as_wandb(item: Kept) -> Any:
+    import wandb  # pyright: ignore[reportMissingImports]
+
+    array = item.read()
+    if item.path[0] == IMAGES:
+        return wandb.Image(contact_sheet(array))
+    found = unpack_histogram(array)
+    return wandb.Histogram(np_histogram=(found.counts, found.edges))
 
 
 class WandbRun(Protocol):
@@ -47,7 +62,8 @@ def wandb_logger(run: WandbRun, *, every: Every | None = None, timeout: float = 
         1 0.5
         2 0.5
 
-    A row is logged with its step; samples, epochs and time are there as well, to plot over. A server must not end a
+    A row is logged with its step; samples, epochs and time are there as well, to plot over. Images and histograms are
+    logged as such. A server must not end a
     run: errors are only warned of, and if rows come faster than they can be sent for a long time, the oldest are left
     out, and a warning says how many. W&B itself leaves out steps that its run has already, so a run that is resumed
     from an earlier step needs `wandb.init(resume_from=...)`, or is not logged again until it is past them. The run

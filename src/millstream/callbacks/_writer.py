@@ -23,6 +23,7 @@ from millstream.loops.column import Column
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.log_entries import Name
 from millstream.loops.loop_state import LoopState, is_nested_in
+from millstream.loops.media_log import Kept
 from millstream.loops.schedules import Schedule, as_schedule
 from millstream.loops.schedules import every as every_so_many
 from millstream.reading.contracts import PyTree
@@ -36,7 +37,7 @@ _NUMBERS = (int, float, bool)
 
 
 class Row(NamedTuple):
-    """What a step has logged: single numbers by name, and where the run was."""
+    """What a step has logged: single numbers by name, where the run was, and media if they are taken."""
 
     step: int
     samples: int
@@ -44,6 +45,7 @@ class Row(NamedTuple):
     time: float
     date: float
     values: dict[str, float]
+    media: Sequence[Kept] = ()
 
 
 class Sink:
@@ -54,6 +56,7 @@ class Sink:
         place: The file, folder or run that it writes to; None if it has no name.
         separator: What stands between collection and entry, where an entry's name alone says too little.
         reserved: Names that entries cannot have.
+        takes_media: Whether rows come with images and histograms.
         patience: Seconds that the end of a run waits for it. It must not hold up a run, then: rows that come too fast
             are left out, oldest first, and its errors are only warned of. None: nothing is left out, the run waits for
             as long as it takes, and an error ends it.
@@ -63,6 +66,7 @@ class Sink:
     place: Any = None
     separator = "/"
     reserved: frozenset[str] = frozenset()
+    takes_media = False
     patience: float | None = None
 
     def begin(self, loop_state: LoopState) -> None:
@@ -94,23 +98,28 @@ class ReadRows:
     Attributes:
         elapsed: Where the run was at each of them, by row number.
         columns: Name, row numbers and values of each column. There may be values of other rows, too.
+        media: The images and histograms of each row that has some.
     """
 
     elapsed: dict[int, Elapsed]
     columns: list[tuple[str, Sequence[int], list[Any]]]
+    media: dict[int, list[Kept]]
 
     def steps(self) -> list[int]:
         """The step of each."""
         return [elapsed.steps for elapsed in self.elapsed.values()]
 
     def made(self) -> list[Row]:
-        """The rows; those without a single number are left out."""
-        made = {row: Row(e.steps, e.samples, e.epochs, e.time, e.date, {}) for row, e in self.elapsed.items()}
+        """The rows; those with nothing to write are left out."""
+        made = {
+            row: Row(e.steps, e.samples, e.epochs, e.time, e.date, {}, self.media.get(row, ()))
+            for row, e in self.elapsed.items()
+        }
         for name, rows, values in self.columns:
             for row, value in zip(rows, values, strict=False):
                 if row in made and type(value) in _NUMBERS:
                     made[row].values[name] = +value  # a bool becomes a number by this
-        return [row for row in made.values() if row.values]
+        return [row for row in made.values() if row.values or row.media]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -240,6 +249,7 @@ class RowCursor:
         history: Whose rows they are.
         every: Which of them are wanted; None: all.
         name: The name of an entry, from its path and all columns; None if it is not wanted.
+        takes_media: Whether images and histograms are wanted, too.
     """
 
     def __init__(
@@ -247,6 +257,7 @@ class RowCursor:
         history: History,
         every: Callable[[Elapsed], bool] | None,
         name: Callable[[Name, Mapping[Name, Column]], str | None],
+        takes_media: bool = False,
     ) -> None:
         self._history = history
         self._every = every
@@ -254,6 +265,8 @@ class RowCursor:
         self._names: dict[Name, str | None] = {}
         self._waiting: dict[int, Elapsed | None] = {}  # rows, in order; None: the history knows where it was
         self._next = 0
+        self._takes_media = takes_media
+        self._next_media = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -326,7 +339,22 @@ class RowCursor:
                 for row, elapsed in taken.items()
                 if self._every(elapsed.replace(final=True) if row == newest else elapsed)
             }
-        return ReadRows(taken, columns) if taken else None
+        return ReadRows(taken, columns, self._media_of(taken)) if taken else None
+
+    def _media_of(self, taken: Mapping[int, Elapsed]) -> dict[int, list[Kept]]:
+        """The images and histograms of some rows; those of earlier ones are passed over for good."""
+        found, log = {}, self._history.media
+        if not self._takes_media or log.count == self._next_media:
+            return found
+        rows = {elapsed.steps: row for row, elapsed in taken.items()}
+        newest = max(rows)
+        for item in log.since(self._next_media):
+            if item.elapsed.steps > newest:
+                break
+            self._next_media = item.number + 1
+            if item.elapsed.steps in rows:
+                found.setdefault(rows[item.elapsed.steps], []).append(item)
+        return found
 
 
 def entry_name(
@@ -360,11 +388,11 @@ def entry_name(
 class Writer(Observer):
     """Writes what is logged in the background; made by `csv_logger`, `tensorboard` and the like.
 
-    Written are single numbers; outputs and other arrays are not. An entry is called by its name, or by collection and
-    name if the name alone is taken already. A row is written when its step is over, so nothing waits for the device:
-    about a second later if the writer is called at every step, else when it is called next, and at the end. What a test
-    inside a loop logs per batch is not written; its results are in the rows of the loop around it. Only the first of
-    several processes writes.
+    Written are single numbers, and images and histograms where they can be shown; other arrays are not. An entry is
+    called by its name, or by collection and name if the name alone is taken already. A row is written when its step is
+    over, so nothing waits for the device: about a second later if the writer is called at every step, else when it is
+    called next, and at the end. What a test inside a loop logs per batch is not written; its results are in the rows of
+    the loop around it. Only the first of several processes writes.
 
     Example:
         >>> with ms.callbacks.jsonl_logger("losses.jsonl") as writer:
@@ -412,7 +440,7 @@ class Writer(Observer):
             self._sink.begin(loop_state)
             newest = self._sink.open(step)
             names = functools.partial(entry_name, separator=self._sink.separator, reserved=self._sink.reserved)
-            self._rows = RowCursor(loop_state.history, self._every, names)
+            self._rows = RowCursor(loop_state.history, self._every, names, self._sink.takes_media)
             self._rows.add_steps([unwritten for unwritten in self._unwritten if newest < unwritten <= step])
             self._thread = WriterThread(self._sink)
             # Rows are written, too, if nobody closes the writer: when it is gone, or at the end of the process, and

@@ -1,6 +1,7 @@
 """A text file of rows, one line each, that grows at its end and can be cut after a step."""
 
 import io
+import json
 import os
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ from millstream.files.safe_path import open_plain, plain_reader
 from millstream.text.errors import describe_value
 
 RECORD = "record.jsonl"  # in the folder of a run
+MEDIA_FILE = "media.jsonl"  # its images and histograms
 SAMPLES_OF = "samples of "  # before the name of a source, in a record
 UNITS = ("steps", "samples", "epochs", "time", "date")  # what every line begins with
 
@@ -99,3 +101,8 @@ def write_whole(file: io.FileIO, data: bytes) -> None:
     left = memoryview(data)
     while left:
         left = left[file.write(left) :]
+
+
+def encode_line(line: dict[str, Any]) -> bytes:
+    """A line of JSON."""
+    return json.dumps(line, separators=(",", ":")).encode() + b"\n"

@@ -15,6 +15,8 @@ from millstream.loops._timeline import Timeline
 from millstream.loops.column import IN_FLIGHT, Column, read_columns, require_readable
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.log_entries import Logs, Name, as_logs, describe_logged, find_entry, require_name
+from millstream.loops.media import MEDIA
+from millstream.loops.media_log import MediaLog
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_leaf, describe_value, require_int
 
@@ -38,7 +40,8 @@ class PlotOptions(TypedDict, total=False):
 class History(Sequence[Logs]):
     """What was logged at which step: a table with one row per step that logged anything.
 
-    Values that come from a device stay there until many can be read at once, or are asked for.
+    Values that come from a device stay there until many can be read at once, or are asked for. Images and histograms
+    are not in the table: they are kept beside it for writers, and only so many of them.
 
     Example:
         >>> history = ms.loops.history()
@@ -52,6 +55,7 @@ class History(Sequence[Logs]):
         self._moments = Timeline()
         self._newest_step: int | None = None
         self._columns: dict[Name, Column] = {}
+        self._media = MediaLog()
 
     def commit(self, elapsed: Elapsed, logs: Mapping[str, object]) -> None:
         """Keep what a step has logged; nothing waits for a device.
@@ -65,6 +69,10 @@ class History(Sequence[Logs]):
             self._moments.append(elapsed)
         row, columns, due = self._moments.length - 1, self._columns, []
         for collection, entries in logs.items():
+            if collection in MEDIA:
+                for name, value in entries.items():
+                    self._media.add((collection, name), elapsed, value)
+                continue
             for name, value in entries.items():
                 try:
                     column = columns[collection, name]
@@ -93,7 +101,14 @@ class History(Sequence[Logs]):
             masks: The masks of their batches, unless the real rows of each are its first ones.
         """
         rows = self._new_rows(passed)
+        media = {path: block for path, block in logs.entries() if path[0] in MEDIA}
+        if media:
+            for row, elapsed in enumerate(passed.moments()):
+                for path, block in media.items():
+                    self._media.add(path, elapsed, block, row)
         for path, block in logs.entries():
+            if path in media:
+                continue
             column = self._columns.get(path)
             if column is None:
                 column = self._new_column(path, block, plain=block.ndim == 1)
@@ -108,7 +123,14 @@ class History(Sequence[Logs]):
             columns: The values of each entry, one for each step.
         """
         rows, due = self._new_rows(passed), []
+        media = {path: values for path, values in columns.items() if path[0] in MEDIA}
+        if media:
+            for row, elapsed in enumerate(passed.moments()):
+                for path, values in media.items():
+                    self._media.add(path, elapsed, values[row])
         for path, values in columns.items():
+            if path in media:
+                continue
             column = self._columns.get(path)
             if column is None:
                 column = self._new_column(path, values[0], plain=getattr(values[0], "ndim", 0) == 0)
@@ -124,8 +146,14 @@ class History(Sequence[Logs]):
 
     @property
     def plain(self) -> bool:
-        """Whether nothing but single numbers has been logged."""
-        return all(column.plain for column in self._columns.values())
+        """Whether nothing but single numbers has been logged, and no image or histogram at the newest row."""
+        large = self._newest_step is not None and self._media.newest_step == self._newest_step
+        return not large and all(column.plain for column in self._columns.values())
+
+    @property
+    def media(self) -> MediaLog:
+        """The images and histograms that are kept, for writers."""
+        return self._media
 
     def _new_column(self, path: Name, value: Any, *, plain: bool) -> Column:
         for part in path:

@@ -32,7 +32,7 @@ class InnerLoop(Callback):
         self._suffix = "" if name is None else f"_{name}"
         self._output_state = output_state
         self._aggregation = Aggregation("inner_loop" if name is None else f"inner_loop {name!r}", aggregation)
-        self._counted: weakref.WeakKeyDictionary[History, int] = weakref.WeakKeyDictionary()
+        self._counted: weakref.WeakKeyDictionary[History, tuple[int, int]] = weakref.WeakKeyDictionary()
 
     def __loop_callback__(self, loop_state: LoopState) -> Any:
         logs, state = self(loop_state.state)
@@ -55,9 +55,13 @@ class InnerLoop(Callback):
             )
         inner_state, history, _ = output
         # A function may continue with one history, call after call; earlier rows have been logged already.
-        start, self._counted[history] = self._counted.get(history, 0), len(history)
+        media = history.media
+        start, shown = self._counted.get(history, (0, 0))
+        self._counted[history] = len(history), media.count
         interrupted = getattr(output, "interrupted", False)
         logs = Logs() if interrupted else self._aggregation(history, start)
+        for item in [] if interrupted else reversed(media.since(shown)):
+            logs.add_entry(*item.path, item.read())  # of several, the first stays
         named = Logs()
         for (collection, name), value in logs.entries():
             named.add_entry(collection, name + self._suffix, value)
@@ -93,8 +97,9 @@ def inner_loop(name: Any, fn: Any = None, *, output_state: bool = False, aggrega
 
     Stateful metrics stand for all batches so far, so their last value counts. Outputs are dropped: joined again at
     every test they would fill the history of a training run; `aggregation={"outputs": "concatenate"}` keeps them,
-    without padding. Everything else is averaged, weighted by samples. An interrupted loop logs nothing, because a part
-    of the data would pass for all of them; the loop around it is interrupted, too.
+    without padding. Of images and histograms, those of the first batch are logged. Everything else is averaged,
+    weighted by samples. An interrupted loop logs nothing, because a part of the data would pass for all of them; the
+    loop around it is interrupted, too.
 
     Args:
         name: What its entries are called: `loss` becomes `loss_test`. It can be left out; names stay as they are then.

@@ -4,7 +4,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NoReturn, Self
 
 import jax
+from jax.typing import ArrayLike
 
+from millstream.loops.media import HISTOGRAMS, IMAGES, as_images, pack_histogram
 from millstream.text.errors import describe_value, did_you_mean, require_bool
 from millstream.text.summaries import value_text
 
@@ -31,7 +33,8 @@ class Logs(dict[str, dict[str, Any]]):
     """Named values in collections: `losses`, `metrics`, `stateful_metrics`, `outputs`, or any of your own.
 
     A pytree, so a compiled step can return it. Metrics are averaged over an epoch, weighted by samples; stateful
-    metrics are averages already and count as they are; outputs are arrays, one after the other.
+    metrics are averages already and count as they are; outputs are arrays, one after the other. Images and histograms
+    go to writers that can show them, and are in no table of the history.
 
     Example:
         >>> logs = ms.logs().add_loss("loss", 0.5).add_metrics(accuracy=0.9, error=0.1)
@@ -115,6 +118,41 @@ class Logs(dict[str, dict[str, Any]]):
     def add_outputs(self, outputs: Mapping[str, object] | None = None, /, **more: object) -> Self:
         """Several outputs: a mapping, keywords, or both."""
         return self.add_entries("outputs", outputs, **more)
+
+    def add_image(self, name: str, image: ArrayLike, *, most: int = 16) -> Self:
+        """An image, or several, for `ms.record`, TensorBoard and their like; also in a compiled step.
+
+        Example:
+            >>> logs = ms.logs().add_image("digits", np.zeros((4, 8, 8, 1), np.uint8))
+            >>> logs.images.digits.shape
+            (4, 8, 8, 1)
+
+        Not every one is kept: of an entry the first 32, and then one each time the steps have grown by 5 %. A test
+        shows those of its first batch.
+
+        Args:
+            name: What they are called.
+            image: HxW, HxWxC, or several as NxHxWxC, with 1, 3 or 4 channels: uint8, or floats from 0 to 1.
+            most: How many of several to keep; the first ones.
+        """
+        return self.add_entry(IMAGES, name, as_images("Logs.add_image", image, most))
+
+    def add_histogram(self, name: str, values: ArrayLike) -> Self:
+        """How the values of an array are distributed; in a compiled step the program counts them.
+
+        Example:
+            >>> logs = ms.logs().add_histogram("gradient", np.array([0.0, 0.5, 1.0, np.nan]))
+            >>> edges, counts = logs.histograms.gradient
+            >>> edges[0], edges[-1], counts.sum()  # 64 bins, and a last count of what is not finite
+            (np.float32(0.0), np.float32(1.0), np.float32(4.0))
+
+        Which are kept is as for `add_image`.
+
+        Args:
+            name: What it is called.
+            values: Real numbers of any shape.
+        """
+        return self.add_entry(HISTOGRAMS, name, pack_histogram("Logs.add_histogram", values))
 
     def merge(self, other: Mapping[str, object] | None) -> Self:
         """Take in other logs; their values win."""

@@ -20,6 +20,7 @@ from millstream.errors import DamagedCheckpoint
 from millstream.files.safe_path import plain_reader
 from millstream.loops import History
 from millstream.loops.history_parts import decode_history, is_history
+from millstream.report._record_lines import parsed
 from millstream.report._run_data import RunData, mixture_of, times_of
 from millstream.text.errors import describe_value, require_path
 
@@ -112,7 +113,7 @@ class RecordReader:
 
     def _forget(self) -> None:
         self._offset, self._number, self._newest = 0, 0, b""
-        self._rows, self._ended, self._is_first = Rows(), None, True
+        self._rows, self._ended, self._ended_at, self._is_first = Rows(), None, None, True
         self._beginnings: list[dict[str, Any]] = []
         self._windows: list[dict[str, Any]] = []
 
@@ -144,16 +145,17 @@ class RecordReader:
             group = list(alike)
             table = _as_table(group)
             if table is None:
-                self._take_parsed(self._parsed(group))
+                self._take_parsed(group)
             else:
                 self._rows.add_table(*table)
-                self._ended = None
+                self._ended = self._ended_at = None
             self._offset += sum(map(len, group))
             self._number += len(group)
             self._newest = group[-1]
 
-    def _take_parsed(self, parsed: list[dict[str, Any]]) -> None:
-        for line in parsed:
+    def _take_parsed(self, lines: list[bytes]) -> None:
+        for number, text in enumerate(lines, start=self._number + 1):
+            line = parsed(self._path, number, text)
             if "logged" in line:
                 self._rows.extend([line])
             elif "spent" in line:
@@ -162,29 +164,16 @@ class RecordReader:
             elif "run" in line:
                 self._beginnings.append(line["run"])
                 self._is_first = True
-            self._ended = line.get("ended")
-
-    def _parsed(self, lines: list[bytes]) -> list[dict[str, Any]]:
-        """The lines as values."""
-        parsed = []
-        for number, text in enumerate(lines, start=self._number + 1):
-            try:
-                line = json.loads(text)
-                line["steps"]
-            except (ValueError, KeyError, TypeError):
-                raise ValueError(
-                    f"{_CALLER} reads records as ms.record writes them. Line {number} of {self._path} is "
-                    f"{describe_value(text[:60])}."
-                ) from None
-            parsed.append(line)
-        return parsed
+            elif "code" in line and self._beginnings:
+                self._beginnings[-1]["code"] = line["code"]
+            self._ended, self._ended_at = line.get("ended"), line.get("date")
 
     def run(self) -> RunData:
         """What has been read."""
         history, times = self._rows.history(), times_of(self._windows)
         mixture = mixture_of(self._windows, self._beginnings)
-        kind = "a record of ms.record"
-        return RunData(self._name, kind, history, times, [*self._beginnings], self._ended, mixture)
+        kind, beginnings, media = "a record of ms.record", [*self._beginnings], _media_beside(self._path)
+        return RunData(self._name, kind, history, times, beginnings, self._ended, mixture, self._ended_at, media)
 
 
 def _as_table(lines: list[bytes]) -> tuple[list[str], np.ndarray] | None:
@@ -212,6 +201,12 @@ def read_record(path: pathlib.Path, name: str) -> RunData:
     reader = RecordReader(path, name)
     reader.read()
     return reader.run()
+
+
+def _media_beside(path: pathlib.Path) -> pathlib.Path | None:
+    """The file with the images and histograms of a record, by what the record is called; None if there is none."""
+    found = path.with_name(path.name.replace("record", "media", 1))
+    return found if path.name.startswith("record") and found.is_file() else None
 
 
 def read_jsonl(path: pathlib.Path) -> RunData:

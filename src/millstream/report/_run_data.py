@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import pathlib
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from millstream.callbacks.log_file import SAMPLES_OF
 from millstream.loops import History
 from millstream.loops.curves import Curve, panels
+from millstream.report._media import Media, read_media
 
 # What the time of a run is used for, in the order in which it is shown; the rest of it are steps.
 USES = {
@@ -38,8 +40,9 @@ class Times:
         busy: Seconds of each window without compiling and tests.
         steady: Which windows tell how fast the steps are: not the first ones, nor those with compiling or little else
             than a test.
-        memory: Bytes in use at the end of each window by `host_memory` and `device_memory`; NaN where not known, and
-            no entry if nowhere.
+        memory: Bytes in use at the end of each window by `host_memory` and `device_memory`, and the most so far by
+            `device_memory_peak`; NaN where not known, and no entry if nowhere.
+        first: Which windows are those with which the run began, or resumed.
     """
 
     ends: np.ndarray
@@ -49,6 +52,7 @@ class Times:
     busy: np.ndarray
     steady: np.ndarray
     memory: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    first: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, bool))
 
     def share(self, use: str) -> float | None:
         """The part of all time that went into a use, from 0 to 1; None if not counted."""
@@ -97,10 +101,10 @@ def times_of(windows: list[dict[str, Any]]) -> Times | None:
         steady &= uses["compiling"] <= _LITTLE_COMPILING * seconds
     memory = {
         name: np.array([window.get(name, np.nan) for window in spent], np.float64)
-        for name in ("host_memory", "device_memory")
+        for name in ("host_memory", "device_memory", "device_memory_peak")
         if any(name in window for window in spent)
     }
-    return Times(ends, seconds, samples, {"steps": np.maximum(rest, 0.0), **uses}, busy, steady, memory)
+    return Times(ends, seconds, samples, {"steps": np.maximum(rest, 0.0), **uses}, busy, steady, memory, is_first)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -157,6 +161,8 @@ class RunData:
         beginnings: What it was each time it was begun or resumed, as its record says it.
         ended: Why it ended; None if that is not known.
         mixture: The shares of the sources that its samples came from; None if they are not a mixture.
+        ended_at: When it ended, as a timestamp; None if that is not known.
+        media_file: The file with its images and histograms; None if there is none.
     """
 
     name: str
@@ -166,6 +172,13 @@ class RunData:
     beginnings: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     ended: str | None = None
     mixture: Mixture | None = None
+    ended_at: float | None = None
+    media_file: pathlib.Path | None = None
+
+    @functools.cached_property
+    def media(self) -> Media:
+        """Its images, histograms and first samples."""
+        return Media() if self.media_file is None else read_media(self.media_file)
 
     @functools.cached_property
     def panels(self) -> dict[str, list[Curve]]:

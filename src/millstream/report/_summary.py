@@ -1,66 +1,48 @@
-"""A run in a few figures, and a sentence of advice drawn from them."""
+"""A run in a few figures, and what it is in tables."""
 
 import datetime
-from collections.abc import Iterable, Sequence
+import json
+import shlex
 from html import escape
 from typing import Any
 
+import numpy as np
+
 from millstream.callbacks.bar_progress import duration_text
+from millstream.report._advice import findings
 from millstream.report._chart import value_text
-from millstream.report._charts import best_values, odd_values
+from millstream.report._charts import best_values
+from millstream.report._html_table import html_table
+from millstream.report._media_html import media_sections
 from millstream.report._run_data import RunData
 from millstream.text.tables import size_text, time_text
 
 _STAGES = ("stage", "where", "shapes", "dtypes", "bytes per batch", "memory", "note")
-_MOST_BEST = 4
-_MUCH_WAITING, _MUCH_TESTING, _MUCH_CALLING, _MUCH_COMPILING = 0.2, 0.4, 0.2, 0.4
+_MOST_BEST, _MOST_FINDINGS = 4, 3
 Tile = tuple[str, str, str]  # what it is, its value, and what is to be said of it
-_ADVICE = (
-    ("data", _MUCH_WAITING, "{} of the time was spent waiting for data: loader.tune() suggests how to fix it."),
-    (
-        "callbacks",
-        _MUCH_CALLING,
-        "{} of the time was spent in callbacks, logging and saving: let them be due less often, every(100) say.",
-    ),
-    (
-        "compiling",
-        _MUCH_COMPILING,
-        "{} of the time was spent compiling and starting, which a run does once: it is a smaller part of a longer one.",
-    ),
-    (
-        "evaluation",
-        _MUCH_TESTING,
-        "{} of the time was spent in tests: test_duration= tests on fewer batches.",
-    ),
-)
 
 
-def run_tables(run: RunData) -> str:
-    """What the run is, as far as its record says it."""
-    if not run.beginnings:
-        return ""
-    newest = run.beginnings[-1]
-    loaders = enumerate(newest["loaders"].items())
-    parts = [_pipeline(name, loader, is_open=number == 0) for number, (name, loader) in loaders]
-    parts += [_left_out(run), _tasks(newest), _state(newest["state"]), _versions(run.beginnings)]
+def all_tables(runs: list[RunData]) -> str:
+    """What the runs are, as far as their records say it; what is the same in all of them stands there once."""
+    sections = [run_sections(run) for run in runs]
+    shared = [each for each in sections[0] if all(each in others for others in sections[1:])] if len(runs) > 1 else []
+    parts = ["<h3>All runs</h3>", *shared] if shared else []
+    for run, found in zip(runs, sections, strict=True):
+        own = [each for each in found if each not in shared]
+        parts += [f"<h3>{escape(run.name)}</h3>"] if len(runs) > 1 and own else []
+        parts += own
     return "".join(parts)
 
 
-def html_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[str] = ()) -> str:
-    """A table in a box that scrolls by itself, if it is wider than the page; empty columns are left out."""
-    body = [*rows]
-    used = [i for i in range(len(header)) if any(row[i] for row in body)]
-    names = ['class="number"' if header[i] in numbers else "" for i in range(len(header))]
-    top = "".join(f"<th scope=col {names[i]}>{escape(header[i])}</th>" for i in used)
-    lines = "".join("<tr>" + "".join(f"<td {names[i]}>{_cell(row[i])}</td>" for i in used) + "</tr>" for row in body)
-    return (
-        '<div class="scroll" tabindex="0" role="region" aria-label="table">'
-        f"<table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table></div>"
-    )
-
-
-def _cell(text: str) -> str:
-    return escape(text).replace("\n", "<br>")
+def run_sections(run: RunData) -> list[str]:
+    """What a run is, in sections."""
+    parts = [_section(title, content, is_open=True) for title, content in media_sections(run.media)]
+    if run.beginnings:
+        newest = run.beginnings[-1]
+        loaders = enumerate(newest["loaders"].items())
+        parts += [_config(newest), *(_pipeline(name, loader, is_open=not number) for number, (name, loader) in loaders)]
+        parts += [_left_out(run), _tasks(newest), _state(newest["state"]), _versions(newest), _origin(run)]
+    return [part for part in parts if part]
 
 
 def _section(title: str, content: str, *, note: str = "", is_open: bool = False) -> str:
@@ -122,12 +104,57 @@ def _state(state: dict[str, Any]) -> str:
     return _section("Parameters", table, note=note)
 
 
-def _versions(beginnings: list[dict[str, Any]]) -> str:
-    rows = list(beginnings[-1]["versions"].items())
-    for number, beginning in enumerate(beginnings):
-        date = datetime.datetime.fromtimestamp(beginning["date"]).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
-        rows.append(("begun" if number == 0 else "gone on", f"{date}, after step {beginning['from_step']:,}"))
-    return _section("Versions", html_table(("", ""), rows), is_open=True)
+def _config(beginning: dict[str, Any]) -> str:
+    rows = list(flat_config(beginning).items())
+    return _section("Config", html_table(("", ""), rows), is_open=True) if rows else ""
+
+
+def flat_config(beginning: dict[str, Any]) -> dict[str, str]:
+    """The configuration of a run: texts by names with dots."""
+    made: dict[str, str] = {}
+
+    def add(prefix: str, value: Any) -> None:
+        if isinstance(value, dict) and value:
+            for name, each in value.items():
+                add(f"{prefix}.{name}" if prefix else name, each)
+        else:
+            made[prefix] = value if isinstance(value, str) else json.dumps(value)
+
+    for name, value in beginning.get("config", {}).items():
+        add(name, value)
+    return made
+
+
+def _versions(beginning: dict[str, Any]) -> str:
+    return _section("Versions", html_table(("", ""), beginning["versions"].items()), is_open=True)
+
+
+def _origin(run: RunData) -> str:
+    """Where a run comes from, and when it ran."""
+    rows = [(name, text) for name, text in origin(run).items() if text]
+    for number, beginning in enumerate(run.beginnings):
+        after = f"{_date(beginning['date'])}, after step {beginning['from_step']:,}"
+        rows.append(("resumed", after) if number else ("begun", _date(beginning["date"])))
+    if run.ended_at is not None:
+        rows.append(("ended", _date(run.ended_at)))
+    return _section("Origin", html_table(("", ""), rows), is_open=True)
+
+
+def origin(run: RunData) -> dict[str, str]:
+    """Note, command line, commit and host of a run, as texts; empty where not known."""
+    newest = run.beginnings[-1] if run.beginnings else {}
+    code = newest.get("code")
+    changed = ", and files that differ from it" if code is not None and code["dirty"] else ""
+    return {
+        "note": newest.get("note", ""),
+        "command": shlex.join(newest.get("command", [])),
+        "commit": "" if code is None else f"{code['commit'][:12]}{changed}",
+        "host": newest.get("host", ""),
+    }
+
+
+def _date(timestamp: float) -> str:
+    return datetime.datetime.fromtimestamp(timestamp).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
 
 
 def _text(value: Any) -> str:
@@ -163,8 +190,21 @@ def tiles(run: RunData) -> list[Tile]:
     waiting = None if run.times is None else run.times.share("data")
     if waiting is not None:
         made.append(("waiting for data", f"{100 * waiting:.0f} %", "of the time"))
+    made += _memory(run)
     for name, value, step in best_values(run)[:_MOST_BEST]:
         made.append((f"best {name}", value_text(value), f"at step {step:,.0f}"))
+    return made
+
+
+def _memory(run: RunData) -> list[Tile]:
+    """The most memory that was in use."""
+    known = {} if run.times is None else {name: float(np.nanmax(used)) for name, used in run.times.memory.items()}
+    made = []
+    if "host_memory" in known:
+        made.append(("host memory", size_text(int(known["host_memory"])), "the most of this process"))
+    if "device_memory" in known:
+        most = max(known["device_memory"], known.get("device_memory_peak", 0.0))
+        made.append(("device memory", size_text(int(most)), "the most of all its devices"))
     return made
 
 
@@ -192,23 +232,8 @@ def _speed(run: RunData) -> Tile | None:
 
 
 def advice(run: RunData) -> str:
-    """What the figures suggest to do, in a sentence."""
-    odd = odd_values(run)
-    if odd:
-        name, count, step = odd[0]
-        times = "once" if count == 1 else f"{count:,} times"
-        found = f"{name} was not finite {times}, first at step {step:,}"
-        return f"{found}: ms.callbacks.terminate_on_nan() stops such a run there."
-    if run.times is None:
-        return (
-            f"This is read from {run.kind}, which does not say what the time was used for, what the data went through "
-            'and with which versions: ms.record("run") among the callbacks writes that down.'
-        )
-    shares = {use: run.times.share(use) or 0.0 for use in run.times.uses}
-    for use, much, text in _ADVICE:
-        if shares.get(use, 0.0) >= much:
-            return text.format(f"{100 * shares[use]:.0f} %")
-    return f"{100 * shares['steps']:.0f} % of the time was spent in the steps themselves: the data keep up with them."
+    """What the figures suggest to do, in at most three sentences; what weighs most comes first."""
+    return " ".join(findings(run)[:_MOST_FINDINGS])
 
 
 def _length(seconds: float | None) -> str:

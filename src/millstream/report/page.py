@@ -15,9 +15,10 @@ import millstream
 from millstream.loops.history_table import whole_file
 from millstream.report._chart_html import COLORS, chart_html
 from millstream.report._charts import curve_charts, mixture_charts, moments, time_charts
+from millstream.report._differences import differences
 from millstream.report._reading import read_runs
 from millstream.report._run_data import RunData
-from millstream.report._summary import advice, html_table, run_tables, tiles
+from millstream.report._summary import advice, all_tables, origin, tiles
 from millstream.text.errors import describe_value, require_path
 
 _Path = str | os.PathLike[str]
@@ -100,7 +101,7 @@ def make_page(runs: list[RunData], *, is_live: bool = False, wrong: Sequence[str
         curves="".join(charts[: len(curves)]) or "<p>Nothing was logged.</p>",
         left_out=_left_out(left_out),
         times="".join(charts[len(curves) :]) or "<p>No timing data was recorded.</p>",
-        tables="".join(_tables(run, named=len(runs) > 1) for run in runs),
+        tables=all_tables(runs),
         # In a script element nothing but "<" could end the data.
         data=json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
         version=escape(millstream.__version__),
@@ -116,7 +117,9 @@ def _head(run: RunData) -> str:
         f"<li><span>{escape(name)}</span>{_figure(value)}<small>{escape(note)}</small></li>"
         for name, value, note in tiles(run)
     )
-    return f'<p class="advice">{escape(_advice(run))}</p><ul class="tiles">{cards}</ul>'
+    note = origin(run)["note"]
+    said = f'<p class="said">{escape(note)}</p>' if note else ""
+    return f'{said}<p class="advice">{escape(_advice(run))}</p><ul class="tiles">{cards}</ul>'
 
 
 def _figure(value: str) -> str:
@@ -143,17 +146,9 @@ def _legend(names: list[str]) -> str:
 
 def _comparison(runs: list[RunData]) -> str:
     """The figures of several runs beside each other, and the advice for each."""
-    figures = [{name: f"{value}\n{note}".strip() for name, value, note in tiles(run)} for run in runs]
-    names = list(dict.fromkeys(name for each in figures for name in each))
-    rows = [[name, *(each.get(name, "") for each in figures)] for name in names]
     said = "".join(f'<p class="advice"><b>{escape(run.name)}</b> {escape(_advice(run))}</p>' for run in runs)
-    return said + html_table(["", *(run.name for run in runs)], rows)
+    return said + differences(runs)
 
 
 def _left_out(names: list[str]) -> str:
     return f'<p class="note">Not drawn, because there are so many: {escape(", ".join(names))}.</p>' if names else ""
-
-
-def _tables(run: RunData, *, named: bool) -> str:
-    tables = run_tables(run)
-    return f"<h3>{escape(run.name)}</h3>{tables}" if named and tables else tables
