@@ -432,8 +432,9 @@
     });
     item.replaceChildren(made);
   };
+  const labelsOf = (chart) => [...new Set(chart.series.map((series) => series.label))];
   const upgradeLegend = ({ figure, chart }) => {
-    const labels = [...new Set(chart.series.map((series) => series.label))];
+    const labels = labelsOf(chart);
     if (!chart.stacked && labels.length > 1) [...figure.querySelectorAll(".legend li")].forEach((item, i) => button(item, view.off, chart.title + "\n" + labels[i]));
   };
   const upgradeRuns = () => [...get("runs").children].forEach((item, i) => button(item, view.hidden, runs[i].name));
@@ -480,9 +481,10 @@
   // A page that is served asks for a newer one. Figures that are there stay, with what they are doing.
   const update = (page) => {
     const charts = read(page), old = new Map(figures.map((each) => [each.chart.title, each]));
-    const opened = new Map([...document.querySelectorAll("#tables details")].map((each) => [each.querySelector("h3").textContent, each.open]));
-    for (const id of ["summary", "left-out", "tables", "runs"]) get(id).replaceChildren(...page.getElementById(id).childNodes);
-    for (const each of document.querySelectorAll("#tables details")) each.open = opened.get(each.querySelector("h3").textContent) ?? each.open;
+    const details = () => [...document.querySelectorAll("#tables details")], title = (each, i) => `${i} ${each.querySelector("h3").textContent}`;
+    const opened = new Map(details().map((each, i) => [title(each, i), each.open])), areNew = get("runs").textContent !== page.getElementById("runs").textContent;
+    for (const id of ["summary", "left-out", "tables", ...(areNew ? ["runs"] : [])]) get(id).replaceChildren(...page.getElementById(id).childNodes);
+    details().forEach((each, i) => (each.open = opened.get(title(each, i)) ?? each.open));
     const grids = [...document.querySelectorAll(".charts")], fresh = [...page.querySelectorAll(".charts")];
     figures = [];
     fresh.forEach((grid, i) => {
@@ -492,22 +494,24 @@
           if (chart) figures.push(begin(figure, chart));
           return figure;
         }
+        const isSame = labelsOf(chart).join("\n") === labelsOf(known.chart).join("\n"), items = figure.querySelectorAll(".legend li");
         chart.shown = known.chart.shown;
         known.chart = chart;
-        for (const part of ["figcaption", ".notes", ".legend"]) known.figure.querySelector(part).replaceChildren(...figure.querySelector(part).childNodes);
+        for (const part of ["figcaption", ".notes", ...(isSame ? [] : [".legend"])]) known.figure.querySelector(part).replaceChildren(...figure.querySelector(part).childNodes);
+        if (isSame) known.figure.querySelectorAll(".legend li").forEach((item, j) => (item.querySelector("button") ?? item).replaceChildren(...items[j].childNodes));
+        else upgradeLegend(known);
         known.figure.className = figure.className;
         known.figure.dataset.chart = figure.dataset.chart;
-        upgradeLegend(known);
         figures.push(known);
         return known.figure;
       });
       // What is in its place is not moved, so that it keeps the focus.
       children.forEach((child, j) => grids[i].children[j] !== child && grids[i].insertBefore(child, grids[i].children[j] ?? null));
-      while (grids[i].children.length > children.length) grids[i].lastChild.remove();
+      while (grids[i].children.length > children.length) grids[i].lastElementChild.remove();
     });
     document.title = page.title;
     document.querySelector("h1").textContent = page.querySelector("h1").textContent;
-    upgradeRuns();
+    if (areNew) upgradeRuns();
     offerUnits();
     redraw();
   };
