@@ -345,7 +345,9 @@ def test_the_page_follows_its_runs_and_keeps_what_the_reader_has_chosen(folder, 
         window.run("window.pressed = kept.querySelectorAll('.legend button')[1]; pressed.click(); pressed.focus()")
         append(paths[0], rows(301, 310))
         wait_until("return document.querySelector('td + td').textContent.startsWith('310')")
-        assert window.run("return document.activeElement === pressed && pressed.getAttribute('aria-pressed')") == "false"
+        assert (
+            window.run("return document.activeElement === pressed && pressed.getAttribute('aria-pressed')") == "false"
+        )
         assert window.run("pressed.click(); return kept.querySelectorAll('.raw.s1').length") == 1
         window.run("document.getElementById('back').click(); document.querySelectorAll('#runs button')[1].click()")
         assert "300" in window.run("return kept.querySelector('.x-axis').textContent")

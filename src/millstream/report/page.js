@@ -172,6 +172,7 @@
     const span = (values) => most(values) - least(values);
     const canLog = all.length > 0 && all.every((value) => value >= 1e-270 && value < 1e270), scale = controls.scale.value;
     chart.x = across(unitOf(chart), low, high);
+    chart.cut = false;
     if (chart.kind === "share") {
       chart.y = { low: 0, high: 1, ticks: [0, 25, 50, 75, 100].map((each) => [each / 100, `${each} %`]) };
     } else if (chart.kind === "bytes") {
@@ -180,8 +181,8 @@
     } else if (canLog && (scale === "logarithmic" || (scale === "" && chart.log))) {
       chart.y = logarithmic(all);
     } else {
-      const cut = scale === "" && view.zoom === null && chart.over === "step" && late.length > 1 && span(late) > 0 && span(late) * 3 < span(all);
-      chart.y = linear(cut ? late : all, chart.least);
+      chart.cut = scale === "" && view.zoom === null && chart.over === "step" && late.length > 1 && span(late) > 0 && span(late) * 3 < span(all);
+      chart.y = linear(chart.cut ? late : all, chart.least);
     }
   };
 
@@ -286,6 +287,7 @@
     drawAxes(figure, chart);
     drawLines(figure, chart, shown);
     drawMarks(figure, chart, shown);
+    figure.querySelector(".cut").hidden = !chart.cut;
     figure.hidden = chart.single && view.hidden.has(runs[chart.series[0].run].name);
     if (chart.shown !== undefined) show(figure, chart, chart.shown);
   };
@@ -341,8 +343,9 @@
     } else {
       for (const series of shown) cells(body, [series.label, found.get(series)], colorOf(chart, series));
     }
-    readout.style.left = place01 < 0.5 ? `calc(${at} + 12px)` : "";
-    readout.style.right = place01 < 0.5 ? "" : `calc(${percent(1 - place01)} + 12px)`;
+    // To the right of the cursor, to its left, or where there is room for it: 50 dots are those of the axis.
+    const room = readout.parentElement.clientWidth, x = place01 * room, width = readout.offsetWidth;
+    readout.style.left = `${x + 12 + width <= room ? x + 12 : x - 12 - width >= -50 ? x - 12 - width : Math.max(room - width, -50)}px`;
   };
   // Of steps only those that have points, so that the cursor jumps from one to the next.
   const snapped = (chart, value) => {
