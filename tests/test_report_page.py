@@ -223,11 +223,12 @@ def test_long_numbers_of_tiles_are_shortened(folder):
 def test_an_axis_shows_what_matters_and_says_what_it_leaves_out(opened, one):
     window = opened(one)
     assert texts(window, "[data-chart='1'] h3") == ["accuracy"]
-    assert texts(window, "[data-chart='1'] .caption") == ["best 0.93 at step 200, start cut off"]
+    said = "return document.querySelector(\"[data-chart='1'] .caption\").innerText"
+    assert window.run(said).split() == "best 0.93 at step 200 start cut off".split()
     shown = ticks(window, "y", 1)
     assert shown[0] >= 0.8 and np.diff(shown).max() <= 0.05 + 1e-9
     choose(window, "scale", "linear")
-    assert ticks(window, "y", 1)[0] <= 0.2
+    assert ticks(window, "y", 1)[0] <= 0.2 and "cut" not in window.run(said)
 
 
 def test_the_script_draws_what_was_there_before(opened, one, three):
@@ -399,8 +400,14 @@ def test_a_finger_zooms(opened, one):
 def test_several_runs_fit_on_a_phone(opened, three, width):
     window = opened(three, width=width)
     zoom_half(window)
-    window.move(*[area(window)[0] + 30, area(window)[1] + 30])
-    assert window.run("return document.documentElement.scrollWidth") == width
+    left, top, wide, _ = area(window)
+    for part in (0.01, 0.5, 0.99):
+        window.move(left + part * wide, top + 30)
+        assert window.run("return document.documentElement.scrollWidth") == width
+        begin, end = window.run(
+            "const box = document.querySelector('.readout').getBoundingClientRect(); return [box.left, box.right]"
+        )
+        assert 0 <= begin < end <= width
 
 
 def test_numbers_do_not_break(opened, one):

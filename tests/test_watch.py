@@ -96,7 +96,7 @@ def test_only_the_new_bytes_are_read(folder, monkeypatch):
     reader = RecordReader(path, "run")
     assert reader.read()
     take = reader._take
-    monkeypatch.setattr(reader, "_take", lambda lines: (seen.extend(lines), take(lines)))
+    monkeypatch.setattr(reader, "_take", lambda data: (seen.extend(data.splitlines()), take(data)))
     assert not reader.read() and seen == []
     append(path, rows(1001, 1003))
     assert reader.read() and len(seen) == 3
@@ -342,6 +342,13 @@ def test_the_page_follows_its_runs_and_keeps_what_the_reader_has_chosen(folder, 
             append(path, rows(101, 300, offset=number))
         wait_until("return document.querySelector('.note').textContent.includes('300 steps')")
         assert window.run(state) == before
+        window.run("window.pressed = kept.querySelectorAll('.legend button')[1]; pressed.click(); pressed.focus()")
+        append(paths[0], rows(301, 310))
+        wait_until("return document.querySelector('td + td').textContent.startsWith('310')")
+        assert (
+            window.run("return document.activeElement === pressed && pressed.getAttribute('aria-pressed')") == "false"
+        )
+        assert window.run("pressed.click(); return kept.querySelectorAll('.raw.s1').length") == 1
         window.run("document.getElementById('back').click(); document.querySelectorAll('#runs button')[1].click()")
         assert "300" in window.run("return kept.querySelector('.x-axis').textContent")
         assert window.run("return document.querySelectorAll('.raw.c1').length") > 0

@@ -240,6 +240,7 @@ class Chart:
         over: "step", or "time": each value then holds from the point before it.
         kind: What its values are: "number", "share" or "bytes".
         is_log: Whether a logarithmic axis shows its values best.
+        is_cut: Whether its first values are not on its axis.
         least: A value below which its axis need not go; None if there is none.
         stacked: Whether its values lie upon each other.
         of_one_run: Whether it shows one run among several: its colors are then not those of runs.
@@ -254,6 +255,7 @@ class Chart:
     over: str = "step"
     kind: str = "number"
     is_log: bool = False
+    is_cut: bool = False
     least: float | None = None
     stacked: bool = False
     of_one_run: bool = False

@@ -20,7 +20,8 @@ _CROSS = "\N{MULTIPLICATION SIGN}"
 def chart_html(chart: Chart, number: int, runs: Sequence[str]) -> str:
     """The chart; `number` tells it from the others of the page, which is about these runs."""
     heading = f"chart-{number}"
-    caption = f'<span class="caption">{escape(chart.caption)}</span>' if chart.caption else ""
+    cut = f'<span class="cut"{"" if chart.is_cut else " hidden"}>start cut off</span>'
+    caption = f'<span class="caption">{escape(chart.caption)} {cut}</span>'
     names = "chart" + (" stacked" if chart.stacked else "") + (" epochs" if chart.epochs else "")
     drawn = "".join(_blocks(chart) if chart.stacked else _curves(chart))
     return (

@@ -86,19 +86,16 @@ def _chart(subject: str, curves: list[tuple[RunData, Curve]], runs: list[RunData
     x, log = steps_axis(float(steps.min()), float(steps.max())), log_axis(values)
     known, shown = values[np.isfinite(values)], settled_part(x.place(steps), values)
     is_log = log is not None and is_loss(subject) and bool(known.max() / known.min() >= _DECADES)
-    best, said = series[-1].best if len(runs) == 1 else None, []
-    if best is not None:
-        said.append(f"best {value_text(best[1])} at step {best[0]:,.0f}")
-    if not is_log and shown is not values:
-        said.append("start cut off")
+    best = series[-1].best if len(runs) == 1 else None
     return Chart(
         subject,
         x,
         log if is_log and log is not None else linear_axis(shown),
         series,
         is_log=is_log,
+        is_cut=not is_log and shown is not values,
         epochs=_epochs(runs[0]) if len(runs) == 1 else [],
-        caption=", ".join(said),
+        caption="" if best is None else f"best {value_text(best[1])} at step {best[0]:,.0f}",
     )
 
 

@@ -130,9 +130,12 @@ class RecordReader:
                 self._identity = status.st_dev, status.st_ino
             begin = self._offset
             file.seek(begin)
-            while (lines := file.readlines(_AT_ONCE)) and lines[-1].endswith(b"\n"):
-                self._take(lines)
-            self._take(lines[:-1])  # the last one is being written, or its writer was killed in the middle of it
+            rest = b""  # of a line that is being written, or whose writer was killed in the middle of it
+            while data := file.read(_AT_ONCE):
+                data = rest + data
+                end = data.rfind(b"\n") + 1
+                self._take(data[:end])
+                rest = data[end:]
         return is_other or self._offset > begin
 
     def _continues(self, file: BufferedReader) -> bool:
@@ -140,18 +143,26 @@ class RecordReader:
         file.seek(self._offset - len(self._newest))
         return file.read(len(self._newest)) == self._newest
 
-    def _take(self, lines: list[bytes]) -> None:
-        for _, alike in itertools.groupby(lines, lambda line: line.count(b'"')):
-            group = list(alike)
-            table = _as_table(group)
-            if table is None:
-                self._take_parsed(group)
-            else:
-                self._rows.add_table(*table)
-                self._ended = self._ended_at = None
-            self._offset += sum(map(len, group))
-            self._number += len(group)
-            self._newest = group[-1]
+    def _take(self, data: bytes) -> None:
+        """Take in whole lines."""
+        count, quotes = data.count(b"\n"), data[: data.find(b"\n")].count(b'"')
+        if data.count(b'"') != count * quotes:  # not all of them are alike
+            lines = data.splitlines(keepends=True)
+            for _, alike in itertools.groupby(lines, lambda line: line.count(b'"')):
+                self._take_alike(b"".join(alike))
+        elif data:
+            self._take_alike(data)
+
+    def _take_alike(self, data: bytes) -> None:
+        table = _as_table(data)
+        if table is None:
+            self._take_parsed(data.splitlines(keepends=True))
+        else:
+            self._rows.add_table(*table)
+            self._ended = self._ended_at = None
+        self._offset += len(data)
+        self._number += data.count(b"\n")
+        self._newest = data[data.rfind(b"\n", 0, -1) + 1 :]
 
     def _take_parsed(self, lines: list[bytes]) -> None:
         for number, text in enumerate(lines, start=self._number + 1):
@@ -176,21 +187,21 @@ class RecordReader:
         return RunData(self._name, kind, history, times, beginnings, self._ended, mixture, self._ended_at, media)
 
 
-def _as_table(lines: list[bytes]) -> tuple[list[str], np.ndarray] | None:
-    """Many rows that logged the same entries, as `Rows.add_table` takes them; None if the lines are not that.
+def _as_table(data: bytes) -> tuple[list[str], np.ndarray] | None:
+    """Lines of rows that logged the same entries, as `Rows.add_table` takes them; None if they are not that.
 
     A record of 10^6 rows is 10^6 lines. What is common to them is cut out, and the numbers are read all at once, which
     takes half the time of reading each line as JSON.
     """
-    first = lines[0].split(b'"')[1::2]
+    first, count = data[: data.find(b"\n")].split(b'"')[1::2], data.count(b"\n")
     if tuple(first[: len(_BEGIN_OF_ROW)]) != _BEGIN_OF_ROW or any(name.endswith(b"\\") for name in first):
         return None
-    parts = b"".join(lines).split(b'"')
-    if parts[1::2] != first * len(lines):
+    parts = data.split(b'"')
+    if parts[1::2] != first * count:
         return None
     try:
         numbers = json.loads(b"[%b]" % b"".join(parts[2::2]).translate(_ONLY_NUMBERS, b":{}").removesuffix(b","))
-        table = np.array(numbers, np.float64).reshape(len(lines), len(first) - 1)
+        table = np.array(numbers, np.float64).reshape(count, len(first) - 1)
         return [json.loads(b'"%b"' % name) for name in first[len(_BEGIN_OF_ROW) :]], table
     except (ValueError, TypeError):
         return None

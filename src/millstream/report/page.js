@@ -172,6 +172,7 @@
     const span = (values) => most(values) - least(values);
     const canLog = all.length > 0 && all.every((value) => value >= 1e-270 && value < 1e270), scale = controls.scale.value;
     chart.x = across(unitOf(chart), low, high);
+    chart.cut = false;
     if (chart.kind === "share") {
       chart.y = { low: 0, high: 1, ticks: [0, 25, 50, 75, 100].map((each) => [each / 100, `${each} %`]) };
     } else if (chart.kind === "bytes") {
@@ -180,8 +181,8 @@
     } else if (canLog && (scale === "logarithmic" || (scale === "" && chart.log))) {
       chart.y = logarithmic(all);
     } else {
-      const cut = scale === "" && view.zoom === null && chart.over === "step" && late.length > 1 && span(late) > 0 && span(late) * 3 < span(all);
-      chart.y = linear(cut ? late : all, chart.least);
+      chart.cut = scale === "" && view.zoom === null && chart.over === "step" && late.length > 1 && span(late) > 0 && span(late) * 3 < span(all);
+      chart.y = linear(chart.cut ? late : all, chart.least);
     }
   };
 
@@ -286,6 +287,7 @@
     drawAxes(figure, chart);
     drawLines(figure, chart, shown);
     drawMarks(figure, chart, shown);
+    figure.querySelector(".cut").hidden = !chart.cut;
     figure.hidden = chart.single && view.hidden.has(runs[chart.series[0].run].name);
     if (chart.shown !== undefined) show(figure, chart, chart.shown);
   };
@@ -341,8 +343,9 @@
     } else {
       for (const series of shown) cells(body, [series.label, found.get(series)], colorOf(chart, series));
     }
-    readout.style.left = place01 < 0.5 ? `calc(${at} + 12px)` : "";
-    readout.style.right = place01 < 0.5 ? "" : `calc(${percent(1 - place01)} + 12px)`;
+    // To the right of the cursor, to its left, or where there is room for it: 50 dots are those of the axis.
+    const room = readout.parentElement.clientWidth, x = place01 * room, width = readout.offsetWidth;
+    readout.style.left = `${x + 12 + width <= room ? x + 12 : x - 12 - width >= -50 ? x - 12 - width : Math.max(room - width, -50)}px`;
   };
   // Of steps only those that have points, so that the cursor jumps from one to the next.
   const snapped = (chart, value) => {
@@ -432,8 +435,9 @@
     });
     item.replaceChildren(made);
   };
+  const labelsOf = (chart) => [...new Set(chart.series.map((series) => series.label))];
   const upgradeLegend = ({ figure, chart }) => {
-    const labels = [...new Set(chart.series.map((series) => series.label))];
+    const labels = labelsOf(chart);
     if (!chart.stacked && labels.length > 1) [...figure.querySelectorAll(".legend li")].forEach((item, i) => button(item, view.off, chart.title + "\n" + labels[i]));
   };
   const upgradeRuns = () => [...get("runs").children].forEach((item, i) => button(item, view.hidden, runs[i].name));
@@ -480,9 +484,10 @@
   // A page that is served asks for a newer one. Figures that are there stay, with what they are doing.
   const update = (page) => {
     const charts = read(page), old = new Map(figures.map((each) => [each.chart.title, each]));
-    const opened = new Map([...document.querySelectorAll("#tables details")].map((each) => [each.querySelector("h3").textContent, each.open]));
-    for (const id of ["summary", "left-out", "tables", "runs"]) get(id).replaceChildren(...page.getElementById(id).childNodes);
-    for (const each of document.querySelectorAll("#tables details")) each.open = opened.get(each.querySelector("h3").textContent) ?? each.open;
+    const details = () => [...document.querySelectorAll("#tables details")], title = (each, i) => `${i} ${each.querySelector("h3").textContent}`;
+    const opened = new Map(details().map((each, i) => [title(each, i), each.open])), areNew = get("runs").textContent !== page.getElementById("runs").textContent;
+    for (const id of ["summary", "left-out", "tables", ...(areNew ? ["runs"] : [])]) get(id).replaceChildren(...page.getElementById(id).childNodes);
+    details().forEach((each, i) => (each.open = opened.get(title(each, i)) ?? each.open));
     const grids = [...document.querySelectorAll(".charts")], fresh = [...page.querySelectorAll(".charts")];
     figures = [];
     fresh.forEach((grid, i) => {
@@ -492,22 +497,24 @@
           if (chart) figures.push(begin(figure, chart));
           return figure;
         }
+        const isSame = labelsOf(chart).join("\n") === labelsOf(known.chart).join("\n"), items = figure.querySelectorAll(".legend li");
         chart.shown = known.chart.shown;
         known.chart = chart;
-        for (const part of ["figcaption", ".notes", ".legend"]) known.figure.querySelector(part).replaceChildren(...figure.querySelector(part).childNodes);
+        for (const part of ["figcaption", ".notes", ...(isSame ? [] : [".legend"])]) known.figure.querySelector(part).replaceChildren(...figure.querySelector(part).childNodes);
+        if (isSame) known.figure.querySelectorAll(".legend li").forEach((item, j) => (item.querySelector("button") ?? item).replaceChildren(...items[j].childNodes));
+        else upgradeLegend(known);
         known.figure.className = figure.className;
         known.figure.dataset.chart = figure.dataset.chart;
-        upgradeLegend(known);
         figures.push(known);
         return known.figure;
       });
       // What is in its place is not moved, so that it keeps the focus.
       children.forEach((child, j) => grids[i].children[j] !== child && grids[i].insertBefore(child, grids[i].children[j] ?? null));
-      while (grids[i].children.length > children.length) grids[i].lastChild.remove();
+      while (grids[i].children.length > children.length) grids[i].lastElementChild.remove();
     });
     document.title = page.title;
     document.querySelector("h1").textContent = page.querySelector("h1").textContent;
-    upgradeRuns();
+    if (areNew) upgradeRuns();
     offerUnits();
     redraw();
   };
