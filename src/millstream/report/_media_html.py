@@ -34,8 +34,8 @@ def media_sections(media: Media, room: int) -> list[tuple[str, str]]:
         rest = _left_out(media.histograms)
         sections.append(("Histograms", f'<div class="charts inside">{figures}</div>{rest}'))
     if media.full_at is not None and sections:
-        room = f"{media.room / 1e6:.0f} MB"
-        note = f"A record keeps {room} of images and histograms. From step {media.full_at:,} on there are no more."
+        size = f"{media.room / 1e6:.0f} MB"
+        note = f"A record keeps {size} of images and histograms. From step {media.full_at:,} on there are no more."
         sections[-1] = (sections[-1][0], sections[-1][1] + f'<p class="note inside">{escape(note)}</p>')
     return sections
 
