@@ -43,7 +43,7 @@ StreamItem StreamIterator TimedStage Transform TriedOptions Tuning Verification 
 PROTOCOL = """
 ahead apply batching begin_run check columns commit commit_block commit_columns compile constrain
 contents count_samples fetch finish from_state get_state item joined next next_due observe open per_channel place
-ranked read read_keyed read_row read_rows read_sample rows run_steps sample_counter shard spec start
+ranked read read_keyed read_row read_rows read_sample read_samples rows run_steps sample_counter shard spec start
 state_sharding step_key take to_delete to_state updated
 """.split()
 PROTOCOL += ["check_batch_size", "noop", "spec_of"]
@@ -528,6 +528,8 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "ImageFolderSource": lambda f: {"root": f / "images"},
     "Logs.add_entries": lambda f: {"collection": "metrics", "entries": {"loss": 1.0}},
     "Logs.add_entry": lambda f: {"collection": "metrics"},
+    "Logs.add_histogram": lambda f: {"values": np.ones(3)},
+    "Logs.add_image": lambda f: {"image": np.zeros((4, 4))},
     "MapTransform": lambda f: {"fn": lambda value, mask: value},
     "Metrics": lambda f: {"loss": _own},
     "Metrics.merge": lambda f: {"other": ms.loops.Metrics(loss=_own)},

@@ -4,6 +4,7 @@ import io
 import struct
 import sys
 import types
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -296,7 +297,8 @@ def test_wandb_gets_images_and_histograms_with_their_rows(monkeypatch):
     wandb.__dict__["Histogram"] = lambda np_histogram: ("histogram", np_histogram[0].sum(), len(np_histogram[1]))
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     calls = []
-    run([wandb_logger(types.SimpleNamespace(log=lambda values, step: calls.append((step, values))))], stop=40)
+    server: Any = types.SimpleNamespace(log=lambda values, step: calls.append((step, values)))
+    run([wandb_logger(server)], stop=40)
     assert [step for step, _ in calls] == list(range(1, 41))
     with_media = {step: values for step, values in calls if "rows" in values}
     assert list(with_media) == [*range(1, 33), 34, 36, 38, 40]
@@ -310,7 +312,7 @@ def test_mlflow_gets_images(monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
     images = []
-    client = types.SimpleNamespace(
+    client: Any = types.SimpleNamespace(
         log_batch=lambda run_id, metrics: None,
         log_image=lambda run_id, image, key, step: images.append((run_id, image.shape, key, step)),
     )

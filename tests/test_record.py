@@ -289,6 +289,22 @@ def test_large_images_are_recorded_smaller(folder):
     np.testing.assert_array_equal(decoded(png), image[::4, ::4])
 
 
+def test_a_page_of_very_many_images_stays_small(folder):
+    noise = np.random.default_rng(0).integers(0, 256, (30, 128, 128, 3), np.uint8)
+
+    def log(state, batch):
+        logs = ms.logs()
+        for number, image in enumerate(noise):
+            logs.add_image(f"image{number}", image).add_histogram(f"histogram{number}", image)
+        return logs
+
+    ms.loop(0, range(8), [(ms.every(1), log), (ms.every(1), ms.record(folder))])
+    page = write_report(folder).read_text()
+    assert (folder / "media.jsonl").stat().st_size > 10_000_000 and len(page) < 8_000_000
+    assert page.count('<path class="band c0"') == 24 * 3 and "6 more are in the record." in page
+    assert "image0 at step 1" in page and "<h4>image2 " in page
+
+
 def test_a_resumed_run_has_each_image_once(folder):
     def run(stop):
         tasks = {ms.on_train_step: media_step, ms.every(10): ms.checkpoint(folder)}
@@ -341,6 +357,7 @@ def test_samples_that_are_no_images_are_shown_in_words(folder):
         "text": np.array(["<b>one</b>", "two" * 100]),
         "features": rng.random((2, 30)),
         "price": np.array([1.5, 1 / 3]),
+        "key": jax.random.split(jax.random.key(0)),
         "step": 3,
     }
     ms.loop(0, [batch], [(ms.every(1), lambda state: None), (ms.every(1), ms.record(folder, samples=8))])
@@ -348,7 +365,7 @@ def test_samples_that_are_no_images_are_shown_in_words(folder):
     assert samples is not None and not samples["images"] and len(samples["words"]) == 2
     first = samples["words"][0]
     assert first["tokens"] == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, ... (20)"
-    assert first["price"] == "1.5" and samples["words"][1]["price"] == "0.3333" and "step" not in first
+    assert first["price"] == "1.5" and samples["words"][1]["price"] == "0.3333" and not {"step", "key"} & set(first)
     assert first["features"].startswith("float64 30, from 0.0") and len(samples["words"][1]["text"]) == 200
     page = write_report(folder).read_text()
     assert "&lt;b&gt;one&lt;/b&gt;" in page and "<th scope=col >tokens</th>" in page

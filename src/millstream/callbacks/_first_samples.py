@@ -1,10 +1,10 @@
 """The first samples of a run, as images and words."""
 
 import base64
-from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from millstream.callbacks.contact_sheet import shrunk
@@ -45,8 +45,10 @@ def describe_samples(batch: Any, mask: Any, count: int) -> dict[str, Any]:
 
 
 def _on_host(leaf: Any) -> Any:
-    """An array; of one that lies in several processes, the part that is here."""
+    """An array; of one that lies in several processes, the part that is here, and of keys nothing."""
     if isinstance(leaf, jax.Array):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return np.empty(())
         here = leaf.is_fully_addressable or leaf.is_fully_replicated
         return np.asarray(leaf if here else leaf.addressable_data(0))
     return np.asarray(leaf)
@@ -108,8 +110,3 @@ def _number(value: Any) -> str:
 
 def _short(text: str) -> str:
     return text if len(text) <= _MOST_TEXT else f"{text[: _MOST_TEXT - 3]}..."
-
-
-def label_text(words: dict[str, str], names: Sequence[str]) -> str:
-    """The cells of a sample on one line."""
-    return ", ".join(f"{name} {words[name]}" for name in names if name in words)

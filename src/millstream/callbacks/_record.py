@@ -34,7 +34,7 @@ from millstream.loops.loop_state import LoopState
 from millstream.loops.schedules import EpochBegins, EpochEnds
 from millstream.loops.signatures import Every
 from millstream.pipeline.compose import SeekablePipeline
-from millstream.pipeline.state import LoaderState
+from millstream.pipeline.state import IterableState, LoaderState
 from millstream.text.errors import describe_value, require_int, require_path, require_text
 
 _MOST_ROWS = 200  # of a table of arrays; a larger tree is shown by its branches
@@ -181,7 +181,6 @@ class _RecordFile(Sink):
         self._is_whole = True  # not so if a write has failed: there may be half a line, and rows are missing
 
     def begin(self, loop_state: LoopState) -> None:
-        self._git.ask()
         self._description = _describe_run(loop_state, self._loaders, self._said)
         self._last = _counts(loop_state)
         self._due = 0.0  # the first window is that in which programs are compiled and workers start
@@ -221,6 +220,7 @@ class _RecordFile(Sink):
         self._is_whole = True
         # It has the step of the row before it: rows that an earlier process did not come to write still follow.
         self._file.write(encode_line({"steps": newest, "run": self._description}))
+        self._git.ask()
         return newest
 
     def _set_apart(self) -> None:
@@ -283,7 +283,8 @@ def _first_batch(loop_state: LoopState) -> tuple[Any, Any] | None:
     loader, batch = loop_state.dataset, loop_state.batch
     if batch is None:
         state = loop_state.data_state
-        if not isinstance(loader, DataLoader) or not isinstance(state, LoaderState) or jax.process_count() > 1:
+        is_seekable = isinstance(state, LoaderState) and not isinstance(state, IterableState)
+        if not isinstance(loader, DataLoader) or not is_seekable or jax.process_count() > 1:
             return None
         batch, _, mask = loader.next_batch(dataclasses.replace(state, step=jnp.zeros_like(state.step)))
         return batch, mask

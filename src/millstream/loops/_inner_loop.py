@@ -61,7 +61,8 @@ class InnerLoop(Callback):
         interrupted = getattr(output, "interrupted", False)
         logs = Logs() if interrupted else self._aggregation(history, start)
         for item in [] if interrupted else reversed(media.since(shown)):
-            logs.add_entry(*item.path, item.read())  # of several, the first stays
+            collection, name = item.path
+            logs.add_entry(collection, name, item.read())  # of several, the first stays
         named = Logs()
         for (collection, name), value in logs.entries():
             named.add_entry(collection, name + self._suffix, value)

@@ -31,10 +31,6 @@ class Kept(NamedTuple):
     array: Any
     row: int | None
 
-    def is_ready(self) -> bool:
-        """Whether it can be read without waiting for a device."""
-        return not isinstance(self.array, jax.Array) or self.array.is_deleted() or self.array.is_ready()
-
     def read(self) -> np.ndarray:
         """The value, on the host."""
         try:

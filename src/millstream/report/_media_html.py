@@ -1,6 +1,6 @@
 """Images, histograms and first samples on the page."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any, TypeVar
 
@@ -10,25 +10,32 @@ from millstream.report._chart import Axis, linear_axis, steps_axis, value_text
 from millstream.report._html_table import html_table
 from millstream.report._media import Media, StepHistogram, checked_png
 
+_MOST_ENTRIES = 24  # of a section
 _MOST_IMAGES, _MOST_BANDS = 24, 240  # of an entry
-_MOST_CHARACTERS = 6_000_000  # of all images of a run
 _BANDS = ((0.0, 1.0), (0.1, 0.9), (0.25, 0.75))  # shares of the values between which each band lies
 T = TypeVar("T")
 
 
-def media_sections(media: Media) -> list[tuple[str, str]]:
-    """The title and content of each section."""
+def media_sections(media: Media, room: int) -> list[tuple[str, str]]:
+    """The title and content of each section.
+
+    Args:
+        media: What there is.
+        room: How many characters all images may have.
+    """
     sections = []
     if media.samples is not None:
         sections.append(("First samples", _samples(media.samples)))
     if media.images:
-        sections.append(("Images", "".join(_strips(media))))
+        sections.append(("Images", "".join(_strips(media.images, room)) + _left_out(media.images)))
     if media.histograms:
-        figures = "".join(_bands(name, found) for name, found in sorted(media.histograms.items()))
-        sections.append(("Histograms", f'<div class="charts inside">{figures}</div>'))
+        shown = sorted(media.histograms)[:_MOST_ENTRIES]
+        figures = "".join(_bands(name, media.histograms[name]) for name in shown)
+        rest = _left_out(media.histograms)
+        sections.append(("Histograms", f'<div class="charts inside">{figures}</div>{rest}'))
     if media.full_at is not None and sections:
-        room = f"{media.room / 1e6:.0f} MB"
-        note = f"A record keeps {room} of images and histograms. From step {media.full_at:,} on there are no more."
+        size = f"{media.room / 1e6:.0f} MB"
+        note = f"A record keeps {size} of images and histograms. From step {media.full_at:,} on there are no more."
         sections[-1] = (sections[-1][0], sections[-1][1] + f'<p class="note inside">{escape(note)}</p>')
     return sections
 
@@ -63,10 +70,14 @@ def _image(png: Any, words: str) -> str:
     return f'<img alt="{escape(words)}" src="data:image/png;base64,{checked_png(png)}">'
 
 
-def _strips(media: Media) -> Iterator[str]:
+def _left_out(entries: Mapping[str, object]) -> str:
+    rest = len(entries) - _MOST_ENTRIES
+    return f'<p class="note inside">{rest:,} more are in the record.</p>' if rest > 0 else ""
+
+
+def _strips(images: Mapping[str, list[tuple[int, str]]], room: int) -> Iterator[str]:
     """A row of images for each name, as far as there is room."""
-    room = _MOST_CHARACTERS
-    for name, found in sorted(media.images.items()):
+    for name, found in sorted(images.items())[:_MOST_ENTRIES]:
         chosen = some_of(found, _MOST_IMAGES)
         while chosen and sum(len(png) for _, png in chosen) > room:
             chosen = some_of(chosen, len(chosen) // 2)

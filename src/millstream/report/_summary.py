@@ -19,12 +19,13 @@ from millstream.text.tables import size_text, time_text
 
 _STAGES = ("stage", "where", "shapes", "dtypes", "bytes per batch", "memory", "note")
 _MOST_BEST, _MOST_FINDINGS = 4, 3
+_MOST_CHARACTERS = 6_000_000  # of all images of a page
 Tile = tuple[str, str, str]  # what it is, its value, and what is to be said of it
 
 
 def all_tables(runs: list[RunData]) -> str:
     """What the runs are, as far as their records say it; what is the same in all of them stands there once."""
-    sections = [run_sections(run) for run in runs]
+    sections = [run_sections(run, _MOST_CHARACTERS // len(runs)) for run in runs]
     shared = [each for each in sections[0] if all(each in others for others in sections[1:])] if len(runs) > 1 else []
     parts = ["<h3>All runs</h3>", *shared] if shared else []
     for run, found in zip(runs, sections, strict=True):
@@ -34,9 +35,9 @@ def all_tables(runs: list[RunData]) -> str:
     return "".join(parts)
 
 
-def run_sections(run: RunData) -> list[str]:
-    """What a run is, in sections."""
-    parts = [_section(title, content, is_open=True) for title, content in media_sections(run.media)]
+def run_sections(run: RunData, room: int) -> list[str]:
+    """What a run is, in sections, whose images have at most `room` characters."""
+    parts = [_section(title, content, is_open=True) for title, content in media_sections(run.media, room)]
     if run.beginnings:
         newest = run.beginnings[-1]
         loaders = enumerate(newest["loaders"].items())
