@@ -340,7 +340,7 @@ def test_the_page_follows_its_runs_and_keeps_what_the_reader_has_chosen(folder, 
         assert before[1] and before[2] == 0 and before[4]
         for number, path in enumerate(paths):
             append(path, rows(101, 300, offset=number))
-        wait_until("return document.querySelector('.note').textContent.includes('300 steps')")
+        wait_until("return [...document.querySelectorAll('td')].some(cell => cell.textContent.startsWith('300'))")
         assert window.run(state) == before
         window.run("window.pressed = kept.querySelectorAll('.legend button')[1]; pressed.click(); pressed.focus()")
         append(paths[0], rows(301, 310))
