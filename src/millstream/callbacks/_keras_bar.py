@@ -64,7 +64,7 @@ class _KerasFace:
         return max(self._interval, progress.plain_interval) if self.keeps_lines else self._interval
 
     def write_line(self, text: str) -> None:
-        self._line.write(text, end=True)
+        self._line.leave(text)
 
     @property
     def width(self) -> int | None:

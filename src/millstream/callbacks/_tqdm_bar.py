@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from millstream.callbacks._bar import Bar
-from millstream.callbacks.bar_layout import value_texts
+from millstream.callbacks.bar_layout import short_label, value_texts
 from millstream.callbacks.bar_progress import BarProgress
 from millstream.loops.elapsed import seconds
 from millstream.loops.signatures import Point
@@ -144,7 +144,7 @@ class _TqdmFace:
     def _lines(self, progress: BarProgress, ended: bool) -> list[str]:
         """How tqdm is to write its line, but for the values, from the longest to the shortest."""
         interval, desc = self._bar.format_interval, "{desc}: " if self._bar.desc else ""
-        short = f"{progress.label.removeprefix('epoch ')}: " if progress.label else ""
+        short = f"{short_label(progress)}: " if progress.label else ""
         taken, left = interval(progress.seconds), progress.seconds_left
         # Seconds per second say nothing.
         rate = f", {self._rate(progress)}" if progress.measure != "time" else ""

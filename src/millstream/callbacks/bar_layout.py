@@ -34,7 +34,7 @@ def lay_out(
     short_counts = counts.split(" ")[0]
     if progress.label:
         before, after = f"{desc} {progress.label}".lstrip(), " - ".join([counts, *times])
-        short_before, short_after = progress.label.removeprefix("epoch "), f"{short_counts} {short_time}".rstrip()
+        short_before, short_after = short_label(progress), f"{short_counts} {short_time}".rstrip()
     else:
         before, after = f"{desc} {counts}".lstrip(), f"- {' - '.join(times)}"
         short_before, short_after = short_counts, short_time
@@ -55,6 +55,11 @@ def lay_out(
         if form.least
         else BarLayout(clipped(f"{before} {after}".strip(), width), 0, "")
     )
+
+
+def short_label(progress: BarProgress) -> str:
+    """What the bar is of, in short."""
+    return progress.label.removeprefix("epoch ") if "/" in progress.label else progress.label
 
 
 def _form(before: str, after: str, joint: str, between: str, least: int = 0) -> Form:
@@ -83,10 +88,10 @@ def epoch_line(figures: list[str], values: dict[str, float], width: int | None) 
 
 
 def counts_text(progress: BarProgress) -> str:
-    """How much is done: 412/1000, 12/40 samples, 3s/1:00, 7 steps."""
+    """How much is done: 412/1000, 12/40 samples, 3s/1:00, 7 steps, 1 step."""
     number = _seconds_text if progress.unit == "time" else str
     if progress.total is None:
-        return f"{number(progress.done)} {progress.unit}"
+        return f"{number(progress.done)} {progress.unit.removesuffix('s') if progress.done == 1 else progress.unit}"
     word = "" if progress.unit in ("steps", "time") else f" {progress.unit}"
     return f"{number(progress.done)}/{number(progress.total)}{word}"
 

@@ -138,11 +138,17 @@ class BarProgress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Until the run ends, at its speed and with as many tests as so far; None if that is not known yet."""
+        """Until the run ends, at its speed and with as many tests as so far; None if that is not known yet.
+
+        Where nobody knows when the run ends, it is until its epoch does.
+        """
         speed = self.speed
-        if self._goal is None or speed is None:
+        if speed is None or self.total is None:
             return None
-        left = (self._goal - self._position) / speed - (self.seconds - self._moved)
+        since = self.seconds - self._moved
+        if self._goal is None:
+            return max((self.total - self.done) / speed - since, 0.0)
+        left = (self._goal - self._position) / speed - since
         tested, position = self._tests
         if tested and position > self._begin:
             left += tested / (position - self._begin) * (self._goal - position)

@@ -10,8 +10,9 @@ from typing import Any, Literal, NamedTuple
 
 _INTERVAL = 0.1
 _ERASE = "\x1b[K"  # to the end of the line
+_NOTEBOOK_CELLS = 100
 _MORE = "..."  # where values are left out
-_LEAST_NAME = 4  # cells of a name that has been cut
+_LEAST_NAME = 6  # cells of a name that has been cut
 
 
 class ProgressLine:
@@ -58,7 +59,7 @@ class BarLine:
     def __init__(self, name: Literal["stdout", "stderr"] = "stdout") -> None:
         self._name = name
         self._cells = 0  # of the text that is there
-        self._gone = False
+        self._output = NotebookOutput()
 
     @property
     def _stream(self) -> Any:
@@ -72,6 +73,8 @@ class BarLine:
     @property
     def width(self) -> int | None:
         """How many cells a text may have; None for any number."""
+        if is_notebook(self._stream):
+            return _NOTEBOOK_CELLS
         return max(shutil.get_terminal_size().columns - 1, 1) if self.rewrites else None
 
     def write(self, text: str, *, end: bool = False) -> None:
@@ -81,16 +84,24 @@ class BarLine:
             text: What to show, without a line break.
             end: Whether the next text is to have a line of its own.
         """
-        if self.rewrites:
+        if is_notebook(self._stream):
+            # Where a stream is saved as it came, what was written over would be saved, too.
+            self._output.show(text)
+            self._output = NotebookOutput() if end else self._output
+        elif self.rewrites:
             cells = cells_of(text)
             rest = _ERASE if _erases(self._stream) else " " * max(self._cells - cells, 0)
             self._cells = 0 if end else cells
-            self._put(f"\r{text}{rest}" + ("\n" if end else ""))
+            put(self._stream, f"\r{text}{rest}" + ("\n" if end else ""))
         else:
-            self._put(f"{text}\n")
+            put(self._stream, f"{text}\n")
 
-    def _put(self, text: str) -> None:
-        self._gone = self._gone or not put(self._stream, text)
+    def leave(self, text: str) -> None:
+        """Write a line that stays beside the one that is written over."""
+        if is_notebook(self._stream):
+            put(self._stream, f"{text}\n")
+        else:
+            self.write(text, end=True)
 
 
 def put(stream: Any, text: str) -> bool:
@@ -201,12 +212,12 @@ def _chosen(forms: Sequence[Form], values: Values, width: int) -> list[tuple[str
     last = max(number for number, form in enumerate(forms) if not form.spare)
     form = next((form for form in forms[last:] if form.takes(form.text(values[:1]), width)), None)
     if form is None:
-        form, (name, number) = forms[-1], values[0]
-        room = width - form.cells - cells_of(form.between + number)
-        return [(clipped(name, room - 2) + "..", number)] if room >= _LEAST_NAME else []
+        name, number = values[0]
+        rooms = [width - form.cells - cells_of(f"..{form.between}{number}") for form in forms[last:]]
+        return [(clipped(name, room) + "..", number) for room in rooms if room >= _LEAST_NAME][:1]
     kept: list[tuple[str, str]] = []
     for value in values:
-        if form.takes(form.text([*kept, value], more=bool(kept)), width):
+        if form.takes(form.text([*kept, value]), width):
             kept.append(value)
     return kept
 
