@@ -56,9 +56,18 @@ def bar_on(kind: str, screen: Screen, columns: int, **options):
 
 
 class PlayedRun:
-    """A training run with a bar, played step by step: epochs of a hundred steps, and tests of 23 after them."""
+    """A training run with a bar, played step by step: epochs of a hundred steps, and tests of 23 after them.
 
-    def __init__(self, bar: ms.Observer, *, stop: ms.loops.Period | None, epochs: bool = True) -> None:
+    Args:
+        bar: The bar.
+        stop: Where it will end, if that is known.
+        epochs: Whether it knows epochs.
+        test_step: Seconds of a step of a test.
+    """
+
+    def __init__(
+        self, bar: ms.Observer, *, stop: ms.loops.Period | None, epochs: bool = True, test_step: float = TEST_STEP
+    ) -> None:
         self.state = LoopState(
             None,
             ms.loops.History(),
@@ -69,7 +78,7 @@ class PlayedRun:
             callbacks=[ms.callbacks.early_stopping("accuracy_test", patience=3)],
         )
         self.time = 0.0
-        self._bar, self._counts_epochs = bar, epochs
+        self._bar, self._counts_epochs, self._test_step = bar, epochs, test_step
         bar.start(self.state)
 
     def step(self, logs: dict[str, float]) -> None:
@@ -88,12 +97,12 @@ class PlayedRun:
             None, ms.loops.History(), ms.loops.Elapsed(), name="test", ends_at=ms.at(23), parent=self.state
         )
         for step in range(1, 24):
-            self.time += TEST_STEP
-            test.elapsed = ms.loops.Elapsed(step, time=step * TEST_STEP, time_before=(step - 1) * TEST_STEP)
+            self.time += self._test_step
+            test.elapsed = ms.loops.Elapsed(step, time=step * self._test_step)
             self.state.elapsed = self.state.elapsed.replace(time=self.time)
             self._bar.observe(test, 0, 0)
             yield step
-        self.state.waits.evaluation += 23 * TEST_STEP
+        self.state.waits.evaluation += 23 * self._test_step
         self._logs |= {"loss_test": 0.113, "accuracy_test": 0.958}
 
     def end_step(self) -> None:

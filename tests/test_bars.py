@@ -397,6 +397,62 @@ def test_in_a_file_a_long_epoch_has_lines_in_between_and_none_beside_its_own(cap
     ]
 
 
+@pytest.mark.parametrize("kind", ["keras", "tqdm", "rich"])
+def test_in_a_file_a_long_test_has_lines_in_between_and_its_epoch_one_after_it(kind, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", out := io.StringIO())
+    bar = in_a_file(kind, out)
+    played = PlayedRun(bar, stop=ms.at(epochs=2), test_step=2.0)
+    for step in range(1, 201):
+        played.step({"loss": float(step)})
+        if step % 100 == 0:
+            assert list(played.test()) == list(range(1, 24))
+        played.end_step()
+    played.finish("it reached its stop")
+    lines = out.getvalue().splitlines()
+    epochs = [line for line in lines if line.startswith("epoch") and "steps" in line]
+    assert epochs == [
+        "epoch 1/2  100 steps  1:56  700ms/step  loss 50.5000  accuracy_test 0.9580  loss_test 0.1130",
+        "epoch 2/2  100 steps  1:56  700ms/step  loss 150.5000  accuracy_test 0.9580  loss_test 0.1130",
+    ]
+    first, second = (lines.index(line) for line in epochs)
+    trained = [re.search(r"\b(\d+)/100\b", line) for line in lines[:first]]
+    tested = [re.search(r"epoch 1/2 testing.* (\d+)/23\b", line) for line in lines[:first]]
+    assert [int(found.group(1)) for found in trained if found] == [15, 30, 45, 60, 75, 90]  # ten seconds each
+    assert [int(found.group(1)) for found in tested if found] == [2, 7, 12, 17, 22]
+    assert second - first > 3 and lines[second + 1 :] == lines[-1:] and "2/2" in lines[-1]
+
+
+def test_a_test_that_was_interrupted_leaves_its_epoch_to_the_run_that_resumes(tmp_path, capsys):
+    asked = []
+
+    def test_step(state, batch):
+        asked.append(batch)
+        if len(asked) == 3:  # the first batch of the second test
+            signal.raise_signal(signal.SIGINT)
+        return ms.logs().add_metric("loss", 7.0)
+
+    def train():
+        return ms.train_loop(
+            jnp.float32(0),
+            ms.DataLoader([ms.ArraySampleSource({"x": np.arange(3.0)}), ms.BatchTransform(1)]),
+            {"on_train_step": train_step, "on_test_step": test_step},
+            callbacks=[ms.callbacks.keras_bar(), ms.checkpoint(tmp_path / "run")],
+            test_dataset=batches_of(1, 1),
+            stop=ms.at(epochs=3),
+            key=jax.random.key(0),
+            resume=True,
+        )
+
+    written = []
+    for _ in range(2):
+        train()
+        written.append([without_times(line) for line in capsys.readouterr().out.splitlines()])
+    (first, left), (*rest, last) = written
+    assert first == "epoch 1/3  3 steps  loss 1.0000  loss_test 7.0000" and left.startswith("2/3 epochs [")
+    assert re.sub("  [0-9.]+s", "", rest[0]) == "epoch 2/3  0 steps  loss 4.0000  loss_test 7.0000"
+    assert rest[1:] == ["epoch 3/3  3 steps  loss 7.0000  loss_test 7.0000"] and last.startswith("3/3 epochs [")
+
+
 def test_epochs_that_were_one_program_have_no_time_of_a_step(capsys):
     loader = ms.DataLoader([ms.ArraySampleSource({"x": np.arange(4.0)}), ms.BatchTransform(2)])
     step = jax.jit(lambda state, batch: (ms.logs().add_metric("loss", state), state + 1))
@@ -853,7 +909,7 @@ def test_on_a_real_terminal_lines_of_epochs_stay_with_their_loss_at_any_width():
         ]
         assert re.match(r"3/3 .*loss[ =]50.5000", last)
         # The first epoch of the last three runs was on a terminal of 120.
-        assert all(len(line) <= columns for line in (epochs[columns == 50 :] + [last])), (number, lines)
+        assert all(len(line) <= columns for line in [*epochs[columns == 50 :], last]), (number, lines)
 
 
 def test_the_log_of_a_killed_job_has_all_finished_epochs():

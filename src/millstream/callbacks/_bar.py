@@ -302,8 +302,9 @@ class Bar(Observer):
         self._inner: tuple[LoopState, BarProgress] | None = None  # the loop inside that was seen last
         self._inner_due = 0.0  # the elapsed time of that loop from which on it looks again
         self._face.open(self._progress)
-        # How many are over; None if they get no lines.
-        self._epochs = None if loop_state.name in _INNER else start.epochs
+        # How many are over; None if they get no lines. An epoch is not over if its test has been left undone.
+        complete = start.epochs if loop_state.unfinished is None else start.epochs_before
+        self._epochs = None if loop_state.name in _INNER else complete
         self._ended: list[_EndedEpoch] = []
         self._line_of = 0
         self._watched, self._seen = loop_state, None  # only now: a face that is not open cannot be closed
@@ -405,7 +406,8 @@ class Bar(Observer):
         try:
             if elapsed is not None:
                 self._progress.move(elapsed, watched.waits.evaluation)
-                self._end_epochs(elapsed)
+                if watched.unfinished is None:
+                    self._end_epochs(elapsed)
                 self._write_epochs(elapsed, len(watched.history))
                 self._values.read(elapsed, len(watched.history))
         finally:
