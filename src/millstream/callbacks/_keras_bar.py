@@ -26,11 +26,15 @@ def keras_bar(
         >>> _ = bar(ms.loops.Elapsed(steps=100, time=12.0, time_before=8.6), {"loss": 1.53712})  # by hand; or in a loop
         100/100 [===========================] - 3s - 3.4s/step - loss: 1.5371
 
-    While it runs, it looks like `80/100 [=====================>.....] - ETA: 42s - loss: 1.5371`. On a terminal and in
-    a notebook the line is written over. Into a file or a pipe goes a line for every epoch, such as
-    `epoch 3/5  100 steps  11.2s  40ms/step  loss 0.0821  loss_test 0.0490`, with exactly what that epoch has logged; a
-    line every ten seconds in between, or, in long runs, whenever the run is 5 % older; and one at the end. Metrics are
-    shown two steps late, so that nothing waits for them; at the end they are exact. Process 0 alone writes.
+    While it runs, it looks like `80/100 [=====================>.....] - ETA: 42s - loss: 1.5371`; in a run that stops at
+    an epoch, like `epoch 2/5 [===>.......] 29/100 - ETA: 44s - loss: 0.1291`; and in a test, like
+    `epoch 2/5 testing [====>......] 9/23 - ETA: 3s`. Of every epoch a line stays, such as
+    `epoch 3/5  100 steps  11.2s  40ms/step  loss 0.0821  loss_test 0.0490`, with exactly what that epoch has logged.
+
+    The loss comes first, then what a callback monitors, others, and results of tests. Where a terminal is too narrow,
+    the bar and the texts shrink before a value is left out. Into a file or a pipe the bar goes every ten seconds, or,
+    in long runs, whenever the run is 5 % older, and at the end. Metrics are shown two steps late, so that nothing waits
+    for them; in the lines of epochs and at the end they are exact. Process 0 alone writes.
 
     Args:
         total: Where the run will end: steps, or `at(samples=...)`, `at(epochs=...)`, `at(time=...)`. None:

@@ -31,8 +31,9 @@ def rich_bar(
         >>> bar = ms.callbacks.rich_bar(total=3, disable=True)
         >>> _ = ms.loop(0, range(3), {ms.every(1): [bar]})
 
-    What is printed while it runs appears above it. Into a file or a pipe go whole lines: for every epoch what it has
-    logged, as by `keras_bar`, the bar every ten seconds in between, or more rarely in long runs, and at the end.
+    It shows what `keras_bar` shows, with a bar of rich. What is printed while it runs appears above it. Into a file or a
+    pipe go whole lines: for every epoch what it has logged, the bar every ten seconds in between, or more rarely in
+    long runs, and at the end.
 
     Args:
         total: Where the run will end: steps, or `at(samples=...)`, `at(epochs=...)`, `at(time=...)`. None:

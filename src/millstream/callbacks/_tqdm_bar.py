@@ -32,8 +32,9 @@ def tqdm_bar(
         >>> bar = ms.callbacks.tqdm_bar(ms.at(samples=1000), desc="digits", disable=True)
         >>> _ = ms.loop(0, [np.ones(100)] * 10, {ms.every(1): [bar]})
 
-    Into a file or a pipe go whole lines: for every epoch what it has logged, as by `keras_bar`, the bar every ten
-    seconds in between, or more rarely in long runs, and at the end.
+    Of every epoch a line stays, as by `keras_bar`; in a run that stops at an epoch, the bar is that of the current one,
+    or of its test, and the time that is left that of the run. Into a file or a pipe go whole lines: those of epochs,
+    the bar every ten seconds in between, or more rarely in long runs, and at the end.
 
     Args:
         total: Where the run will end: steps, or `at(samples=...)`, `at(epochs=...)`, `at(time=...)`. None:

@@ -113,7 +113,8 @@ class BarProgress:
         """
         (begun, before, tested), done = self._epoch_start, elapsed.steps - self._start.steps
         self._epoch_start = seconds, done, testing
-        parts = [f"epoch {elapsed.epochs}{self._of_epochs}", f"{done - before} steps", _exact_text(seconds - begun)]
+        number = str(elapsed.epochs).rjust(len(self._of_epochs) - 1)  # so that lines stand below each other
+        parts = [f"epoch {number}{self._of_epochs}", f"{done - before} steps", _exact_text(seconds - begun)]
         if before == 0 and self._first is not None and self._first[1] < done:
             begun, before, *_ = self._first
         spent = seconds - begun - (testing - tested)
