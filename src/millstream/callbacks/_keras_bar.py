@@ -26,8 +26,8 @@ def keras_bar(
         >>> _ = bar(ms.loops.Elapsed(steps=100, time=12.0, time_before=8.6), {"loss": 1.53712})  # by hand; or in a loop
         100/100 [===========================] - 3s - 3.4s/step - loss: 1.5371
 
-    While it runs, it looks like `80/100 [=====================>.....] - ETA: 42s - loss: 1.5371`; in a run that stops at
-    an epoch, like `epoch 2/5 [===>.......] 29/100 - ETA: 44s - loss: 0.1291`; and in a test, like
+    While it runs, it looks like `80/100 [=====================>.....] - ETA: 42s - loss: 1.5371`; in a run that stops
+    at an epoch, like `epoch 2/5 [===>.......] 29/100 - ETA: 44s - loss: 0.1291`; and in a test, like
     `epoch 2/5 testing [====>......] 9/23 - ETA: 3s`. Of every epoch a line stays, such as
     `epoch 3/5  100 steps  11.2s  40ms/step  loss 0.0821  loss_test 0.0490`, with exactly what that epoch has logged.
 

@@ -31,8 +31,8 @@ def rich_bar(
         >>> bar = ms.callbacks.rich_bar(total=3, disable=True)
         >>> _ = ms.loop(0, range(3), {ms.every(1): [bar]})
 
-    It shows what `keras_bar` shows, with a bar of rich. What is printed while it runs appears above it. Into a file or a
-    pipe go whole lines: for every epoch what it has logged, the bar every ten seconds in between, or more rarely in
+    It shows what `keras_bar` shows, with a bar of rich. What is printed while it runs appears above it. Into a file or
+    a pipe go whole lines: for every epoch what it has logged, the bar every ten seconds in between, or more rarely in
     long runs, and at the end.
 
     Args:
