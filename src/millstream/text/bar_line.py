@@ -185,7 +185,7 @@ def fit(forms: Sequence[Form], values: Values, width: int | None, bar: int) -> F
         >>> values = [("loss", "0.1291"), ("accuracy", "0.9640")]
         >>> fit(forms, values, 80, bar=20).bar, fit(forms, values, 60, bar=20).bar
         (20, 5)
-        >>> fit(forms, values, 40, bar=20)
+        >>> fit(forms, values, 30, bar=20)
         Fit(form=2, bar=0, values='loss 0.1291 ...')
 
     Args:
