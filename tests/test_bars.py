@@ -7,21 +7,28 @@ import os
 import pathlib
 import pty
 import re
+import signal
 import struct
 import subprocess
 import sys
 import termios
 
+import hypothesis
+import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pyte
 import pytest
+from bar_scenes import GOLDEN, PlayedRun, bar_on, scenes
+from bar_scenes import Screen as SceneScreen
 from conftest import free_address
 
 import millstream as ms
-from millstream.callbacks.bar_progress import duration_text, step_time_text
+from millstream.callbacks.bar_progress import BarProgress, duration_text, step_time_text
 from millstream.loops.column import Column
-from millstream.text.bar_line import BarLine
+from millstream.loops.schedules import Epochs
+from millstream.text.bar_line import BarLine, Form, cells_of, fit
 
 SCRIPT = pathlib.Path(__file__).parent / "bar_script.py"
 PATIENCE = 300
@@ -129,7 +136,7 @@ def test_a_running_bar_shows_what_the_readme_says(monkeypatch):
     for step in range(1, 81):
         bar(at_step(step, 2.1), {"accuracy": 0.61479, "loss": 1.53712})
     last = out.getvalue().split("\r")[-1].removesuffix("\x1b[K")
-    assert last == "80/100 [=====================>.....] - ETA: 42s - accuracy: 0.6148 - loss: 1.5371"
+    assert last == "80/100 [=====================>.....] - ETA: 42s - loss: 1.5371 - accuracy: 0.6148"
 
 
 def test_by_hand_it_ends_at_its_total_and_begins_again_with_a_new_run(capsys):
@@ -195,7 +202,7 @@ def test_it_shows_metrics_and_those_losses_that_are_not_metrics(capsys):
         logs.add_metric("confusion", np.eye(2)).add_output("out", 1.0).add_entry("mine", "own", 1.0)
         bar(at_step(step), logs.add_metric("word", "hello"))
     shown = capsys.readouterr().out.strip().split(" - ")[3:]
-    assert shown == ["other: 15.0000", "loss: 1.5000", "rate: 2.0000e-05", "loss_test: 2.0000", "count: 2"]
+    assert shown == ["loss: 1.5000", "other: 15.0000", "rate: 2.0000e-05", "count: 2", "loss_test: 2.0000"]
 
 
 def test_a_value_that_is_logged_twice_at_a_step_counts_once_and_the_newer_one(monkeypatch):
@@ -244,7 +251,7 @@ def test_a_bad_total_is_refused():
 
 def test_a_missing_package_is_named(monkeypatch):
     for module, make, package in (
-        ("tqdm.auto", ms.callbacks.tqdm_bar, "tqdm"),
+        ("tqdm.std", ms.callbacks.tqdm_bar, "tqdm"),
         ("rich.progress", ms.callbacks.rich_bar, "rich"),
     ):
         monkeypatch.setitem(sys.modules, module, None)
@@ -270,7 +277,7 @@ def test_epochs_that_are_to_come_take_as_long_as_those_before(monkeypatch):
         bar(at_step(step, epochs=step // 10, epochs_before=(step - 1) // 10))
     lines = [line.removesuffix("\x1b[K") for line in out.getvalue().split("\r")]
     assert lines[9] == "0/4 epochs [>...] - ETA: ?"
-    assert lines[20] == "2/4 epochs [==>.] - ETA: 19s" and lines[25] == "2/4 epochs [==>.] - ETA: 14s"
+    assert lines[21] == "2/4 epochs [==>.] - ETA: 18s" and lines[25] == "2/4 epochs [==>.] - ETA: 14s"
 
 
 def test_a_resumed_loop_continues_the_mean_of_its_epoch(capsys):
@@ -390,6 +397,62 @@ def test_in_a_file_a_long_epoch_has_lines_in_between_and_none_beside_its_own(cap
     ]
 
 
+@pytest.mark.parametrize("kind", ["keras", "tqdm", "rich"])
+def test_in_a_file_a_long_test_has_lines_in_between_and_its_epoch_one_after_it(kind, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", out := io.StringIO())
+    bar = in_a_file(kind, out)
+    played = PlayedRun(bar, stop=ms.at(epochs=2), test_step=2.0)
+    for step in range(1, 201):
+        played.step({"loss": float(step)})
+        if step % 100 == 0:
+            assert list(played.test()) == list(range(1, 24))
+        played.end_step()
+    played.finish("it reached its stop")
+    lines = out.getvalue().splitlines()
+    epochs = [line for line in lines if line.startswith("epoch") and "steps" in line]
+    assert epochs == [
+        "epoch 1/2  100 steps  1:56  700ms/step  loss 50.5000  accuracy_test 0.9580  loss_test 0.1130",
+        "epoch 2/2  100 steps  1:56  700ms/step  loss 150.5000  accuracy_test 0.9580  loss_test 0.1130",
+    ]
+    first, second = (lines.index(line) for line in epochs)
+    trained = [re.search(r"\b(\d+)/100\b", line) for line in lines[:first]]
+    tested = [re.search(r"epoch 1/2 testing.* (\d+)/23\b", line) for line in lines[:first]]
+    assert [int(found.group(1)) for found in trained if found] == [15, 30, 45, 60, 75, 90]  # ten seconds each
+    assert [int(found.group(1)) for found in tested if found] == [2, 7, 12, 17, 22]
+    assert second - first > 3 and lines[second + 1 :] == lines[-1:] and "2/2" in lines[-1]
+
+
+def test_a_test_that_was_interrupted_leaves_its_epoch_to_the_run_that_resumes(tmp_path, capsys):
+    asked = []
+
+    def test_step(state, batch):
+        asked.append(batch)
+        if len(asked) == 3:  # the first batch of the second test
+            signal.raise_signal(signal.SIGINT)
+        return ms.logs().add_metric("loss", 7.0)
+
+    def train():
+        return ms.train_loop(
+            jnp.float32(0),
+            ms.DataLoader([ms.ArraySampleSource({"x": np.arange(3.0)}), ms.BatchTransform(1)]),
+            {"on_train_step": train_step, "on_test_step": test_step},
+            callbacks=[ms.callbacks.keras_bar(), ms.checkpoint(tmp_path / "run")],
+            test_dataset=batches_of(1, 1),
+            stop=ms.at(epochs=3),
+            key=jax.random.key(0),
+            resume=True,
+        )
+
+    written = []
+    for _ in range(2):
+        train()
+        written.append([without_times(line) for line in capsys.readouterr().out.splitlines()])
+    (first, left), (*rest, last) = written
+    assert first == "epoch 1/3  3 steps  loss 1.0000  loss_test 7.0000" and left.startswith("2/3 epochs [")
+    assert re.sub("  [0-9.]+s", "", rest[0]) == "epoch 2/3  0 steps  loss 4.0000  loss_test 7.0000"
+    assert rest[1:] == ["epoch 3/3  3 steps  loss 7.0000  loss_test 7.0000"] and last.startswith("3/3 epochs [")
+
+
 def test_epochs_that_were_one_program_have_no_time_of_a_step(capsys):
     loader = ms.DataLoader([ms.ArraySampleSource({"x": np.arange(4.0)}), ms.BatchTransform(2)])
     step = jax.jit(lambda state, batch: (ms.logs().add_metric("loss", state), state + 1))
@@ -416,16 +479,16 @@ def test_a_test_loop_has_no_line_of_an_epoch(capsys):
     assert line.endswith("loss: 1.0000")
 
 
-def test_on_a_terminal_the_first_step_of_an_epoch_shows_the_one_before(monkeypatch):
+def test_on_a_terminal_a_line_of_every_epoch_stays(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr(sys, "stdout", out := Terminal())
     bar = ms.callbacks.keras_bar(ms.at(epochs=3), interval=50)
     for step in range(1, 10):  # the test at the end of an epoch takes so long that only its first step is drawn
         logs = {"loss": jnp.float32(step)} | ({"loss_test": float(step)} if step % 3 == 0 else {})
         bar(in_epochs(step, 3, pause=100.0), logs)
-    drawn = [line.split(" - ")[2:] for line in out.getvalue().replace("\x1b[K", "").split("\r")[1:]]
-    assert drawn[0] == ["loss: 1.5000", "loss_test: 3.0000"]  # of steps 1 and 2: the third may still be in flight
-    assert drawn[1] == ["loss: 4.5000", "loss_test: 6.0000"]
+    lines = [re.sub("  [0-9:.]+s?  [0-9.]+s/step", "", line) for line in Screen(out.getvalue(), 100).lines()]
+    assert lines[:3] == [f"epoch {n}/3  3 steps  loss {3 * n - 1}.0000  loss_test {3 * n}.0000" for n in (1, 2, 3)]
+    assert re.fullmatch(r"3/3 epochs \[=+\] - 3:29 - .*/step - loss: 8.0000 - loss_test: 9.0000", lines[3])
 
 
 def test_a_stateful_metric_that_was_never_logged_is_named(capsys):
@@ -451,7 +514,7 @@ def test_no_line_is_wider_than_the_terminal(columns, monkeypatch):
     assert len(screen.lines()) == 1 and text.count("\r") == 21
     assert len(screen.lines()[0]) < columns
     if columns == 120:
-        assert "損失: 0.5000 - metric_0: 0.2500" in text and text.endswith(" - ...\x1b[K\n")
+        assert "損失 0.5000 metric_0 0.2500" in text and "metric_5 0.2500" in text and "metric_9" not in text
 
 
 def test_a_shorter_line_leaves_nothing_of_a_longer_one(monkeypatch):
@@ -465,13 +528,41 @@ def test_a_shorter_line_leaves_nothing_of_a_longer_one(monkeypatch):
         assert Screen(out.getvalue(), 80).lines() == ["short"]
 
 
-def test_in_a_notebook_lines_are_written_over_without_escape_codes(monkeypatch):
-    # What a kernel calls its standard output: no terminal, but what reads it knows a carriage return.
-    stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
-    monkeypatch.setattr(sys, "stdout", stream)
-    run(ms.callbacks.keras_bar(total=5, interval=0.0), [1] * 5)
-    assert stream.getvalue().count("\r") == 6 and "\x1b" not in stream.getvalue()
-    assert re.fullmatch(r"5/5 .* - loss: 2.0000", the_line(stream))
+IN_A_NOTEBOOK = """
+import jax, numpy as np
+import millstream as ms
+
+def run(bar):
+    step = jax.jit(lambda state, batch: (ms.logs().add_metric("loss", state), state + 1))
+    tasks = {"on_train_step": step, "on_test_step": lambda state: ms.logs().add_metric("loss", 1.0)}
+    data, test, stop = [np.ones(2, np.float32)] * 6, [1.0, 2.0], ms.at(epochs=2)
+    ms.train_loop(np.float32(0), data, tasks, callbacks=[bar], test_dataset=test, epoch_duration=3, stop=stop)
+"""
+
+
+def test_a_saved_notebook_has_the_lines_of_epochs_and_the_final_state_of_the_bar():
+    import nbclient
+    import nbformat
+
+    bars = ["keras_bar(interval=0.0)", "rich_bar(interval=0.0)", "tqdm_bar(mininterval=0.0)"]
+    cells = [nbformat.v4.new_code_cell(IN_A_NOTEBOOK), *(f"run(ms.callbacks.{bar})" for bar in bars)]
+    cells = [cell if not isinstance(cell, str) else nbformat.v4.new_code_cell(cell) for cell in cells]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    nbclient.NotebookClient(notebook, timeout=PATIENCE).execute()
+    finals = []
+    for cell in notebook.cells[1:]:
+        bar, *streams = cell.outputs
+        assert {stream.name for stream in streams} == {"stdout"}
+        lines = [without_times(line) for stream in streams for line in stream.text.splitlines()]
+        assert lines == [f"epoch {n}/2  3 steps  loss {3 * n - 2}.0000  loss_test 1.0000" for n in (1, 2)]
+        finals.append(re.sub(r"\x1b\[[0-9;]*m", "", bar.data["text/plain"]))
+    assert "2/2 epochs" in notebook.cells[2].outputs[0].data["text/html"]
+    ends = [
+        r"2/2 epochs \[=+\] - .*loss: 4.0000 - loss_test: 1.0000",
+        r"2/2 epochs ━+ .*loss: 4.0000 - loss_test: 1.0000",
+    ]
+    ends.append(r"100%\|█+\| 2/2 \[.*, loss=4.0000, loss_test=1.0000\]")
+    assert all(re.fullmatch(end, final.strip()) for end, final in zip(ends, finals, strict=True)), finals
 
 
 def test_what_cannot_be_written_does_not_end_a_run(monkeypatch):
@@ -531,7 +622,7 @@ def test_a_test_result_is_shown_as_soon_as_its_step_is_over(monkeypatch):
     tested = lambda: ms.logs().add_metric("loss_test", jnp.float32(7))  # noqa: E731
     bar = ms.callbacks.keras_bar(6, interval=0.0)
     ms.loop(jnp.float32(0), batches_of(*[1] * 6), {ms.every(1): train_step, ms.at(2): tested, ms.loops.always(): bar})
-    assert ["loss_test: 7.0000" in line for line in out.getvalue().split("\r")[1:]] == [False] * 3 + [True] * 4
+    assert ["loss_test: 7.0000" in line for line in out.getvalue().split("\r")[1:]] == [False] * 4 + [True] * 4
 
 
 def test_a_failing_loop_leaves_the_line_and_does_not_count_the_failed_step(monkeypatch):
@@ -591,6 +682,171 @@ def test_a_fused_loop_shows_the_same(capsys):
     assert lines[0] == lines[1] == [*epochs, "6/6 [===========================] - loss: 3.8000"]
 
 
+def test_bars_look_as_they_did_on_terminals_of_three_widths():
+    """If they are meant to look different: python tests/bar_scenes.py."""
+    drawn = scenes()
+    assert drawn == GOLDEN.read_text()
+    blocks = [block.splitlines() for block in drawn.split("=== ")[1:]]
+    for title, *lines in blocks:
+        columns = int(title.split()[-2])
+        assert all(cells_of(line) <= columns for line in lines), title
+    training = [line for title, *lines in blocks if title.startswith("training") for line in lines]
+    later = [line for line in training if not line.startswith("---") and not re.search(r"\b0/100", line)]
+    assert len(later) == 90 and all("loss" in line for line in later)
+
+
+names = st.text("abcdefgh損失", min_size=1, max_size=40)
+
+
+@hypothesis.given(
+    width=st.integers(1, 150),
+    values=st.lists(st.tuples(names, st.sampled_from(["0.1291", "nan", "3.0000e-05"])), max_size=8),
+    texts=st.lists(st.integers(0, 60), min_size=1, max_size=3),
+)
+def test_a_line_fits_and_its_bar_and_texts_make_room_for_values(width, values, texts):
+    texts = sorted(texts, reverse=True)
+    forms = [Form(cells, least=5 * (number == 0)) for number, cells in enumerate(texts)]
+    forms.append(Form(0, " ", " ", spare=True))
+    number, bar, shown = fit(forms, values, width, bar=20)
+    used = forms[number].cells + bar + cells_of(shown)
+    complete = {index for index, form in enumerate(forms[:-1]) if form.takes(form.text(values), width)}
+    assert used <= width and bar <= 20 and (bar == 0) == (number != 0)
+    if complete:  # then nothing is left out, and no text is shortened without need
+        assert number == min(complete) and shown == forms[number].text(values)
+        assert bar == (min(20, width - texts[0] - cells_of(shown)) if number == 0 else 0)
+    elif values and width >= 20:  # the first value is there, whatever its name
+        assert values[0][1] in shown
+
+
+def test_what_is_monitored_comes_after_the_loss_and_results_of_tests_come_last(capsys):
+    logs = {"b": 1.0, "a": 2.0, "loss": 3.0, "loss_a": 4.0, "a_test": 5.0, "loss_test": 6.0, "b_valid": 7.0}
+    stopping, bar = ms.callbacks.early_stopping("metrics.a_test", patience=9), ms.callbacks.keras_bar()
+    ms.loop(0, range(2), {ms.every(1): [lambda: ms.logs().add_metrics(logs), stopping, bar]})
+    shown = [part.split(":")[0] for part in capsys.readouterr().out.strip().split(" - ")[3:]]
+    assert shown == ["loss", "a_test", "b", "a", "loss_a", "loss_test", "b_valid"]
+    bar = ms.callbacks.keras_bar()
+    for step in (1, 2):
+        bar(at_step(step), {"accuracy": 1.0, "train_loss": 2.0, "loss_test": 3.0})
+    bar.finish()
+    assert [part.split(":")[0] for part in capsys.readouterr().out.strip().split(" - ")[3:]] == [
+        "train_loss",
+        "accuracy",
+        "loss_test",
+    ]
+
+
+def test_a_checkpoint_says_what_it_monitors(tmp_path):
+    assert ms.checkpoint(tmp_path / "run", best=1, monitor="loss_test").monitored == "loss_test"
+    assert ms.checkpoint(tmp_path / "run").monitored is None
+
+
+def drawn_by(stream):
+    """All that was drawn on a terminal, one line over the other."""
+    return [line.replace("\x1b[K", "").rstrip() for line in stream.getvalue().split("\r")[1:]]
+
+
+@pytest.mark.parametrize("fuse", [None, 5])
+def test_a_run_of_epochs_shows_the_steps_of_each_and_of_its_tests(fuse, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(sys, "stdout", out := Terminal())
+    loader = ms.DataLoader([ms.ArraySampleSource({"x": np.arange(20.0)}), ms.BatchTransform(2)])
+    ms.train_loop(
+        jnp.float32(0),
+        loader,
+        {"on_train_step": train_step, "on_test_step": lambda state: ms.logs().add_metric("loss", 7.0)},
+        callbacks=[ms.callbacks.keras_bar(interval=0.0)],
+        test_dataset=loader,
+        stop=ms.at(epochs=2),
+        key=jax.random.key(0),
+        fuse=fuse,
+    )
+    drawn = drawn_by(out)
+    places = [re.match(r"(epoch \d/2(?: testing)?) \[.*\] (\d+/\d+) - ", line) for line in drawn]
+    shown = [place.groups() for place in places if place is not None]
+    steps = range(1, 11) if fuse is None else (5, 10)
+    expected = [("epoch 1/2", "0/10")]
+    for epoch in ("epoch 1/2", "epoch 2/2"):
+        expected += [(epoch, f"{step}/10") for step in steps if step < 10]
+        expected += [(f"{epoch} testing", f"{step}/10") for step in range(1, 11)]
+        expected += [(epoch, "10/10")]
+    assert [*dict.fromkeys(shown)] == expected
+    etas = [re.search(r"ETA: (\S+)", line) for line in drawn if "testing" not in line]
+    assert [eta.group(1) == "?" for eta in etas if eta is not None] == [True, True, *[False] * (len(shown) - 22)]
+
+
+def test_the_time_that_is_left_counts_tests_to_come_and_no_time_of_a_test_as_that_of_steps():
+    progress = BarProgress(ms.at(epochs=4), ms.loops.Elapsed(epochs=0, epochs_before=0), Epochs(10))
+    for step in range(1, 11):
+        progress.move(ms.loops.Elapsed(step, epochs=step // 10, epochs_before=0, time=float(step)))
+        assert progress.seconds_left == (None if step == 1 else 40 - step)
+    progress.move(ms.loops.Elapsed(10, epochs=1, epochs_before=0, time=15.0), 5.0)
+    assert progress.seconds_left == 30 + 3 * 5
+    for step in range(11, 20):
+        progress.move(ms.loops.Elapsed(step, epochs=1, epochs_before=1, time=step + 5.0), 5.0)
+        assert progress.seconds_left == pytest.approx(40 - step + 3 * 5)
+    assert progress.seconds_per_step == 1.0
+
+
+def test_an_inner_loop_that_has_no_bar_is_shown_by_that_of_the_loop_around_it(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(sys, "stdout", out := Terminal())
+
+    def test(state):
+        return ms.test_loop(state, batches_of(1, 1), {"on_test_step": lambda: ms.logs().add_metric("loss", 7.0)})
+
+    def other(state):
+        return ms.loop(state, batches_of(1, 1, 1), {ms.every(1): lambda: None}, stop=2)
+
+    inner = [ms.inner_loop("test", test), ms.inner_loop("other", other)]
+    tasks = {ms.every(1): train_step, ms.every(2): inner, ms.loops.always(): ms.callbacks.keras_bar(interval=0.0)}
+    ms.loop(jnp.float32(0), batches_of(*[1] * 4), tasks, stop=4)
+    heads = [re.split(r" \[| - ", line)[0] for line in drawn_by(out)]
+    tested = lambda step: [f"{step}/4 testing 1 step", f"{step}/4 testing 2 steps", *[f"{step}/4 inner loop"] * 2]  # noqa: E731
+    assert heads == ["0/4", "1/4", *tested(2), "2/4", "3/4", *tested(4), "4/4", "4/4"]
+    assert "loss_test: 7.0000" in drawn_by(out)[-1]
+
+
+def test_data_of_unknown_length_show_steps_and_pace(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", out := Terminal())
+    source = ms.sources.IterableSource(lambda: iter({"x": np.float32(i)} for i in range(6)))
+    loader = ms.DataLoader([source, ms.BatchTransform(2)])
+    tasks = {ms.every(1): [train_step, ms.callbacks.keras_bar(interval=0.0)]}
+    ms.loop(jnp.float32(0), loader, tasks, key=jax.random.key(0), stop=ms.at(time=3600) | ms.at(3))
+    assert [re.split(" - ", line)[0] for line in drawn_by(out)] == [
+        "0 steps",
+        "1 step",
+        "2 steps",
+        "3 steps",
+        "3 steps",
+    ]
+
+
+def test_a_step_between_drawings_costs_a_bar_no_call(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    called = []
+
+    def profile(frame, event, arg):
+        if event in ("call", "c_call"):
+            called.append(frame.f_code.co_name if event == "call" else arg.__name__)
+
+    for kind in ("keras", "rich", "tqdm"):
+        bar = on_a_screen(kind, {"keras": "interval", "rich": "interval", "tqdm": "mininterval"}[kind])
+        run_of = PlayedRun(bar, stop=ms.at(epochs=2))
+        for step in range(1, 50):
+            run_of.step({"loss": 1.0})
+            called.clear()
+            sys.setprofile(profile)
+            bar.observe(run_of.state, step, step)
+            sys.setprofile(None)
+            assert called == ["observe", "setprofile"] or step == 1, (kind, step, called)
+        run_of.finish("interrupted")
+
+
+def on_a_screen(kind, interval):
+    """A bar that draws once in a million seconds."""
+    return bar_on(kind, SceneScreen(80), 80, **{interval: 1e6})
+
+
 def test_times_are_written_as_people_write_them():
     seconds = [0.4, 42, 59.6, 187, 7509, 86400 * 3 + 14 * 3600 + 5 * 60]
     assert [*map(duration_text, seconds)] == ["0s", "42s", "1:00", "3:07", "2:05:09", "3d 14:05"]
@@ -604,7 +860,7 @@ def test_a_tqdm_bar_counts_in_any_unit_and_is_closed():
         lines = out.getvalue().splitlines()
         assert all(line.startswith("digits: ") for line in lines) and "\r" not in out.getvalue()
         assert text in lines[-1] and re.search(r"loss=4.0000\]$", lines[-1])
-        assert "2step" in out.getvalue() or total is not None
+        assert "digits: epoch 1:  67%|######6   | 2/3 [" in out.getvalue() or total not in (None, ms.at(epochs=2))
     out = io.StringIO()
     run(ms.callbacks.tqdm_bar(ms.at(time=100), file=out), [2] * 6)
     assert re.search(r"\d/100s \[00:0\d<", out.getvalue())
@@ -632,12 +888,37 @@ def test_a_tqdm_bar_of_a_resumed_run_begins_where_it_was():
 def test_a_rich_bar_counts_in_any_unit():
     from rich.console import Console
 
-    for total, text in ((6, "6/6 steps"), (ms.at(samples=12), "12/12 samples"), (ms.at(epochs=2), "2/2 epochs")):
+    for total, text in ((6, "6/6"), (ms.at(samples=12), "12/12 samples"), (ms.at(epochs=2), "2/2 epochs")):
         console = Console(file=(out := io.StringIO()), width=90)
         run(ms.callbacks.rich_bar(total, desc="digits [1]", console=console), [2] * 6, epoch_duration=3)
         first, *_, line = out.getvalue().splitlines()
-        assert line.startswith("digits [1] ━━━") and text in line and line.rstrip().endswith("loss: 4.0000")
+        assert line.startswith(f"digits [1] {text} ━━━") and line.rstrip().endswith("loss: 4.0000")
         assert first.startswith("digits [1] epoch 1")
+
+
+def test_on_a_real_terminal_lines_of_epochs_stay_with_their_loss_at_any_width():
+    written = on_a_terminal("train", columns=120)
+    screen = pyte.Screen(120, 60)
+    pyte.Stream(screen).feed(written)
+    lines = [line.rstrip() for line in screen.display if line.strip()]
+    assert lines.pop() == "and so on" and len(lines) == 4 * 12 and written.count("testing") >= 4 * 9
+    for number, columns in enumerate([*[120] * 3, *[80] * 3, *[40] * 3, *[50] * 3]):
+        *epochs, last = lines[4 * number : 4 * number + 4]
+        assert [re.sub("  [0-9.]+s", "", line)[:23] for line in epochs] == [
+            f"epoch {epoch}/3  loss {20 * epoch - 9.5:.4f}" for epoch in (1, 2, 3)
+        ]
+        assert re.match(r"3/3 .*loss[ =]50.5000", last)
+        # The first epoch of the last three runs was on a terminal of 120.
+        assert all(len(line) <= columns for line in [*epochs[columns == 50 :], last]), (number, lines)
+
+
+def test_the_log_of_a_killed_job_has_all_finished_epochs():
+    done = into_a_pipe("kill")
+    assert done.returncode == -signal.SIGKILL and done.stderr == ""
+    lines = [without_times(line) for line in done.stdout.splitlines()]
+    assert [line[:11] for line in lines] == ["epoch 1/4  ", "epoch 2/4  ", "epoch 3/4  "]
+    tests = [re.sub(r"20 steps  (loss \S+)  .*(  loss_test \S+)", r"\1\2", line[11:]) for line in lines]
+    assert tests == [f"loss {20 * n - 9.5:.4f}  loss_test {200 * n + 10:.4f}" for n in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("bar", ["keras", "tqdm", "rich"])
@@ -649,8 +930,8 @@ def test_on_a_real_terminal_one_line_is_left_and_the_program_goes_on_below(bar):
 
 
 def test_on_a_real_terminal_a_traceback_begins_on_a_new_line():
-    lines = Screen(on_a_terminal("keras", 5, 9, "fail", columns=70, TERM="dumb"), 70).lines()
-    assert re.match(r"4/9 \[====>\.\.\.\.\] - \d+s - ", lines[0]) and lines[1] == "Traceback (most recent call last):"
+    lines = Screen(on_a_terminal("keras", 5, 9, "fail", columns=200, TERM="dumb"), 200).lines()
+    assert re.match(r"4/9 \[=+>\.+\] \d+s loss ", lines[0]) and lines[1] == "Traceback (most recent call last):"
     assert "the last step fails" in "".join(lines)
 
 
@@ -658,7 +939,7 @@ def test_into_a_pipe_go_whole_lines():
     done = into_a_pipe("keras", 7, 7)
     line, after = done.stdout.splitlines()
     assert "\r" not in done.stdout and after == "and so on" and done.stderr == ""
-    assert line.endswith("another_long_name_4: 4.0000 - loss: 3.0769 - newest: 6.0000")
+    assert " - loss: 3.0769 - another_long_name_0: 0.0000 - " in line and line.endswith(" - newest: 6.0000")
 
 
 def test_of_several_processes_only_the_first_draws():

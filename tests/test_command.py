@@ -24,7 +24,7 @@ def test_the_demo_trains_and_resumes(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     accuracy = re.search(r"test accuracy +([\d.]+)%", done.stdout)
     assert accuracy and float(accuracy[1]) > 95
-    assert re.search(r"^40/40 epochs \[=+\] - .+ - loss: 0\.0\d+$", done.stdout, re.MULTILINE)
+    assert re.search(r"^40/40 epochs \[=+\] - .+ - loss: 0\.0\d+ - accuracy: [01]\.\d+$", done.stdout, re.MULTILINE)
     assert re.search(r"speed +[\d,]+ samples per second", done.stdout)
     assert "identical: 34 batches after a stop in mid-epoch" in done.stdout
 

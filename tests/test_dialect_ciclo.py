@@ -95,7 +95,7 @@ def test_loop_runs_tasks_in_order_saves_and_shows_a_bar(capsys):
     np.testing.assert_array_equal(saved.state, made["state"])
     assert [ms.restore("logdir/model", create_state(), step=step).elapsed.steps for step in (80, 90)] == [80, 90]
     last = capsys.readouterr().out.splitlines()[-1]
-    assert re.fullmatch(r"100/100 \[={27}\] - .* - accuracy: \d\.\d+ - loss: \d\.\d+", last)
+    assert re.fullmatch(r"100/100 \[={27}\] - .* - loss: \d\.\d+ - accuracy: \d\.\d+", last)
 
 
 def test_train_loop_tests_at_the_end_of_epochs_and_registers_callbacks(compiled, capsys):

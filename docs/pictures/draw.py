@@ -1,7 +1,7 @@
 """Draw the pictures of a run: the program of the README is run in a terminal, and its bar and its report are kept.
 
 `python docs/pictures/draw.py` writes bar.svg, report-light.png and report-dark.png beside it, and of three runs in
-comparison runs-light.png and runs-dark.png. It needs chromium and chromedriver.
+comparison runs-light.png and runs-dark.png. It needs pyte, chromium and chromedriver.
 """
 
 import fcntl
@@ -17,11 +17,13 @@ import tempfile
 import termios
 import time
 
+import pyte
+
 FOLDER = pathlib.Path(__file__).parent
 ROOT = FOLDER.parents[1]
-COLUMNS, SECONDS, HOLD = 145, 5.0, 3.0
+COLUMNS, ROWS, LINE = 110, 10, 22
+FRAMES, SECONDS, HOLD = 60, 6.0, 3.0
 BEGIN = re.compile(r"```python\n(.*?)```", re.DOTALL)
-ESCAPES = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 
 COMPARED = """
 import sys
@@ -90,23 +92,27 @@ def record(folder: pathlib.Path) -> list[tuple[float, str]]:
     return shown
 
 
-def frames(shown: list[tuple[float, str]]) -> tuple[list[tuple[float, str]], str]:
-    """Each state of the line that the bar is on, and the line that is printed after it."""
-    found: list[tuple[float, str]] = []
+def frames(shown: list[tuple[float, str]]) -> list[tuple[float, list[str]]]:
+    """What the terminal shows of the training, and when; of many moments in between, some."""
+    screen = pyte.Screen(COLUMNS, ROWS)
+    stream, found = pyte.Stream(screen), []
     for moment, text in shown:
-        lines = [line.strip() for line in re.split(r"[\r\n]+", ESCAPES.sub("", text))]
-        found += [(moment, line) for line in lines if "epoch" in line and "[" in line]
-    last = [
-        line.strip()
-        for line in "".join(text for _, text in shown).splitlines()
-        if line.strip()
-    ][-1]
-    return found, last
+        stream.feed(text)
+        lines = [line.rstrip() for line in screen.display]
+        begin = next((row for row, line in enumerate(lines) if "epoch" in line), None)
+        if begin is not None and (not found or found[-1][1] != lines[begin:]):
+            found.append((moment, lines[begin:]))
+    gap = (found[-1][0] - found[0][0]) / FRAMES
+    kept = found[:1]
+    for moment, lines in found[1:]:
+        if moment - kept[-1][0] >= gap:
+            kept.append((moment, lines))
+    return [*kept, found[-1]]
 
 
 def bar(shown: list[tuple[float, str]]) -> str:
     """The recording as an SVG that plays by itself; without animation it shows the end."""
-    states, last = frames(shown)
+    states = frames(shown)
     begin, end = states[0][0], states[-1][0]
     total = SECONDS + HOLD
     starts = [
@@ -114,7 +120,7 @@ def bar(shown: list[tuple[float, str]]) -> str:
         for moment, _ in states
     ]
     styles, texts = [], []
-    for number, (start, (_, line)) in enumerate(zip(starts, states, strict=True)):
+    for number, (start, (_, lines)) in enumerate(zip(starts, states, strict=True)):
         final = number == len(states) - 1
         until = 100.0 if final else starts[number + 1]
         show = f"{start:.2f}%{{visibility:visible}}"
@@ -123,18 +129,19 @@ def bar(shown: list[tuple[float, str]]) -> str:
         )
         state = "" if final else ";visibility:hidden"
         style = f"animation:f{number} {total:g}s step-end infinite{state}"
-        texts.append(f'<text x="20" y="72" style="{style}">{html.escape(line)}</text>')
-        if final:
-            texts.append(
-                f'<text x="20" y="96" style="{style}">{html.escape(last)}</text>'
-            )
-    width = 20 * 2 + int(COLUMNS * 8.45)
-    return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} 118" role="img"
-  aria-label="A progress bar that counts epochs and shows loss and accuracy of training and test">
+        rows = [
+            f'<text x="20" y="{72 + LINE * row}">{html.escape(line)}</text>'
+            for row, line in enumerate(lines)
+            if line
+        ]
+        texts.append(f'<g style="{style}">{"".join(rows)}</g>')
+    width, height = 20 * 2 + int(COLUMNS * 8.45), 72 + LINE * ROWS
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img"
+  aria-label="A progress bar: a line of every epoch stays, and below them is the current one">
 <style>text{{font:14px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;fill:#e6edf3;
 white-space:pre}}
 {"".join(styles)}</style>
-<rect width="{width}" height="118" rx="8" fill="#161b22"/>
+<rect width="{width}" height="{height}" rx="8" fill="#161b22"/>
 <circle cx="22" cy="18" r="5" fill="#f47067"/><circle cx="40" cy="18" r="5" fill="#dfb061"/>
 <circle cx="58" cy="18" r="5" fill="#57ab5a"/>
 <text x="20" y="48"><tspan fill="#57ab5a">$</tspan> python train.py</text>

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
+from millstream.callbacks.bar_layout import counts_text, epoch_line
 from millstream.callbacks.bar_progress import BarProgress
 from millstream.loops import History
 from millstream.loops.callback import Observer
@@ -21,6 +22,8 @@ from millstream.text.errors import require_names
 
 _SHOWN = ("metrics", "stateful_metrics", "losses")
 _NUMBERS = frozenset({bool, int, float})
+_NO_LOSS = 2
+_INNER = {"test": "testing", "predict": "predicting"}  # what loops inside a run do, by their names
 _ALL_EPOCHS = 1000  # that get a line each; after more than that, every thousandth part of them
 
 
@@ -31,13 +34,20 @@ class BarValues:
         history: Where the rows come from.
         first_row: The first that counts.
         stateful_metrics: Names of metrics whose newest value is shown, too.
+        monitored: Names of entries that come right after the loss, as "name" or "collection.name".
+
+    Attributes:
+        shown: The values by their names: the loss, what is monitored, others of the training, results of tests.
     """
 
-    def __init__(self, history: History, first_row: int, stateful_metrics: Collection[str]) -> None:
+    def __init__(
+        self, history: History, first_row: int, stateful_metrics: Collection[str], monitored: Collection[str] = ()
+    ) -> None:
         self.shown: dict[str, float] = {}
         self._history = history
         self._first_row = first_row
         self._stateful_metrics = stateful_metrics
+        self._monitored = monitored
         self._epoch: int | None = None
         self._running: dict[Name, _Running] = {}
 
@@ -55,7 +65,7 @@ class BarValues:
             self._read(self._row_of(epoch), settled)
         self._find_epoch(epoch)
         self._read(len(self._history), settled)
-        self.shown = _named({path: self._running[path].value for path in self._columns()})
+        self.shown = self._named({path: self._running[path].value for path in self._columns()})
 
     def end_epoch(self, epoch: int, stop: int, settled: int) -> dict[str, float] | None:
         """What an epoch has logged, once it is complete; None while a device may still be computing some of it.
@@ -71,7 +81,32 @@ class BarValues:
         first_row = self._first_row
         self._epoch, self._first_row = epoch + 1, stop
         running = {path: self._running[path] for path in self._columns()}
-        return _named({path: each.value for path, each in running.items() if each.first_row == first_row < stop})
+        return self._named({path: each.value for path, each in running.items() if each.first_row == first_row < stop})
+
+    @property
+    def are_ready(self) -> bool:
+        """Whether all that has been logged can be read without waiting for a device."""
+        return all(column.is_ready for column in self._columns().values())
+
+    def _named(self, values: dict[Name, float | None]) -> dict[str, float]:
+        """Values that are there, the most important first, each by its entry alone, unless that is taken."""
+        found = {path: value for path, value in values.items() if value is not None}
+        trained = [path for path in found if not path[1].endswith(EVALUATIONS)]
+        loss = min(trained, key=lambda path: _how_like_a_loss(path[1]), default=None)
+        if loss is not None and _how_like_a_loss(loss[1]) == _NO_LOSS:
+            loss = None
+
+        def rank(path: Name) -> tuple[int, int]:
+            if path == loss:
+                return 0, 0
+            if path[1] in self._monitored or ".".join(path) in self._monitored:
+                return 1, 0
+            return (2, 0) if path in trained else (3, _how_like_a_loss(path[1]))
+
+        named: dict[str, float] = {}
+        for path in sorted(found, key=rank):
+            named[path[1] if path[1] not in named else ".".join(path)] = found[path]
+        return named
 
     def _columns(self) -> dict[Name, Column]:
         """What can be shown; a loss that is a metric, too, is shown as that."""
@@ -155,29 +190,20 @@ class _Running:
         return complete
 
 
-def _named(values: dict[Name, float | None]) -> dict[str, float]:
-    """Values that are there, each by its entry alone, unless that is taken."""
-    named: dict[str, float] = {}
-    for path, value in values.items():
-        if value is not None:
-            named[path[1] if path[1] not in named else ".".join(path)] = value
-    return named
+def _how_like_a_loss(name: str) -> int:
+    """0 for the loss, or that of a test; 1 for anything called so; `_NO_LOSS` for the rest."""
+    words = name.split("_")
+    return (
+        0
+        if words[0] == "loss" and (len(words) == 1 or name.endswith(EVALUATIONS))
+        else 1
+        if "loss" in name
+        else _NO_LOSS
+    )
 
 
 def _has_metric(name: str, columns: Collection[Name]) -> bool:
     return ("metrics", name) in columns or ("stateful_metrics", name) in columns
-
-
-def number_text(value: float) -> str:
-    """A value as bars show it.
-
-    Example:
-        >>> number_text(0.61479), number_text(3e-5), number_text(7)
-        ('0.6148', '3.0000e-05', '7')
-    """
-    if isinstance(value, int):
-        return str(value)
-    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.4e}"
 
 
 class Face(Protocol):
@@ -190,6 +216,11 @@ class Face(Protocol):
     @property
     def keeps_lines(self) -> bool:
         """Whether what was drawn stays, as in a file or a pipe, so that each drawing is a new line."""
+        ...
+
+    @property
+    def width(self) -> int | None:
+        """Cells that a line that stays may have; None for any number."""
         ...
 
     def interval(self, progress: BarProgress) -> float:
@@ -221,6 +252,7 @@ class Bar(Observer):
     """
 
     named_schedules = ("on_train_batch_end", "on_test_batch_end", "on_predict_batch_end")
+    sees_inner_loops = True
 
     def __init__(
         self, caller: str, total: Any, face: Face, *, stateful_metrics: Collection[str], disabled: bool = False
@@ -246,11 +278,13 @@ class Bar(Observer):
         return math.inf if self._watched is None else self._face.interval(self._progress)
 
     def start(self, loop_state: LoopState) -> None:
-        """A loop begins; testing inside training is not shown."""
-        inner = loop_state.parent is not None and loop_state.name in ("test", "predict")
+        """A loop begins; a bar that tests inside training have to themselves is not shown."""
+        inner = loop_state.parent is not None and loop_state.name in _INNER
         if not inner and not is_nested_in(loop_state, self._watched):
             resumed = loop_state.elapsed.steps > 0
             self._begin(loop_state, loop_state.elapsed, 0 if resumed else len(loop_state.history))
+            if self._watched is loop_state and not self._face.keeps_lines:
+                self._face.draw(self._progress, {})  # the first step compiles, which may take long
 
     def _begin(self, loop_state: LoopState, start: Elapsed, first_row: int) -> None:
         if self._disabled or _is_other_process():
@@ -261,21 +295,23 @@ class Bar(Observer):
                 "Give the loop epoch_duration or a DataLoader, or the bar a total in steps."
             )
         self.finish()  # a run by hand that nobody has ended
-        self._progress = BarProgress(self._end_of(loop_state), start)
-        self._values = BarValues(loop_state.history, first_row, self._stateful_metrics)
+        monitored = {callback.monitored for callback in loop_state.callbacks if callback.monitored is not None}
+        self._progress = BarProgress(self._end_of(loop_state), start, loop_state.epochs)
+        self._values = BarValues(loop_state.history, first_row, self._stateful_metrics, monitored)
         self._due, self._drawn = -math.inf, 0.0
+        self._inner: tuple[LoopState, BarProgress] | None = None  # the loop inside that was seen last
+        self._inner_due = 0.0  # the elapsed time of that loop from which on it looks again
         self._face.open(self._progress)
-        has_lines = self._face.keeps_lines and loop_state.name not in ("test", "predict")
-        self._epochs = start.epochs if has_lines else None  # how many are over; None if they get no lines
+        # How many are over; None if they get no lines. An epoch is not over if its test has been left undone.
+        complete = start.epochs if loop_state.unfinished is None else start.epochs_before
+        self._epochs = None if loop_state.name in _INNER else complete
         self._ended: list[_EndedEpoch] = []
         self._line_of = 0
         self._watched, self._seen = loop_state, None  # only now: a face that is not open cannot be closed
 
     def _end_of(self, loop_state: LoopState) -> Period | None:
         """Where the run will end: where the user says, or else where the loop stops, if that is one unit."""
-        if self._total is not None or loop_state.ends_at is None:
-            return self._total
-        return loop_state.ends_at if len(loop_state.ends_at.units) == 1 else None
+        return _single_unit(loop_state.ends_at) if self._total is None else self._total
 
     def observe(self, loop_state: LoopState, start: int, stop: int) -> None:
         """Draw, if that is due; else this does as good as nothing."""
@@ -283,9 +319,35 @@ class Bar(Observer):
             self._seen = elapsed = loop_state.elapsed
             if self._epochs is not None and (self._ended or elapsed.epochs != self._epochs):
                 self._end_epochs(elapsed)
-                self._write_epochs(elapsed, loop_state.history.ready_rows(elapsed.steps, stop - start))
+                ready = loop_state.history.ready_rows(elapsed.steps, stop - start)
+                # After a test nothing is in flight, and a job may be killed before the next steps are over.
+                self._write_epochs(elapsed, len(loop_state.history) if self._values.are_ready else ready)
             if elapsed.time >= self._due and not self._ended:
                 self._look(elapsed, loop_state.history.ready_rows(elapsed.steps, stop - start))
+        elif self._watched is not None and loop_state.parent is self._watched:
+            self._observe_inner(loop_state, self._watched)
+
+    def _observe_inner(self, inner: LoopState, outer: LoopState) -> None:
+        """Draw how far a loop inside this one is, such as a test, if that is due."""
+        if self._inner is None or self._inner[0] is not inner:
+            label = f"{self._label(outer.elapsed)} {_INNER.get(inner.name, 'inner loop')}".lstrip()
+            start = inner.elapsed.step_before()
+            self._inner = inner, BarProgress(_single_unit(inner.ends_at), start, within=label)
+            self._inner_due = 0.0
+        if inner.elapsed.time >= self._inner_due:
+            self._inner[1].move(inner.elapsed)
+            self._progress.move(outer.elapsed, outer.waits.evaluation)
+            wait = self._face.interval(self._progress)
+            if self._progress.seconds - self._drawn >= wait:
+                self._drawn = self._progress.seconds
+                self._values.read(outer.elapsed, outer.history.ready_rows(outer.elapsed.steps))
+                self._face.draw(self._inner[1], self._values.shown)
+            self._inner_due = inner.elapsed.time + wait - (self._progress.seconds - self._drawn)
+
+    def _label(self, elapsed: Elapsed) -> str:
+        """Where the run is, in the words of its bar."""
+        self._progress.move(elapsed)
+        return self._progress.label or counts_text(self._progress)
 
     def _end_epochs(self, elapsed: Elapsed) -> None:
         """Remember the epochs that have ended since the last look: each of them gets a line, where lines stay."""
@@ -293,7 +355,7 @@ class Bar(Observer):
         history, testing, now = self._watched.history, self._watched.waits.evaluation, elapsed.epochs
         if self._epochs is None or now is None:
             return
-        self._progress.move(elapsed)
+        self._progress.move(elapsed, testing)
         for number in range(self._epochs + 1, now + 1):
             end, row, seconds = elapsed, len(history) - 1, self._progress.seconds
             if number < now or not elapsed.ends_epoch:  # it ended among several steps that were done together
@@ -314,15 +376,15 @@ class Bar(Observer):
                 return
             del self._ended[0]
             if epoch.number <= _ALL_EPOCHS or epoch.number - self._line_of >= epoch.number / _ALL_EPOCHS:
-                shown = [f"{printable(name)} {number_text(value)}" for name, value in values.items()]
-                self._face.write_line("  ".join([*epoch.figures, *shown]))
+                self._face.write_line(epoch_line(epoch.figures, values, self._face.width))
                 self._line_of = epoch.number
             self._drawn = self._progress.seconds
             self._due = elapsed.time + self._face.interval(self._progress)
 
     def _look(self, elapsed: Elapsed, settled: int) -> None:
+        assert self._watched is not None
         progress = self._progress
-        progress.move(elapsed)
+        progress.move(elapsed, self._watched.waits.evaluation)
         wait = self._face.interval(progress)
         if progress.seconds - self._drawn >= wait:
             self._drawn = progress.seconds
@@ -343,12 +405,14 @@ class Bar(Observer):
         elapsed = watched.elapsed if watched.reason else self._seen
         try:
             if elapsed is not None:
-                self._progress.move(elapsed)
-                self._end_epochs(elapsed)
+                self._progress.move(elapsed, watched.waits.evaluation)
+                if watched.unfinished is None:
+                    self._end_epochs(elapsed)
                 self._write_epochs(elapsed, len(watched.history))
                 self._values.read(elapsed, len(watched.history))
         finally:
             self._watched = None
+            self._progress.close()
             self._face.close(self._progress, self._values.shown)
         self._require_stateful_metrics(watched)
 
@@ -394,9 +458,9 @@ class _EndedEpoch(NamedTuple):
     figures: list[str]
 
 
-def printable(name: str) -> str:
-    """A name as it can stand in a line."""
-    return name if name.isprintable() else ascii(name)[1:-1]
+def _single_unit(point: Period | None) -> Period | None:
+    """A point, if it is given in one unit that can be counted."""
+    return point if point is not None and len(point.units) == 1 else None
 
 
 def _is_other_process() -> bool:

@@ -89,6 +89,7 @@ class early_stopping(Callback):
         require_bool(_CALLER, "restore_best_weights", restore_best_weights)
         require_bool(_CALLER, "check_finite", check_finite)
         self._monitor = Monitor(_CALLER, monitor)
+        self.monitored = monitor
         self._patience = as_period(_CALLER, "patience", patience)
         if not self._patience.units:
             raise ValueError(f"{_CALLER} needs patience in steps, samples, epochs or time. Got {self._patience}.")

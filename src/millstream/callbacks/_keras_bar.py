@@ -1,17 +1,14 @@
 """A progress bar in the manner of Keras."""
 
-import math
 from collections.abc import Collection
 
-from millstream.callbacks._bar import Bar, number_text, printable
-from millstream.callbacks.bar_progress import BarProgress, duration_text, step_time_text
+from millstream.callbacks._bar import Bar
+from millstream.callbacks.bar_layout import lay_out
+from millstream.callbacks.bar_progress import BarProgress
 from millstream.loops.elapsed import seconds
 from millstream.loops.signatures import Point
-from millstream.text.bar_line import BarLine, fitted
+from millstream.text.bar_line import BarLine
 from millstream.text.errors import require_int
-
-_OTHER_TEXT = 60  # cells to leave for counts, times and a metric or two
-_LEAST_WIDTH = 5
 
 
 def keras_bar(
@@ -29,11 +26,15 @@ def keras_bar(
         >>> _ = bar(ms.loops.Elapsed(steps=100, time=12.0, time_before=8.6), {"loss": 1.53712})  # by hand; or in a loop
         100/100 [===========================] - 3s - 3.4s/step - loss: 1.5371
 
-    While it runs, it looks like `80/100 [=====================>.....] - ETA: 42s - loss: 1.5371`. On a terminal and in
-    a notebook the line is written over. Into a file or a pipe goes a line for every epoch, such as
-    `epoch 3/5  100 steps  11.2s  40ms/step  loss 0.0821  loss_test 0.0490`, with exactly what that epoch has logged; a
-    line every ten seconds in between, or, in long runs, whenever the run is 5 % older; and one at the end. Metrics are
-    shown two steps late, so that nothing waits for them; at the end they are exact. Process 0 alone writes.
+    While it runs, it looks like `80/100 [=====================>.....] - ETA: 42s - loss: 1.5371`; in a run that stops
+    at an epoch, like `epoch 2/5 [===>.......] 29/100 - ETA: 44s - loss: 0.1291`; and in a test, like
+    `epoch 2/5 testing [====>......] 9/23 - ETA: 3s`. Of every epoch a line stays, such as
+    `epoch 3/5  100 steps  11.2s  40ms/step  loss 0.0821  loss_test 0.0490`, with exactly what that epoch has logged.
+
+    The loss comes first, then what a callback monitors, others, and results of tests. Where a terminal is too narrow,
+    the bar and the texts shrink before a value is left out. Into a file or a pipe the bar goes every ten seconds, or,
+    in long runs, whenever the run is 5 % older, and at the end. Metrics are shown two steps late, so that nothing waits
+    for them; in the lines of epochs and at the end they are exact. Process 0 alone writes.
 
     Args:
         total: Where the run will end: steps, or `at(samples=...)`, `at(epochs=...)`, `at(time=...)`. None:
@@ -67,40 +68,25 @@ class _KerasFace:
         return max(self._interval, progress.plain_interval) if self.keeps_lines else self._interval
 
     def write_line(self, text: str) -> None:
-        self._line.write(text, end=True)
+        self._line.leave(text)
+
+    @property
+    def width(self) -> int | None:
+        return self._line.width
 
     def draw(self, progress: BarProgress, values: dict[str, float]) -> None:
-        left = progress.seconds_left
-        times = [f"ETA: {'?' if left is None else duration_text(left)}"]
-        self._write(progress, _pace(progress) if progress.total is None else times, values)
+        self._line.write(self._text(progress, values))
 
     def close(self, progress: BarProgress, values: dict[str, float]) -> None:
         if progress.steps:
-            self._write(progress, _pace(progress), values, end=True)
+            self._line.write(self._text(progress, values, ended=True), end=True)
+        elif not self.keeps_lines:
+            self._line.write("")
 
-    def _write(self, progress: BarProgress, times: list[str], values: dict[str, float], *, end: bool = False) -> None:
-        room = self._line.width
-        width = self._width if room is None else min(self._width, max(room - _OTHER_TEXT, _LEAST_WIDTH))
-        shown = [f"{printable(name)}: {number_text(value)}" for name, value in values.items()]
-        self._line.write(fitted([_counts(progress, width), *times, *shown], room), end=end)
-
-
-def _counts(progress: BarProgress, width: int) -> str:
-    """How far the run is, in figures and as a bar."""
-    unit, share = progress.unit, progress.share
-    if share is None:
-        return f"{progress.done} steps"
-    number = _seconds_text if unit == "time" else str
-    word = "" if unit in ("steps", "time") else f" {unit}"
-    filled = int(width * share)
-    bar = "=" * width if filled == width else "=" * filled + ">" + "." * (width - filled - 1)
-    return f"{number(progress.done)}/{number(progress.total or 0)}{word} [{bar}]"
-
-
-def _seconds_text(seconds: float) -> str:
-    return duration_text(math.floor(seconds))  # a minute is not over before its end
-
-
-def _pace(progress: BarProgress) -> list[str]:
-    step = progress.seconds_per_step
-    return [duration_text(progress.seconds)] + ([] if step is None else [step_time_text(step)])
+    def _text(self, progress: BarProgress, values: dict[str, float], *, ended: bool = False) -> str:
+        before, width, after = lay_out(progress, values, self.width, self._width, ended=ended)
+        if not width:
+            return before
+        filled = int(width * (progress.share or 0))
+        bar = "=" * width if filled == width else "=" * filled + ">" + "." * (width - filled - 1)
+        return f"{before} [{bar}] {after}"

@@ -6,16 +6,17 @@ import sys
 from collections.abc import Collection
 from typing import Any
 
-from millstream.callbacks._bar import Bar, number_text
+from millstream.callbacks._bar import Bar
+from millstream.callbacks.bar_layout import short_label, value_texts
 from millstream.callbacks.bar_progress import BarProgress
 from millstream.loops.elapsed import seconds
 from millstream.loops.signatures import Point
-from millstream.text.bar_line import put, rewrites
+from millstream.text.bar_line import Form, NotebookOutput, cells_of, fit, is_notebook, put, rewrites
 from millstream.text.errors import needs, require_text
 
-# A rate in seconds per second says nothing.
-_TIME_FORMAT = "{l_bar}{bar}| {n:.0f}/{total:.0f}s [{elapsed}<{remaining}{postfix}]"
 _INTERVAL = 0.1
+_VALUES = Form(0, ", ", "=")
+_BAR = "{percentage:3.0f}%|{bar}| "
 
 
 def tqdm_bar(
@@ -25,14 +26,15 @@ def tqdm_bar(
     stateful_metrics: Collection[str] = (),
     **tqdm_options: object,
 ) -> Bar:
-    """A bar of tqdm (in notebooks its widget) with the metrics after it: means of this epoch, weighted by samples.
+    """A bar of tqdm with the metrics after it: means of this epoch, weighted by samples.
 
     Example:
         >>> bar = ms.callbacks.tqdm_bar(ms.at(samples=1000), desc="digits", disable=True)
         >>> _ = ms.loop(0, [np.ones(100)] * 10, {ms.every(1): [bar]})
 
-    Into a file or a pipe go whole lines: for every epoch what it has logged, as by `keras_bar`, the bar every ten
-    seconds in between, or more rarely in long runs, and at the end.
+    Of every epoch a line stays, as by `keras_bar`; in a run that stops at an epoch, the bar is that of the current one,
+    or of its test, and the time that is left that of the run. Into a file or a pipe go whole lines: those of epochs,
+    the bar every ten seconds in between, or more rarely in long runs, and at the end.
 
     Args:
         total: Where the run will end: steps, or `at(samples=...)`, `at(epochs=...)`, `at(time=...)`. None:
@@ -44,7 +46,7 @@ def tqdm_bar(
             file or a pipe.
     """
     with needs("tqdm_bar", "tqdm", "progress"):
-        import tqdm.auto
+        import tqdm.std
     if desc is not None:
         require_text("tqdm_bar", "desc", desc)
     known = inspect.signature(tqdm.std.tqdm.__init__).parameters
@@ -52,7 +54,7 @@ def tqdm_bar(
         raise TypeError(f"tqdm_bar takes the options of tqdm, which has no {', '.join(unknown)}.")
     disable = tqdm_options.pop("disable", False)
     disabled = not rewrites(_stream(tqdm_options)) if disable is None else bool(disable)  # None: only on a terminal
-    face = _TqdmFace(tqdm.auto.tqdm, {"desc": desc, "dynamic_ncols": True, **tqdm_options})
+    face = _TqdmFace(tqdm.std.tqdm, {"desc": desc, "dynamic_ncols": "ncols" not in tqdm_options, **tqdm_options})
     return Bar("tqdm_bar", total, face, stateful_metrics=stateful_metrics, disabled=disabled)
 
 
@@ -66,19 +68,23 @@ class _TqdmFace:
         self._bar: Any = None
 
     def open(self, progress: BarProgress) -> None:
-        # Whoever calls `draw` has waited already, so tqdm need not.
-        ours = {"unit": progress.unit.removesuffix("s"), "initial": progress.begin, "mininterval": 0, "miniters": 0}
-        options: dict[str, Any] = {**ours, **self._options}
-        if progress.unit == "time" and progress.total is not None:
-            options.setdefault("bar_format", _TIME_FORMAT)
+        # What calls `draw` has waited already, so tqdm need not.
+        ours = {"unit": progress.unit.removesuffix("s"), "initial": progress.done, "mininterval": 0, "miniters": 0}
         self._stream = _stream(self._options)
-        if self.keeps_lines:
-            options["file"] = _Unseen(self._stream)
+        self._output = NotebookOutput() if is_notebook(self._stream) else None
+        options: dict[str, Any] = {**ours, **self._options, "desc": self._desc(progress)}
+        if self.keeps_lines or self._output is not None:
+            options |= {"file": _Unseen(self._stream), "dynamic_ncols": False}
         self._bar = self._tqdm(total=progress.total, **options)
 
     @property
     def keeps_lines(self) -> bool:
         return not rewrites(self._stream)
+
+    @property
+    def width(self) -> int | None:
+        columns, desc = self._bar.format_dict["ncols"], self._options["desc"]
+        return None if not columns or self.keeps_lines else columns - (cells_of(f"{desc}: ") if desc else 0)
 
     def interval(self, progress: BarProgress) -> float:
         if self._interval is not None:
@@ -87,23 +93,81 @@ class _TqdmFace:
 
     def write_line(self, text: str) -> None:
         desc = self._options["desc"]
-        put(self._stream, f"{text}\n" if desc is None else f"{desc}: {text}\n")
+        line = text if desc is None else f"{desc}: {text}"
+        if self._output is not None:
+            put(sys.stdout, f"{line}\n")
+        elif self.keeps_lines:
+            put(self._stream, f"{line}\n")
+        else:
+            self._bar.write(line, file=self._stream)
 
     def draw(self, progress: BarProgress, values: dict[str, float]) -> None:
-        self._show(values)
-        self._bar.update(progress.done - self._bar.n)
-        if self.keeps_lines:
-            put(self._stream, f"{self._bar}\n")
+        self._set(progress, values)
+        self._bar.refresh()
+        self._put()
 
     def close(self, progress: BarProgress, values: dict[str, float]) -> None:
-        self._show(values)
-        self._bar.n = progress.done
-        if self.keeps_lines:
-            put(self._stream, f"{self._bar}\n")
+        self._set(progress, values, ended=True)
+        self._put()
         self._bar.close()
 
-    def _show(self, values: dict[str, float]) -> None:
-        self._bar.set_postfix({name: number_text(value) for name, value in values.items()}, refresh=False)
+    def _put(self) -> None:
+        if self._output is not None:
+            self._output.show(str(self._bar))
+        elif self.keeps_lines:
+            put(self._stream, f"{self._bar}\n")
+
+    def _set(self, progress: BarProgress, values: dict[str, float], *, ended: bool = False) -> None:
+        """Have the bar show this, with as many values as there is room for."""
+        bar, texts = self._bar, value_texts(values)
+        bar.n, bar.total = progress.done, progress.total
+        bar.desc = self._desc(progress)
+        bar.unit = self._options.get("unit", progress.unit.removesuffix("s"))
+        if self._options.get("bar_format") is not None:
+            bar.set_postfix_str(_VALUES.text(texts), refresh=False)
+            return
+        shown, lines = bar.format_dict, self._lines(progress, ended)
+        forms = [_VALUES._replace(cells=self._cells(shown, line), least=5 * ("{bar}" in line)) for line in lines]
+        forms[-1] = forms[-1]._replace(spare=True)
+        found = fit(forms, texts, shown["ncols"] or None, 0)
+        line = lines[found.form].removesuffix("]")
+        line += _VALUES.joint if found.values and not line.endswith("[") else ""
+        bar.bar_format = line + found.values.replace("{", "{{").replace("}", "}}") + "]"
+
+    def _desc(self, progress: BarProgress) -> str:
+        return ": ".join(text for text in (self._options["desc"], progress.label) if text)
+
+    def _cells(self, shown: dict[str, Any], line: str) -> int:
+        """Of a line without its bar and values, and with what stands before these."""
+        text = self._bar.format_meter(**{**shown, "bar_format": line.replace("{bar}", ""), "ncols": None})
+        return cells_of(text) + len(_VALUES.joint)
+
+    def _lines(self, progress: BarProgress, ended: bool) -> list[str]:
+        """How tqdm is to write its line, but for the values, from the longest to the shortest."""
+        interval, desc = self._bar.format_interval, "{desc}: " if self._bar.desc else ""
+        short = f"{short_label(progress)}: " if progress.label else ""
+        taken, left = interval(progress.seconds), progress.seconds_left
+        # Seconds per second say nothing.
+        rate = f", {self._rate(progress)}" if progress.measure != "time" else ""
+        if progress.total is None:
+            counts = f"{{n_fmt}}{self._bar.unit}"
+            return [f"{desc}{counts} [{taken}{rate}]", f"{short}{counts} [{taken}]", f"{short}{counts} []"]
+        counts = "{n:.0f}/{total:.0f}s" if progress.unit == "time" else "{n_fmt}/{total_fmt}"
+        times = f"{taken}<{'?' if left is None else interval(left)}"
+        time = taken if ended else times.removeprefix(taken)
+        return [
+            f"{desc}{_BAR}{counts} [{times}{rate}]",
+            f"{desc}{_BAR}{counts} [{times}]",
+            f"{short}{_BAR}{counts} [{time}]",
+            f"{short}{counts} [{time}]",
+            f"{short}{counts} []",
+        ]
+
+    def _rate(self, progress: BarProgress) -> str:
+        unit, speed = self._options.get("unit", progress.measure.removesuffix("s")), progress.speed
+        if not speed:
+            return f"?{unit}/s"
+        return f"{speed:.2f}{unit}/s" if speed >= 1 else f"{1 / speed:.2f}s/{unit}"
 
 
 class _Unseen(io.StringIO):

@@ -92,6 +92,7 @@ class checkpoint(Observer):
         require_choice("checkpoint", "mode", mode, ["min", "max"])
         if best and monitor is None:
             raise ValueError(f"checkpoint needs monitor, the name of a metric, to keep the best {best}.")
+        self.monitored = monitor
         self._keep = Retention(latest=keep, best=best, monitor=monitor, mode=mode, every=keep_every)
         self._monitor_from = None if monitor_from is None else as_period("checkpoint", "monitor_from", monitor_from)
         self.directory = os.path.abspath(os.path.expanduser(directory))

@@ -38,6 +38,7 @@ class Run:
             loop_state.parent = stack[-1].loop_state
             parts.interrupts, parts.preemption = stack[0].interrupts, stack[0].preemption
             parts.catches = parts.catches and stack[-1].catches
+            parts.show_to(stack[-1])
         self._listen(outermost=not stack)
         stack.append(parts)
         begun = time.perf_counter()

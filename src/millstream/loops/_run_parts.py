@@ -154,7 +154,7 @@ class RunParts:
         self.loop_state.callbacks = callbacks
         self.loop_state.dataset, self.loop_state.tasks = dataset, [*self.tasks, *self.observers]
         self.loop_state.stops = self.stop
-        self.loop_state.ends_at = point
+        self.loop_state.ends_at, self.loop_state.epochs = point, self.clock.epochs
         self.loop_state.sample_weights = self.weights
         self.loop_state.data_position = self._data_state_now
         self.loop_state.position = self._position
@@ -184,6 +184,15 @@ class RunParts:
         loop_state.elapsed, loop_state.unfinished = self.clock.now.replace(final=saved.elapsed.final), saved.unfinished
         if saved.stopped is not None:
             loop_state.stop(saved.stopped)
+
+    def show_to(self, outer: "RunParts") -> None:
+        """Have the bars of the run around this one show it, too."""
+        callbacks = [task.callback for task in self.observers]
+        self.observers += [
+            dataclasses.replace(task, schedule=None)
+            for task in outer.observers
+            if task.callback.sees_inner_loops and task.callback not in callbacks
+        ]
 
     def _data_state_now(self) -> PyTree:
         if self.batches is None:

@@ -33,9 +33,12 @@ class Callback:
 
     Attributes:
         only_real_runs: Whether `fast_dev_run` leaves it out, because it leaves something behind.
+        monitored: The entry of the logs that it judges a run by; None if there is none. Bars show it right after the
+            loss.
     """
 
     only_real_runs = False
+    monitored: str | None = None
 
     def __loop_callback__(self, loop_state: LoopState) -> PyTree:
         raise NotImplementedError
@@ -73,9 +76,12 @@ class Observer(Callback):
     Attributes:
         patience: Seconds that it can wait to be shown a step, and then several at once, although the loop is not fused;
             0 for one that may stop the run, or does anything else that has to happen at a certain step.
+        sees_inner_loops: Whether `observe` is called by loops inside its own, such as tests, although it is not among
+            their callbacks; `loop_state.parent` tells them apart.
     """
 
     patience: float = 0.0
+    sees_inner_loops = False
 
     def observe(self, loop_state: LoopState, start: int, stop: int) -> None:
         """Look at the rows of the history from `start` to before `stop`; none if nothing was logged.

@@ -227,6 +227,12 @@ class Column:
         del self._waiting[: len(numbers)]
         self._values.extend(numbers)
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether all values can be read without waiting for a device."""
+        newest: list[Any] = [getattr(value, "array", value) for value in self._waiting[-IN_FLIGHT:]]
+        return all(value.is_ready() for value in newest if hasattr(value, "is_ready"))
+
     def since(self, position: int, *, settled: int | None = None) -> list[Any]:
         """The values from a position on: numbers, or arrays.
 

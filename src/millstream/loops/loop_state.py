@@ -11,7 +11,7 @@ from millstream.loops._aggregate import concatenate
 from millstream.loops._history import History
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.log_entries import Logs
-from millstream.loops.schedules import Period, Schedule
+from millstream.loops.schedules import Epochs, Period, Schedule
 from millstream.loops.skips import Skips
 from millstream.reading.contracts import PyTree
 from millstream.reading.memory import nbytes
@@ -118,6 +118,7 @@ class LoopState:
         parent: The state of the loop around this one; None for an outermost one.
         waits: What time is spent on besides steps.
         ends_at: The point at which the loop stops, if it is one.
+        epochs: Where its epochs end; None if they are not given in steps.
         callbacks: All stateful callbacks of the loop.
         dataset: What the batches come from: a loader or an iterable.
         tasks: What is done when.
@@ -144,6 +145,7 @@ class LoopState:
     parent: "LoopState | None" = None
     waits: Waits = dataclasses.field(default_factory=Waits)
     ends_at: Period | None = None
+    epochs: Epochs | None = None
     callbacks: "list[Callback]" = dataclasses.field(default_factory=list)
     dataset: object = None
     tasks: "list[Task]" = dataclasses.field(default_factory=list)
