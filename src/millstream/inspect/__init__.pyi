@@ -5,6 +5,9 @@ from millstream.inspect._explain import Explanation as Explanation
 from millstream.inspect._explain import explain as explain
 from millstream.inspect._replay import ReplayedStep as ReplayedStep
 from millstream.inspect._replay import replay as replay
+from millstream.inspect._show import show as show
+from millstream.inspect._shown_batch import ShownBatch as ShownBatch
+from millstream.inspect._shown_batch import ShownRow as ShownRow
 from millstream.inspect._tune import tune as tune
 from millstream.inspect._tuning import TimedStage as TimedStage
 from millstream.inspect._tuning import TriedOptions as TriedOptions
