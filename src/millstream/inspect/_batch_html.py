@@ -100,7 +100,9 @@ def _table(batch: "ShownBatch") -> str:
 
 
 def _td(tag: str, inside: str, style: str = "") -> str:
-    return f'<{tag} style="text-align: left; padding: 5px 12px 5px 0; overflow-wrap: anywhere; {style}">{inside}</{tag}>'
+    return (
+        f'<{tag} style="text-align: left; padding: 5px 12px 5px 0; overflow-wrap: anywhere; {style}">{inside}</{tag}>'
+    )
 
 
 def _cell_html(cell: Cell) -> str:
@@ -137,7 +139,9 @@ def _curve(lines: Lines) -> str:
                 runs.append([])
         color = CURVES[number % len(CURVES)]
         paths += [
-            f'<polyline points="{" ".join(run)}" fill="none" stroke="{color}" stroke-width="1.5"/>' for run in runs if run
+            f'<polyline points="{" ".join(run)}" fill="none" stroke="{color}" stroke-width="1.5"/>'
+            for run in runs
+            if run
         ]
     box = f'width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
     drawing = f'<svg xmlns="http://www.w3.org/2000/svg" {box} role="img" style="display: block">{"".join(paths)}</svg>'

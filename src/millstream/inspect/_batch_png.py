@@ -42,7 +42,8 @@ class _Canvas:
         self._page = image.new("RGB", (_WIDTH, 400), _PAGE)
         self._make = draw.Draw
         self._draw = draw.Draw(self._page)
-        self.y, self._lowest, self._widest = _MARGIN, _MARGIN, 0
+        self.y: float = _MARGIN
+        self._lowest, self._widest = _MARGIN, 0
 
     def _reach(self, right: float, bottom: float) -> None:
         self._lowest, self._widest = max(self._lowest, int(bottom)), max(self._widest, int(right))
@@ -55,7 +56,9 @@ class _Canvas:
         """Pixels of a line of text."""
         return self._fonts[size].getlength(text)
 
-    def words(self, x: float, text: str, *, dy: float = 0, size: int = 13, color: Any = _INK, behind: Any = None) -> float:
+    def words(
+        self, x: float, text: str, *, dy: float = 0, size: int = 13, color: Any = _INK, behind: Any = None
+    ) -> float:
         """Write a line of text; its width."""
         text = "".join(letter if letter.isprintable() else " " for letter in text)
         width = self.width_of(text, size)
@@ -65,7 +68,9 @@ class _Canvas:
         self._draw.text((x, self.y + dy), text, font=self._fonts[size], fill=color)
         return width
 
-    def wrapped(self, x: float, pieces: list[tuple[str, Any]], width: float, *, dy: float = 0, color: Any = _INK) -> float:
+    def wrapped(
+        self, x: float, pieces: list[tuple[str, Any]], width: float, *, dy: float = 0, color: Any = _INK
+    ) -> float:
         """Write pieces of text, each with what is behind it, into lines; their height."""
         place, down = x, dy
         for text, behind in pieces:

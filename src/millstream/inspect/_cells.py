@@ -1,6 +1,7 @@
 """What of a sample is shown: pictures, words, curves, by the shape, the dtype and the name of each leaf."""
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -66,9 +67,20 @@ Row = dict[str, Any]  # the leaves of a sample by their names
 
 
 def named_leaves(tree: Any) -> Row:
-    """The leaves of a tree by their paths, in words; None and strings are leaves."""
-    found = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda leaf: leaf is None)
+    """The leaves of a tree by their paths, in words; None, strings and lists of numbers are leaves."""
+    found = jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_leaf)
     return {jax.tree_util.keystr(path, simple=True, separator=".") or "value": leaf for path, leaf in found}
+
+
+def object_rows(batch: Any, mask: np.ndarray) -> list[Any] | None:
+    """The samples of a batch of Python objects; None if it is one of arrays."""
+    is_list = isinstance(batch, list) and mask.ndim == 1 and len(batch) == len(mask)
+    arrays = all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(batch))
+    return batch if is_list and not arrays else None
+
+
+def _is_leaf(value: Any) -> bool:
+    return value is None or (type(value) is list and all(isinstance(item, bool | int | float) for item in value))
 
 
 def picture_titles(names: Sequence[str]) -> list[str]:
@@ -87,7 +99,7 @@ def as_leaf(value: Any) -> Any:
     if type(value).__module__.partition(".")[0] == "PIL":
         has_alpha = value.mode in ("LA", "PA", "RGBA") or "transparency" in value.info
         return np.asarray(value.convert("RGBA" if has_alpha else "L" if value.mode in ("1", "L") else "RGB"))
-    if isinstance(value, bool | int | float | np.generic | np.ndarray | jax.Array):
+    if isinstance(value, bool | int | float | list | np.generic | np.ndarray | jax.Array):
         array = np.asarray(value)
         if array.ndim == 0 and array.dtype.kind in "USO":
             return array.item()
@@ -110,7 +122,9 @@ class Reading:
     images: Sequence[str] | None
 
 
-def cells_of(rows: Sequence[Row], real: Sequence[bool], reading: Reading) -> tuple[dict[str, list[Cell | None]], list[str]]:
+def cells_of(
+    rows: Sequence[Row], real: Sequence[bool], reading: Reading
+) -> tuple[dict[str, list[Cell | None]], list[str]]:
     """The columns of some samples, a cell for each that has it, and notes on how they are shown."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     columns = {name: [as_leaf(row.get(name)) for row in rows] for name in names}
@@ -125,8 +139,11 @@ def cells_of(rows: Sequence[Row], real: Sequence[bool], reading: Reading) -> tup
             shown[name], words = _pictures(column, real)
             notes += [f"{name}: {words}"] if words else []
         elif _is_tokens(name, column):
-            shown[name] = _tokens(column, {key: columns[other] for key, other in _beside(name, columns).items()},
-                                  reading.tokenizer if _may_be_text(name, column) else None)  # fmt: skip
+            shown[name] = _tokens(
+                column,
+                {key: columns[other] for key, other in _beside(name, columns).items()},
+                reading.tokenizer if _may_be_text(name, column) else None,
+            )
         elif _are_curves(column) and not (reading.labels and _is_soft(column, reading.labels)):
             shown[name] = _curves(column)
         else:
@@ -140,13 +157,15 @@ def cells_of(rows: Sequence[Row], real: Sequence[bool], reading: Reading) -> tup
 def _arrays(column: Sequence[Any]) -> list[np.ndarray] | None:
     """The arrays of numbers of a column, without what is missing; None if there is anything else in it."""
     there = [value for value in column if value is not None]
-    is_numeric = there and all(isinstance(value, np.ndarray) and value.dtype.kind in "biuf" or _is_half(value) for value in there)  # fmt: skip
+    is_numeric = there and all(
+        isinstance(value, np.ndarray) and (value.dtype.kind in "biuf" or _is_half(value)) for value in there
+    )
     return there if is_numeric else None
 
 
-def _is_half(value: Any) -> bool:
+def _is_half(array: np.ndarray) -> bool:
     """Whether an array has one of the small floats that NumPy does not know by itself, such as bfloat16."""
-    return isinstance(value, np.ndarray) and "float" in value.dtype.name
+    return "float" in array.dtype.name
 
 
 # Images
@@ -167,7 +186,9 @@ def _looks_like_image(name: str, array: np.ndarray) -> bool:
         return min(height, width) >= 2 and (max(height, width) >= 4)
     if _IMAGE_NAME.search(name):
         return True
-    return min(height, width) >= 4 and (array.dtype == np.uint8 or (array.dtype.kind not in "iu" and height == width >= 8))
+    return min(height, width) >= 4 and (
+        array.dtype == np.uint8 or (array.dtype.kind not in "iu" and height == width >= 8)
+    )
 
 
 def _channels_last(array: np.ndarray) -> np.ndarray | None:
@@ -290,7 +311,7 @@ def _segmented(ids: np.ndarray, segments: np.ndarray, numbered: bool, tokenizer:
     kept = min(len(ids), _MOST_TOKENS)
     edges = [0, *(np.flatnonzero(np.diff(segments)) + 1).tolist(), len(ids)]
     pieces: list[tuple[str, int | None]] = []
-    for begin, end in zip(edges, edges[1:], strict=False):
+    for begin, end in itertools.pairwise(edges):
         if begin >= kept:
             break
         segment = int(segments[begin]) if end > begin else 1
@@ -386,7 +407,9 @@ def _text(value: Any, labels: Mapping[int, str]) -> str:
             return f"{labels[number]} ({number})"
         return f"{number:.4g}" if isinstance(number, float) else str(number)
     if labels and value.ndim == 1:
-        weights = sorted(((float(weight), place) for place, weight in enumerate(value.tolist()) if weight), reverse=True)
+        weights = sorted(
+            ((float(weight), place) for place, weight in enumerate(value.tolist()) if weight), reverse=True
+        )
         return ", ".join(
             f"{labels.get(place, place)}{'' if weight == 1 else f' {weight:.2g}'}" for weight, place in weights[:3]
         )

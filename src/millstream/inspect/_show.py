@@ -1,5 +1,6 @@
 """The batch of any step, read as the run reads it, to look at."""
 
+import collections
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
@@ -8,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from millstream.inspect._cells import BEFORE, Reading, Row, as_leaf, cells_of, named_leaves
-from millstream.inspect._compare import on_host
+from millstream.inspect._cells import BEFORE, Reading, Row, as_leaf, cells_of, named_leaves, object_rows
+from millstream.inspect._compare import raw_key
 from millstream.inspect._replay import replay
 from millstream.inspect._shown_batch import ShownBatch, ShownRow
 from millstream.loader.batch_info import BatchInfo
@@ -25,7 +26,6 @@ from millstream.reading.padding import PaddedSource
 from millstream.text.errors import describe_value, listed, require_bool, require_names, whole_number
 from millstream.text.summaries import value_text
 from millstream.tokenizers import Tokenizer
-
 
 
 def show(
@@ -68,8 +68,9 @@ def show(
         run: The folder of a run that `ms.checkpoint` has saved, instead of `key`. `step` is then a step as the history
             of the run has it, from 1 on, as for `ms.replay`.
         n: How many rows are shown at most.
-        before: Whether to show beside a sample how it was before the first random stage: as its source gives it, after
-            functions on the host that are not random. By default where there are random stages.
+        before: Whether to show leaves that stages have changed beside what they were before the first random stage: as
+            the source and the functions on the host before it give them. By default where there are random stages.
+            True without random stages shows what the source gives.
         labels: Names of classes: a list, or a dict by number.
         tokenizer: What token ids are decoded by; they are shown as numbers without one.
         images: The leaves that are images, such as `["x"]`. By default that is told by their shape, dtype and name.
@@ -77,12 +78,16 @@ def show(
     if not isinstance(loader, DataLoader | MixedLoader):
         raise TypeError(f"show needs loader to be a DataLoader or a MixedLoader. Got {describe_value(loader)}.")
     n = whole_number("show", "n", n, least=1)
-    step = whole_number("show", "step", step, least=0, most=STEP_LIMIT)
+    step = whole_number("show", "step", step, least=0 if run is None else 1, most=STEP_LIMIT)
     if before is not None:
         require_bool("show", "before", before)
     if sum(given is not None for given in (key, state, run)) > 1:
         raise ValueError("show takes one of key, state and run: each says which run the batch is of.")
-    reading = Reading(_labels(labels), _tokenizer(tokenizer), None if images is None else require_names("show", "images", images))  # fmt: skip
+    if state is not None and step:
+        raise ValueError(f"show takes the step of the state, or step={step:,} with a key. Leave one of them out.")
+    reading = Reading(
+        _labels(labels), _tokenizer(tokenizer), None if images is None else require_names("show", "images", images)
+    )
     batch, mask, info, drawn = _draw(loader, key, step, state, run)
     return _shown(loader, batch, mask, info, drawn, n, before, reading)
 
@@ -127,18 +132,8 @@ def _draw(loader: Any, key: Any, step: int, state: Any, run: Any) -> tuple[PyTre
     drawn = 0 if state is not None else step
     state = loader.init_state(key) if state is None else state
     with contextlib.closing(loader.iterate(state, steps=drawn + 1)) as batches:
-        found = list(_last(batches))
-    if not found:
-        raise ValueError(f"show cannot draw batch {drawn:,}: the stream has ended before it. Choose a smaller step.")
-    return *found[0], None, drawn
-
-
-def _last(items: Any) -> Any:
-    """The last item alone, without keeping the others."""
-    last = None
-    for item in items:
-        last = (item,)
-    return last or ()
+        batch, mask = collections.deque(batches, maxlen=1).pop()
+    return batch, mask, None, drawn
 
 
 def _shown(
@@ -155,7 +150,7 @@ def _shown(
     if unchanged is not None:
         columns = _with_before(columns, rows, unchanged, real, reading)
         if any(name.endswith(BEFORE) for name in columns):
-            notes.append("before: the sample as it was before the first random stage")
+            notes.append("before: what the stages were given")
     notes += [*how, *(f"{name}, of the whole batch: {value_text(value)}" for name, value in whole.items())]
     sources = None if info is None or info.sources is None else info.sources.reshape(-1).tolist()
     shown = tuple(
@@ -190,8 +185,8 @@ def _on_this_host(leaf: Any) -> np.ndarray:
 
 def _rows(batch: PyTree, mask: np.ndarray, count: int) -> tuple[list[Row], Row]:
     """The first samples of a batch, by leaf, and the leaves that have no row for each of them."""
-    if isinstance(batch, list) and len(batch) == len(mask) and mask.ndim == 1 and not _is_arrays(batch):
-        return [named_leaves(sample) for sample in batch[:count]], {}
+    if (objects := object_rows(batch, mask)) is not None:
+        return [{} if sample is None else named_leaves(sample) for sample in objects[:count]], {}  # None is padding
     rows: list[Row] = [{} for _ in range(count)]
     whole: Row = {}
     for name, leaf in named_leaves(jax.tree.map(_raw, batch)).items():
@@ -204,12 +199,8 @@ def _rows(batch: PyTree, mask: np.ndarray, count: int) -> tuple[list[Row], Row]:
     return rows, whole
 
 
-def _is_arrays(batch: list[Any]) -> bool:
-    return all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(batch))
-
-
 def _raw(leaf: Any) -> Any:
-    leaf = on_host(leaf) if jax.dtypes.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key) else leaf
+    leaf = raw_key(leaf)
     return _on_this_host(leaf) if isinstance(leaf, jax.Array | np.ndarray) else leaf
 
 
@@ -227,10 +218,15 @@ def _before(loader: Any, info: BatchInfo | None, indices: list[int], asked: bool
         return None
     source = as_host_source(pipeline.source) if pipeline.host is None else pipeline.host.source
     parts = [part for _, part in named_parts(source)]
-    if not (asked or source.keyed or any(stage.keyed for stage in pipeline.stages)):
+    is_keyed = source.keyed or any(stage.keyed for stage in pipeline.stages)
+    if not (asked or is_keyed):
         return None
-    ends = (number for number, part in enumerate(parts) if is_random(part) or isinstance(part, CollatedSource | PaddedSource))  # fmt: skip
-    last = parts[max(next(ends, len(parts)) - 1, 0)]
+    ends = (
+        number
+        for number, part in enumerate(parts)
+        if is_random(part) or isinstance(part, CollatedSource | PaddedSource)
+    )
+    last = parts[max(next(ends, len(parts)) - 1, 0) if is_keyed else 0]
     if last.keyed:  # the source itself is random
         return None
     failed = set() if info is None else set(info.failed)
@@ -261,7 +257,9 @@ def _with_before(
     earlier, _ = cells_of(unchanged, real, reading)
     joined: dict[str, list[Any]] = {}
     for name, cells in columns.items():
-        if name in earlier and any(not _is_same(one.get(name), other.get(name)) for one, other in zip(rows, unchanged, strict=True) if other):  # fmt: skip
+        if name in earlier and any(
+            not _is_same(one.get(name), other.get(name)) for one, other in zip(rows, unchanged, strict=True) if other
+        ):
             joined[name + BEFORE] = earlier[name]
         joined[name] = cells
     return joined

@@ -127,7 +127,7 @@ def _spark(lines: Lines) -> str:
     places = np.linspace(0, len(values) - 1, min(_SPARK_WIDTH, len(values))).astype(int)
     span = lines.high - lines.low or 1.0
     scaled = np.where(np.isfinite(values[places]), (values[places] - lines.low) / span, -1.0)
-    return "".join(" " if height < 0 else _SPARK[1 + int(round(height * 7))] for height in np.clip(scaled, -1, 1))
+    return "".join(" " if height < 0 else _SPARK[1 + round(height * 7)] for height in np.clip(scaled, -1, 1))
 
 
 def _has_colors() -> bool:

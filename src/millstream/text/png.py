@@ -9,11 +9,11 @@ _COLORS = {1: 0, 3: 2, 4: 6}  # channels to the color types of the format: gray,
 
 
 def encode_png(pixels: np.ndarray) -> bytes:
-    """The bytes of a PNG file of an image: uint8 of shape (H, W), (H, W, 3) or (H, W, 4).
+    r"""The bytes of a PNG file of an image: uint8 of shape (H, W), (H, W, 3) or (H, W, 4).
 
     Example:
         >>> encode_png(np.zeros((2, 3), np.uint8))[:4]
-        b'\\x89PNG'
+        b'\x89PNG'
     """
     channels = 1 if pixels.ndim == 2 else pixels.shape[2]
     height, width = pixels.shape[:2]
