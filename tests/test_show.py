@@ -1,10 +1,11 @@
-"""`ms.inspect.show`: what is shown of a batch is what the run has, and whoever wrote its words cannot write the page."""
+"""`ms.inspect.show`: what is shown of a batch is what the run has, and words in the data cannot write the page."""
 
 import base64
 import dataclasses
 import html.parser
 import io
 import re
+from typing import Any
 
 import browser
 import jax
@@ -21,6 +22,10 @@ from millstream.text.png import encode_png
 
 KEY = jax.random.key(3)
 HOSTILE = '<script>alert("x")</script>&\'"<img src=x onerror=alert(1)>'
+
+
+def show(*args: Any, **options: Any) -> Any:
+    return ms.inspect.show(*args, **options)
 
 
 def pictures(batch, name="image"):
@@ -49,7 +54,7 @@ def noisy(value, mask, key):
 def test_the_batch_of_a_step_is_shown_as_it_is_on_every_executor(executor):
     loader = ms.DataLoader([ms.ArraySampleSource(images(20)), ms.BatchTransform(8)], executor=executor)
     with loader:
-        shown = ms.inspect.show(loader, KEY, step=4)
+        shown = show(loader, KEY, step=4)
     value, _ = batch_at(ms.DataLoader([ms.ArraySampleSource(images(20)), ms.BatchTransform(8)]), KEY, 4)
     assert np.array_equal(pictures(shown), value["image"][..., 0])
     assert words(shown, "label") == [str(label) for label in value["label"]]
@@ -61,7 +66,7 @@ def test_the_batch_of_a_step_is_shown_as_it_is_on_every_executor(executor):
 def test_any_state_of_a_run_can_be_shown():
     loader = ms.DataLoader([ms.ArraySampleSource(images(20)), ms.BatchTransform(8)])
     _, state, _ = loader.next_batch(loader.init_state(KEY, step=6))
-    shown, same = ms.inspect.show(loader, state=state), ms.inspect.show(loader, KEY, 7)
+    shown, same = show(loader, state=state), show(loader, KEY, 7)
     assert shown.title == same.title and [row.index for row in shown.rows] == [row.index for row in same.rows]
 
 
@@ -69,15 +74,15 @@ def test_a_step_of_a_saved_run_can_be_shown(tmp_path):
     loader = ms.DataLoader([ms.ArraySampleSource({"x": np.arange(12)}), ms.BatchTransform(4)])
     tasks = {ms.every(1): lambda state: state + 1, ms.every(5): ms.checkpoint(tmp_path / "run")}
     ms.loop(jnp.int32(0), loader, tasks, stop=5, key=KEY, skip=[(1, 3)])
-    shown, replayed = ms.inspect.show(loader, run=tmp_path / "run", step=2), ms.replay(tmp_path / "run", loader, 2)
+    shown, replayed = show(loader, run=tmp_path / "run", step=2), ms.replay(tmp_path / "run", loader, 2)
     assert words(shown, "x") == [str(x) for x in np.asarray(replayed.batch["x"])]
     assert shown.title.startswith("step 3,")
 
 
 def test_at_most_n_rows_are_shown_and_it_says_so():
     loader = ms.DataLoader([ms.ArraySampleSource({"x": np.arange(64)}), ms.BatchTransform(32)])
-    assert len(ms.inspect.show(loader).rows) == 16
-    shown = ms.inspect.show(loader, n=3)
+    assert len(show(loader).rows) == 16
+    shown = show(loader, n=3)
     assert len(shown.rows) == 3 and shown.notes[0] == "32 rows, of which the first 3 are shown"
 
 
@@ -90,7 +95,7 @@ def test_images_of_any_range_are_stretched_as_the_note_says(seed):
     rng = np.random.default_rng(seed)
     scale, offset = 10.0 ** rng.integers(-3, 4), rng.normal()
     values = (scale * (rng.random((4, 8, 8, 3)) + offset)).astype(np.float32)
-    shown = ms.inspect.show(ms.DataLoader([ms.ArraySampleSource({"image": values}), ms.BatchTransform(4)]), KEY)
+    shown = show(ms.DataLoader([ms.ArraySampleSource({"image": values}), ms.BatchTransform(4)]), KEY)
     given = values[[row.index for row in shown.rows]].astype(np.float64)
     low, high = given.min(), given.max()
     if 0 <= low and 0.25 <= high <= 1:
@@ -119,7 +124,7 @@ def test_images_of_any_range_are_stretched_as_the_note_says(seed):
 def test_images_are_told_by_shape_and_dtype(shape, dtype, shown_shape):
     values = np.random.default_rng(0).integers(0, 255, (4, *shape)).astype(dtype)
     loader = ms.DataLoader([ms.ArraySampleSource({"x": jnp.asarray(values)}), ms.BatchTransform(4)])
-    assert pictures(ms.inspect.show(loader), "x").shape[1:] == shown_shape
+    assert pictures(show(loader), "x").shape[1:] == shown_shape
 
 
 @pytest.mark.parametrize(
@@ -127,8 +132,8 @@ def test_images_are_told_by_shape_and_dtype(shape, dtype, shown_shape):
 )
 def test_other_arrays_are_not_images_unless_they_are_named(shape, dtype):
     loader = ms.DataLoader([ms.ArraySampleSource({"x": np.ones((4, *shape), dtype)}), ms.BatchTransform(4)])
-    assert not any(isinstance(row.cells["x"], Picture) for row in ms.inspect.show(loader).rows)
-    named = ms.inspect.show(loader, images=["x"])
+    assert not any(isinstance(row.cells["x"], Picture) for row in show(loader).rows)
+    named = show(loader, images=["x"])
     assert all(isinstance(row.cells["x"], Picture) == (len(shape) == 2) for row in named.rows)
 
 
@@ -137,7 +142,7 @@ def test_huge_images_become_thumbnails_and_numbers_that_are_not_finite_are_marke
     huge[:, :500] = 1.0
     huge[0, 0, 0] = np.nan
     loader = ms.DataLoader([ms.ArraySampleSource({"x": huge}, ordering="sequential"), ms.BatchTransform(2)])
-    first, second = pictures(ms.inspect.show(loader), "x")
+    first, second = pictures(show(loader), "x")
     assert first.shape == (166, 83, 3)
     assert first[0, 0].tolist() == [255, 0, 80]
     assert (second[:80] == 255).all() and (second[90:] == 0).all()
@@ -146,7 +151,7 @@ def test_huge_images_become_thumbnails_and_numbers_that_are_not_finite_are_marke
 def test_padding_does_not_change_how_the_others_are_shown():
     source = ms.ArraySampleSource({"image": np.full((3, 8, 8, 1), 7.0, np.float32) + np.eye(8)[..., None]})
     loader = ms.DataLoader([source, ms.BatchTransform(4)])
-    shown = ms.inspect.show(loader, KEY)
+    shown = show(loader, KEY)
     assert shown.notes[1] == "image: 7 to 8 in this batch, shown from black to white"
     assert np.array_equal(pictures(shown)[0], 255 * np.eye(8))
 
@@ -166,7 +171,7 @@ def test_a_png_is_what_pillow_reads(seed, channels):
 def test_samples_are_shown_before_and_after_random_stages():
     data = images(20)
     loader = ms.DataLoader([ms.ArraySampleSource(data), ms.RandomMapTransform(noisy), ms.BatchTransform(8)])
-    shown = ms.inspect.show(loader, KEY, step=2)
+    shown = show(loader, KEY, step=2)
     value, _ = batch_at(loader, KEY, 2)
     assert shown.names == ("image before", "image", "label")
     for number, row in enumerate(shown.rows):
@@ -176,31 +181,36 @@ def test_samples_are_shown_before_and_after_random_stages():
         assert np.array_equal(row.cells["image before"].pixels, data["image"][row.index][..., 0])
         own = value["image"][number][..., 0]
         low, high = value["image"][:4].min(), value["image"][:4].max()  # 20 samples in batches of 8: 4 are left
-        assert np.array_equal(row.cells["image"].pixels, np.rint((own - np.float64(low)) * (255 / (np.float64(high) - low))))
-    assert "image before" not in ms.inspect.show(loader, KEY, step=2, before=False).names
+        assert np.array_equal(
+            row.cells["image"].pixels, np.rint((own - np.float64(low)) * (255 / (np.float64(high) - low)))
+        )
+    assert "image before" not in show(loader, KEY, step=2, before=False).names
 
 
 def test_functions_on_the_host_before_the_random_one_are_part_of_before():
     source = ms.DatasetSource([{"x": np.float32(n)} for n in range(6)]).map(lambda sample: {"x": sample["x"] * 10})
     stages = [source, ms.RandomHostMapTransform(lambda sample, rng: {"x": sample["x"] + rng.random(dtype=np.float32)})]
-    shown = ms.inspect.show(ms.DataLoader([*stages, ms.BatchTransform(4)]), KEY)
+    shown = show(ms.DataLoader([*stages, ms.BatchTransform(4)]), KEY)
     for row in shown.rows:
         assert float(row.cells["x before"].text) == 10 * row.index
         assert 0 <= float(row.cells["x"].text) - 10 * row.index <= 1
 
 
 def test_without_random_stages_before_is_shown_if_it_is_asked_for():
-    stages = [ms.ArraySampleSource({"x": np.arange(6)}).map(lambda sample: {"x": sample["x"] * 10}), ms.BatchTransform(4)]
+    stages = [
+        ms.ArraySampleSource({"x": np.arange(6)}).map(lambda sample: {"x": sample["x"] * 10}),
+        ms.BatchTransform(4),
+    ]
     loader = ms.DataLoader(stages)
-    assert ms.inspect.show(loader, KEY).names == ("x",)
-    shown = ms.inspect.show(loader, KEY, before=True)
+    assert show(loader, KEY).names == ("x",)
+    shown = show(loader, KEY, before=True)
     assert [row.cells["x before"].text for row in shown.rows] == [str(row.index) for row in shown.rows]
 
 
 def test_images_of_pillow_are_shown_before_they_become_arrays():
     items = [{"image": Image.fromarray(np.full((5, 4, 3), 20 * n, np.uint8))} for n in range(4)]
     resize = ms.HostMapTransform(lambda sample: {"image": np.asarray(sample["image"].resize((8, 8)))})
-    shown = ms.inspect.show(ms.DataLoader([ms.DatasetSource(items), resize, ms.BatchTransform(4)]), KEY, before=True)
+    shown = show(ms.DataLoader([ms.DatasetSource(items), resize, ms.BatchTransform(4)]), KEY, before=True)
     assert {row.cells["image before"].pixels.shape for row in shown.rows} == {(5, 4, 3)}
     assert {row.cells["image"].pixels.shape for row in shown.rows} == {(8, 8, 3)}
 
@@ -222,7 +232,7 @@ def test_rows_that_do_not_count_are_marked_with_the_reason():
 
     source = ms.DiskSampleSource(6, read, ordering="sequential")
     loader = ms.DataLoader([source, ms.BatchTransform(8), WithoutOne()], on_error="skip item")
-    shown = ms.inspect.show(loader, KEY)
+    shown = show(loader, KEY)
     assert [row.real for row in shown.rows] == [True, False, False, True, True, True, False, False]
     notes = [row.note for row in shown.rows]
     assert notes[1] == "masked" and notes[6:] == ["padding", "padding"]
@@ -247,7 +257,7 @@ def test_packed_rows_are_shown_as_their_documents():
     tokenizer, texts, loader = tokens()
     seen = []
     for step in range(loader.steps_per_epoch):
-        shown = ms.inspect.show(loader, KEY, step, tokenizer=tokenizer)
+        shown = show(loader, KEY, step, tokenizer=tokenizer)
         assert {"segments", "positions"}.isdisjoint(shown.names)
         for row in shown.rows:
             numbers = [segment for _, segment in row.cells["tokens"].pieces if segment]
@@ -257,8 +267,8 @@ def test_packed_rows_are_shown_as_their_documents():
 
 
 def test_tokens_are_numbers_without_a_tokenizer():
-    tokenizer, _, loader = tokens()
-    shown = ms.inspect.show(loader, KEY)
+    _, _, loader = tokens()
+    shown = show(loader, KEY)
     value, _ = batch_at(loader, KEY, 0)
     for number, row in enumerate(shown.rows):
         pieces = [text for text, segment in row.cells["tokens"].pieces if segment]
@@ -270,14 +280,14 @@ def test_tokens_are_numbers_without_a_tokenizer():
 
 def test_padding_of_ragged_tokens_is_told_by_their_mask():
     source = ms.DatasetSource([{"ids": np.arange(1, n + 1, dtype=np.int32)} for n in (2, 9, 5)], ordering="sequential")
-    shown = ms.inspect.show(ms.DataLoader([source, ms.PadTransform({"ids": 0}, 12), ms.BatchTransform(3)]))
+    shown = show(ms.DataLoader([source, ms.PadTransform({"ids": 0}, 12), ms.BatchTransform(3)]))
     assert shown.names == ("ids",)
     assert words(shown, "ids") == ["1 2 | 10 padding", "1 2 3 4 5 6 7 8 9 | 3 padding", "1 2 3 4 5 | 7 padding"]
 
 
 def test_ids_that_a_tokenizer_does_not_have_are_numbers():
     source = ms.ArraySampleSource({"tokens": np.array([[104, 105, -100]] * 2)})
-    shown = ms.inspect.show(ms.DataLoader([source, ms.BatchTransform(2)]), tokenizer=ms.tokenizers.byte_tokenizer())
+    shown = show(ms.DataLoader([source, ms.BatchTransform(2)]), tokenizer=ms.tokenizers.byte_tokenizer())
     assert words(shown, "tokens") == ["104 105 -100"] * 2
 
 
@@ -289,7 +299,7 @@ def test_labels_have_names():
     data["soft"][2] = [0.25, 0.75]
     loader = ms.DataLoader([ms.ArraySampleSource(data, ordering="sequential"), ms.BatchTransform(3)])
     for labels in (["cat", "dog"], {0: "cat", 1: "dog"}):
-        shown = ms.inspect.show(loader, labels=labels)
+        shown = show(loader, labels=labels)
         assert words(shown, "label") == ["cat (0)", "dog (1)", "5"]
         assert words(shown, "count") == ["1", "1", "1"]
         assert words(shown, "soft") == ["cat", "dog", "dog 0.75, cat 0.25"]
@@ -299,7 +309,7 @@ def test_long_vectors_are_curves_and_short_ones_numbers():
     rng = np.random.default_rng(0)
     data = {"series": rng.normal(size=(4, 500, 2)), "wave": rng.normal(size=(4, 20)), "box": np.arange(8).reshape(4, 2)}
     loader = ms.DataLoader([ms.ArraySampleSource(data, ordering="sequential"), ms.BatchTransform(4)])
-    shown = ms.inspect.show(loader)
+    shown = show(loader)
     series, wave = shown.rows[1].cells["series"], shown.rows[1].cells["wave"]
     assert isinstance(series, Lines) and series.values.shape == (2, 125)
     assert np.array_equal(wave.values[0], data["wave"][1].astype(np.float32))
@@ -311,7 +321,7 @@ def test_long_vectors_are_curves_and_short_ones_numbers():
 def test_samples_that_are_objects_are_shown_as_they_are():
     items = [{"text": "oat\nand <b>rye</b>", "n": None}, {"text": "barley", "n": 3}, {"text": "x" * 3000, "n": 4}]
     loader = ms.DataLoader([ms.DatasetSource(items, ordering="sequential"), ms.BatchTransform(4)])
-    shown = ms.inspect.show(loader)
+    shown = show(loader)
     assert [row.cells["text"].text for row in shown.rows[:2]] == ["oat and <b>rye</b>", "barley"]
     assert shown.rows[3].cells == {} and shown.rows[3].note == "padding"
     assert shown.rows[2].cells["text"].more == "... 1,800 more characters"
@@ -324,7 +334,7 @@ def test_samples_that_are_objects_are_shown_as_they_are():
 def test_a_mixture_names_the_source_of_each_row():
     parts = {"a": ms.ArraySampleSource({"x": np.arange(6)}), "b": ms.ArraySampleSource({"x": 100 + np.arange(6)})}
     loader = ms.DataLoader([ms.views.mix(parts, {"a": 1, "b": 1}), ms.BatchTransform(8)])
-    shown = ms.inspect.show(loader, KEY)
+    shown = show(loader, KEY)
     assert {row.source for row in shown.rows} == {"a", "b"}
     assert all((int(row.cells["x"].text) >= 100) == (row.source == "b") for row in shown.rows)
     assert "source" in str(shown) and "<th" in shown._repr_html_()
@@ -332,12 +342,14 @@ def test_a_mixture_names_the_source_of_each_row():
 
 def test_a_mixed_loader_names_the_loader():
     loaders = {
-        name: ms.DataLoader([ms.ArraySampleSource({name: np.arange(4.0)}), ms.RandomMapTransform(shift), ms.BatchTransform(2)])
+        name: ms.DataLoader(
+            [ms.ArraySampleSource({name: np.arange(4.0)}), ms.RandomMapTransform(shift), ms.BatchTransform(2)]
+        )
         for name in ("small", "large")
     }
     mixed = ms.loader.MixedLoader(loaders)
     for step in range(4):
-        shown = ms.inspect.show(mixed, KEY, step)
+        shown = show(mixed, KEY, step)
         group = "small" if "small" in shown.names else "large"
         assert shown.title.endswith(f"from {group!r}") and shown.names == (f"{group} before", group)
         assert [row.cells[f"{group} before"].text for row in shown.rows] == [str(row.index) for row in shown.rows]
@@ -351,31 +363,33 @@ def test_buckets_phases_and_streams_are_shown():
     ragged = ms.DatasetSource([{"ids": np.arange(n, dtype=np.int32)} for n in (1, 7, 2, 8, 3, 1)])
     view = ms.views.buckets(ragged, "ids", (4, 8), batch_size=2)
     buckets = ms.DataLoader([view, ms.PadTransform({"ids": 0})])
-    lengths = {len(row.cells["ids"].text.split()) > 0 for step in range(3) for row in ms.inspect.show(buckets, KEY, step).rows}
+    lengths = {len(row.cells["ids"].text.split()) > 0 for step in range(3) for row in show(buckets, KEY, step).rows}
     assert lengths == {True}
     phased = ms.DataLoader(
         [ms.ArraySampleSource({"x": np.arange(32.0)}), ms.RandomMapTransform(shift), ms.BatchTransform({0: 2, 3: 4})]
     )
-    assert [len(ms.inspect.show(phased, KEY, step).rows) for step in (2, 3)] == [2, 4]
-    stream = ms.DataLoader([ms.sources.IterableSource(lambda: ({"x": np.float32(n)} for n in range(5))), ms.BatchTransform(2)])
-    shown = ms.inspect.show(stream, step=1)
+    assert [len(show(phased, KEY, step).rows) for step in (2, 3)] == [2, 4]
+    stream = ms.DataLoader(
+        [ms.sources.IterableSource(lambda: ({"x": np.float32(n)} for n in range(5))), ms.BatchTransform(2)]
+    )
+    shown = show(stream, step=1)
     assert words(shown, "x") == ["2", "3"] and shown.title == "step 1" and shown.rows[0].index is None
-    assert words(ms.inspect.show(stream, step=3), "x") == ["0", "1"]  # of the second pass
+    assert words(show(stream, step=3), "x") == ["0", "1"]  # of the second pass
 
 
 def test_batches_of_batches_and_over_a_mesh_are_shown():
     source = ms.ArraySampleSource({"x": np.arange(8)}, ordering="sequential")
-    nested = ms.inspect.show(ms.DataLoader([source, ms.BatchTransform(2), ms.BatchTransform(3)]), KEY)
+    nested = show(ms.DataLoader([source, ms.BatchTransform(2), ms.BatchTransform(3)]), KEY)
     assert [row.note for row in nested.rows] == [""] * 6 and words(nested, "x") == ["0", "1", "2", "3", "4", "5"]
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    shown = ms.inspect.show(ms.DataLoader([source, ms.BatchTransform(8)], sharding=mesh), KEY)
+    shown = show(ms.DataLoader([source, ms.BatchTransform(8)], sharding=mesh), KEY)
     assert words(shown, "x") == [str(n) for n in range(8)]
 
 
 def test_what_belongs_to_the_whole_batch_is_a_note():
     stages = [ms.ArraySampleSource({"x": np.arange(4.0)}), ms.BatchTransform(4)]
     total = ms.MapTransform(lambda value, mask: {**value, "total": value["x"].sum()})
-    shown = ms.inspect.show(ms.DataLoader([*stages, total]), KEY)
+    shown = show(ms.DataLoader([*stages, total]), KEY)
     assert shown.notes[-1].startswith("total, of the whole batch:") and shown.names == ("x",)
 
 
@@ -406,19 +420,28 @@ def hostile():
 
 
 def test_words_of_others_are_escaped_everywhere():
-    shown = ms.inspect.show(hostile(), KEY)
+    shown = show(hostile(), KEY)
     page = Page(shown._repr_html_())
     assert {tag for tag, _ in page.elements} == {"div", "span", "img"}
-    assert all(attributes["src"].startswith("data:image/png;base64,") for tag, attributes in page.elements if tag == "img")
+    assert all(
+        attributes["src"].startswith("data:image/png;base64,") for tag, attributes in page.elements if tag == "img"
+    )
     assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
     assert page.words.count(HOSTILE) == 8  # names and values
     table = ms.DataLoader([ms.DatasetSource([{HOSTILE: HOSTILE}] * 2), ms.BatchTransform(2)])
-    assert {tag for tag, _ in Page(ms.inspect.show(table)._repr_html_()).elements} == {"div", "span", "table", "tr", "th", "td"}
+    assert {tag for tag, _ in Page(show(table)._repr_html_()).elements} == {
+        "div",
+        "span",
+        "table",
+        "tr",
+        "th",
+        "td",
+    }
 
 
 def test_images_in_a_page_are_the_pixels():
     loader = ms.DataLoader([ms.ArraySampleSource(images(4)), ms.BatchTransform(4)])
-    shown = ms.inspect.show(loader, KEY)
+    shown = show(loader, KEY)
     found = re.findall(r"data:image/png;base64,([^\"]+)", shown._repr_html_())
     decoded = [np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))) for data in found]
     assert np.array_equal(np.stack(decoded), pictures(shown))
@@ -427,7 +450,7 @@ def test_images_in_a_page_are_the_pixels():
 @pytest.mark.skipif(browser.CHROMIUM is None or browser.DRIVER is None, reason=browser.MISSING)
 def test_a_saved_page_stands_alone_in_a_browser(tmp_path):
     page_file = tmp_path / "batch.html"
-    ms.inspect.show(hostile(), KEY).save(page_file)
+    show(hostile(), KEY).save(page_file)
     with browser.browser() as window:
         for scheme in ("light", "dark"):
             window.scheme(scheme)
@@ -448,16 +471,16 @@ def test_a_saved_page_stands_alone_in_a_browser(tmp_path):
 
 def test_a_png_has_all_rows(tmp_path):
     loader = ms.DataLoader([ms.ArraySampleSource(images(20)), ms.RandomMapTransform(noisy), ms.BatchTransform(8)])
-    ms.inspect.show(loader, KEY, step=2).save(tmp_path / "batch.png")
+    show(loader, KEY, step=2).save(tmp_path / "batch.png")
     drawn = np.asarray(Image.open(tmp_path / "batch.png"))
     assert drawn.ndim == 3 and drawn.shape[1] <= 1100
     source = images(20)["image"]
-    shown = ms.inspect.show(loader, KEY, step=2)
+    shown = show(loader, KEY, step=2)
     large = source[shown.rows[0].index].repeat(12, 0).repeat(12, 1)
     windows = np.lib.stride_tricks.sliding_window_view(drawn[..., 0], (96, 96))[:, 24]
     assert (windows == large[..., 0]).all(axis=(1, 2)).any(), "the first image is in the first column"
     for case in (tokens()[2], hostile()):
-        ms.inspect.show(case, KEY).save(tmp_path / "other.png")
+        show(case, KEY).save(tmp_path / "other.png")
         assert np.asarray(Image.open(tmp_path / "other.png")).size
 
 
@@ -465,8 +488,8 @@ def test_a_png_without_pillow_names_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
     loader = ms.DataLoader([ms.ArraySampleSource({"x": np.arange(4)}), ms.BatchTransform(4)])
     with pytest.raises(ImportError, match=r"save needs Pillow. Run: pip install 'pillow"):
-        ms.inspect.show(loader).save(tmp_path / "batch.png")
-    ms.inspect.show(loader).save(tmp_path / "batch.html")
+        show(loader).save(tmp_path / "batch.png")
+    show(loader).save(tmp_path / "batch.html")
 
 
 def test_a_terminal_with_colors_shows_images(monkeypatch):
@@ -474,7 +497,7 @@ def test_a_terminal_with_colors_shows_images(monkeypatch):
         def isatty(self):
             return True
 
-    shown = ms.inspect.show(ms.DataLoader([ms.ArraySampleSource(images(4)), ms.BatchTransform(4)]), KEY)
+    shown = show(ms.DataLoader([ms.ArraySampleSource(images(4)), ms.BatchTransform(4)]), KEY)
     assert "\x1b" not in repr(shown)
     monkeypatch.setattr("sys.stdout", Terminal())
     monkeypatch.setenv("COLORTERM", "truecolor")
@@ -489,7 +512,7 @@ def test_a_terminal_with_colors_shows_images(monkeypatch):
 def test_the_text_is_a_table():
     data = {"x": np.arange(3), "wave": np.tile(np.linspace(0, 1, 8, dtype=np.float32), (3, 1))}
     loader = ms.DataLoader([ms.ArraySampleSource(data, ordering="sequential"), ms.BatchTransform(4)])
-    assert str(ms.inspect.show(loader, n=4)).splitlines() == [
+    assert str(show(loader, n=4)).splitlines() == [
         "step 0, epoch 0, batch 1 of 1",
         "4 rows; 1 does not count, shown in gray",
         "",
@@ -507,26 +530,35 @@ def test_the_text_is_a_table():
     [
         ({"n": 0}, "show needs n to be an int of at least 1. Got 0"),
         ({"step": -1}, "show needs step to be an int from 0"),
-        ({"step": 0, "run": "x"}, "show needs step to be an int from 1"),
+        (
+            {"step": 0, "run": "x"},
+            "show with run= needs a step as the history of the run has it, from 1 on. Got step=0",
+        ),
         ({"before": 1}, "show needs before to be a bool"),
         ({"labels": "cat"}, r"show needs labels to be a list of names, or a dict of names by number"),
         ({"labels": {"cat": 0}}, r"show needs labels to be a list of names, or a dict of names by number"),
-        ({"tokenizer": len}, r"show needs tokenizer to be an ms.tokenizers.Tokenizer. Got .*Write ms.tokenizers.Tokenizer"),
+        (
+            {"tokenizer": len},
+            r"show needs tokenizer to be an ms.tokenizers.Tokenizer. Got .*Write ms.tokenizers.Tokenizer",
+        ),
         ({"images": "x"}, r"show needs images to be a list of names. Got 'x' \(str\); write \['x'\]"),
         ({"key": KEY, "run": "x", "step": 1}, "show takes one of key, state and run"),
+        ({"state": 1}, r"show needs state to be one of loader.init_state\(key\). Got 1"),
+        ({"key": 1}, r"show needs a key such as jax.random.key\(0\). Got 1"),
+        ({"run": 1}, "show needs run to be the path of a saved run. Got 1"),
         ({"state": 1, "step": 1}, "show takes the step of the state, or step=1 with a key"),
     ],
 )
 def test_wrong_arguments_are_refused_by_name(options, error):
     loader = ms.DataLoader([ms.ArraySampleSource({"x": np.arange(4)}), ms.BatchTransform(4)])
     with pytest.raises((TypeError, ValueError), match=error):
-        ms.inspect.show(loader, **options)
+        show(loader, **options)
 
 
 def test_other_things_are_not_shown_or_saved(tmp_path):
-    with pytest.raises(TypeError, match="show needs loader to be a DataLoader or a MixedLoader. Got 3"):
-        ms.inspect.show(3)
-    shown = ms.inspect.show(ms.DataLoader([ms.ArraySampleSource({"x": np.arange(4)}), ms.BatchTransform(4)]))
+    with pytest.raises(TypeError, match=r"show needs loader to be a DataLoader or a MixedLoader. Got 3"):
+        show(3)
+    shown = show(ms.DataLoader([ms.ArraySampleSource({"x": np.arange(4)}), ms.BatchTransform(4)]))
     with pytest.raises(ValueError, match=r'save writes files that end in ".html" or ".png". Got .*batch.jpg'):
         shown.save(tmp_path / "batch.jpg")
     assert not list(tmp_path.iterdir())

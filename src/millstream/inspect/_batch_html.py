@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 HUES = (210, 28, 150, 320, 48, 265, 0, 180)  # of segments, in turn
 CURVES = ("#2b8cd6", "#d55e00", "#009e73", "#cc79a7")
+GAP = 6  # pixels between the images of a row
 _SIDE = 96  # pixels that a small image is brought to
 _SOFT = "opacity: 0.65"
 _LINE = "1px solid rgba(128, 128, 128, 0.3)"
@@ -49,17 +50,23 @@ def batch_html(batch: "ShownBatch") -> str:
 
 
 def _cards(batch: "ShownBatch") -> str:
-    cards = "".join(_card(row, batch.names) for row in batch.rows)
+    width = max(map(card_width, batch.rows))
+    cards = "".join(_card(row, batch.names, width) for row in batch.rows)
     return f'<div style="display: flex; flex-wrap: wrap; gap: 18px 14px; margin-top: 14px">{cards}</div>'
 
 
-def _card(row: "ShownRow", names: tuple[str, ...]) -> str:
+def card_width(row: "ShownRow") -> int:
+    """How wide the images of a row are beside each other."""
+    pictures = [cell.pixels for cell in row.cells.values() if isinstance(cell, Picture)]
+    return max(_SIDE, sum(pixels.shape[1] * scale_of(pixels) + GAP for pixels in pictures) - GAP)
+
+
+def _card(row: "ShownRow", names: tuple[str, ...], width: int) -> str:
     cells = [(name, row.cells[name]) for name in names if name in row.cells]
     pictures = [(name, cell) for name, cell in cells if isinstance(cell, Picture)]
     others = [(name, cell) for name, cell in cells if not isinstance(cell, Picture)]
     titles = picture_titles([name for name, _ in pictures])
-    images = "".join(_figure(title, cell) for title, (_, cell) in zip(titles, pictures, strict=True))
-    width = max(96, sum(cell.pixels.shape[1] * scale_of(cell.pixels) + 6 for _, cell in pictures) - 6)
+    images = "".join(_figure(title, cell, row.real) for title, (_, cell) in zip(titles, pictures, strict=True))
     head = f'<div style="font-size: 11px; {_SOFT}">{html.escape(row.title) or "&nbsp;"}</div>'
     lines = "".join(
         f'<div style="overflow-wrap: anywhere"><span style="font-size: 11px; {_SOFT}">{html.escape(name)}</span> '
@@ -68,14 +75,15 @@ def _card(row: "ShownRow", names: tuple[str, ...]) -> str:
     )
     faded = f'<div style="{"" if row.real else "opacity: 0.35; filter: grayscale(1)"}">'
     note = "" if not row.note else f'<div style="font-size: 11px; font-weight: 600">{html.escape(row.note)}</div>'
-    body = f'{head}{faded}<div style="display: flex; gap: 6px">{images}</div>{lines}</div>{note}'
+    body = f'{head}{faded}<div style="display: flex; gap: {GAP}px">{images}</div>{lines}</div>{note}'
     return f'<div style="width: {width}px">{body}</div>'
 
 
-def _figure(name: str, cell: Picture) -> str:
+def _figure(name: str, cell: Picture, real: bool) -> str:
     height, width = (side * scale_of(cell.pixels) for side in cell.pixels.shape[:2])
     data = base64.b64encode(encode_png(cell.pixels)).decode()
     style = f"width: {width}px; height: {height}px; image-rendering: pixelated; display: block; border-radius: 3px"
+    style += "" if real else "; outline: 2px dashed rgb(128, 128, 128); outline-offset: -2px"  # black on a dark page
     image = f'<img alt="{html.escape(name or "image")}" src="data:image/png;base64,{data}" style="{style}">'
     words = f'<div style="font-size: 11px; {_SOFT}">{html.escape(name)}</div>' if name else ""
     return f"<div>{image}{words}</div>"
@@ -107,7 +115,7 @@ def _td(tag: str, inside: str, style: str = "") -> str:
 
 def _cell_html(cell: Cell) -> str:
     if isinstance(cell, Picture):
-        return _figure("", cell)
+        return _figure("", cell, real=True)
     if isinstance(cell, Lines):
         return _curve(cell)
     parts = [_piece(text, segment) for text, segment in cell.pieces]

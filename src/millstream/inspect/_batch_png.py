@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from millstream.inspect._batch_html import CURVES, HUES, scale_of
+from millstream.inspect._batch_html import CURVES, GAP, HUES, card_width, scale_of
 from millstream.inspect._cells import PADDING, Cell, Lines, Picture, picture_titles
 from millstream.text.errors import needs
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from millstream.inspect._shown_batch import ShownBatch, ShownRow
 
 _PAGE, _INK, _SOFT, _FAINT = (255, 255, 255), (31, 35, 40), (110, 118, 129), (175, 180, 186)
-_WIDTH, _MARGIN, _GAP = 1100, 24, 14  # pixels
+_WIDTH, _MARGIN, _BETWEEN = 1100, 24, 14  # pixels
 _LINE, _CURVE_WIDTH, _CURVE_HEIGHT = 18, 180, 40
 _FADED = 0.35  # how much is left of rows that do not count
 
@@ -131,18 +131,13 @@ class _Canvas:
 
 def _draw_cards(canvas: _Canvas, batch: "ShownBatch") -> None:
     x, tallest = float(_MARGIN), 0.0
+    width = max(map(card_width, batch.rows))
     for row in batch.rows:
-        width = _card_width(row)
         if x > _MARGIN and x + width > _WIDTH - _MARGIN:
-            x, canvas.y, tallest = float(_MARGIN), canvas.y + tallest + _GAP, 0.0
+            x, canvas.y, tallest = float(_MARGIN), canvas.y + tallest + _BETWEEN, 0.0
         tallest = max(tallest, _draw_card(canvas, x, width, row, batch.names))
-        x += width + _GAP
+        x += width + _BETWEEN
     canvas.y += tallest
-
-
-def _card_width(row: "ShownRow") -> int:
-    pictures = [cell.pixels for cell in row.cells.values() if isinstance(cell, Picture)]
-    return max(96, sum(pixels.shape[1] * scale_of(pixels) + 6 for pixels in pictures) - 6)
 
 
 def _draw_card(canvas: _Canvas, x: float, width: int, row: "ShownRow", names: tuple[str, ...]) -> float:
@@ -157,7 +152,7 @@ def _draw_card(canvas: _Canvas, x: float, width: int, row: "ShownRow", names: tu
         if title:
             canvas.words(place, title, dy=down + high + 2, size=12, color=_SOFT)
             high += _LINE
-        place, tallest = place + across + 6, max(tallest, high)
+        place, tallest = place + across + GAP, max(tallest, high)
     down += tallest + 2
     for name in names:
         cell = row.cells.get(name)

@@ -27,7 +27,7 @@ _FEW = 20  # samples; of fewer, a standard deviation says too little
 _LISTED = 3
 _HEADER = ("leaf", "measure", "value", "limit", "result", "what it means")
 
-Data = IndexedSource | DataLoader[Any, Any] | MixedLoader[Any] | Statistics
+Data = IndexedSource | DataLoader | MixedLoader | Statistics
 
 
 @dataclasses.dataclass(frozen=True)

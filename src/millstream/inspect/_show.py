@@ -18,18 +18,19 @@ from millstream.loader.loader import DataLoader
 from millstream.loader.mixed import MixedLoader
 from millstream.pipeline.compose import IndexedPipeline, SeekablePipeline
 from millstream.pipeline.phased import PhasedPipeline
+from millstream.pipeline.state import LoaderState, key_words
 from millstream.plan.plan import STEP_LIMIT
 from millstream.reading.contracts import PyTree
 from millstream.reading.derived_sources import CollatedSource, is_random, named_parts
 from millstream.reading.host_source import as_host_source
 from millstream.reading.padding import PaddedSource
-from millstream.text.errors import describe_value, listed, require_bool, require_names, whole_number
+from millstream.text.errors import describe_value, listed, require_bool, require_names, require_path, whole_number
 from millstream.text.summaries import value_text
 from millstream.tokenizers import Tokenizer
 
 
 def show(
-    loader: DataLoader[Any, Any] | MixedLoader[Any],
+    loader: DataLoader | MixedLoader,
     key: jax.Array | np.ndarray | None = None,
     step: int | np.integer = 0,
     *,
@@ -56,8 +57,8 @@ def show(
         <BLANKLINE>
         row  index  image      label
         ────────────────────────────
-          0  1,119  u8[8,8,1]  5
-          1     81  u8[8,8,1]  0
+          0    837  u8[8,8,1]  7
+          1    490  u8[8,8,1]  8
         >>> batch.save("batch.html")
 
     Args:
@@ -78,7 +79,11 @@ def show(
     if not isinstance(loader, DataLoader | MixedLoader):
         raise TypeError(f"show needs loader to be a DataLoader or a MixedLoader. Got {describe_value(loader)}.")
     n = whole_number("show", "n", n, least=1)
-    step = whole_number("show", "step", step, least=0 if run is None else 1, most=STEP_LIMIT)
+    if run is not None:
+        require_path("show", "run to be the path of a saved run", run)
+    step = whole_number("show", "step", step, least=0, most=STEP_LIMIT)
+    if run is not None and not step:
+        raise ValueError("show with run= needs a step as the history of the run has it, from 1 on. Got step=0.")
     if before is not None:
         require_bool("show", "before", before)
     if sum(given is not None for given in (key, state, run)) > 1:
@@ -119,8 +124,10 @@ def _draw(loader: Any, key: Any, step: int, state: Any, run: Any) -> tuple[PyTre
     if run is not None:
         replayed = replay(run, loader, step)
         return replayed.batch, replayed.mask, replayed.info, replayed.data_step
-    key = jax.random.key(0) if key is None else key
+    key = jax.random.key(0) if key is None else key_words("show", key)
     if isinstance(loader, MixedLoader) or isinstance(loader.pipeline, SeekablePipeline):
+        if not isinstance(state, LoaderState | None):
+            raise TypeError(f"show needs state to be one of loader.init_state(key). Got {describe_value(state)}.")
         state = loader.init_state(key, step) if state is None else state
         with contextlib.closing(loader.iterate(state, steps=1, with_info=True)) as batches:
             for batch, mask, info in batches:

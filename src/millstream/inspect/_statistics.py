@@ -35,7 +35,7 @@ from millstream.text.tables import WIDTH, text_table
 
 _CHUNK_BYTES, _CHUNK_ROWS, _CHUNK_OBJECTS = 1 << 22, 1024, 64
 _MOST_CLASSES, _FEW_CLASSES, _SHARE_OF_CLASSES = 1000, 10, 0.2
-_LISTED, _LONGEST_CLASS = 6, 24  # classes in a table, and letters of a class
+_LISTED, _LONGEST_CLASS = 4, 24  # classes in a table, and letters of a class
 _BARS = " ▁▂▃▄▅▆▇█"
 _BINS = 12
 _HEADER = ("leaf", "what", "missing", "mean", "std", "min", "median", "max", "spread", "more")
@@ -77,7 +77,7 @@ class LeafStatistics:
     infinite: int
     numbers: NumberSummary | None
     lengths: NumberSummary | None
-    classes: dict[Any, int] | None
+    classes: dict[int | bool | str | bytes, int] | None
     channel_mean: tuple[float, ...]
     channel_std: tuple[float, ...]
 
@@ -163,7 +163,7 @@ class Statistics(Mapping[str, LeafStatistics]):
 
 
 def statistics(
-    data: IndexedSource | DataLoader[Any, Any] | MixedLoader[Any],
+    data: IndexedSource | DataLoader | MixedLoader,
     key: jax.Array | np.ndarray | None = None,
     *,
     samples: int | None = None,
@@ -184,9 +184,9 @@ def statistics(
         1,438 samples, all of them
         <BLANKLINE>
         leaf   what       mean   std  min  median  max  spread        more
-        ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
-        image  u8[8,8,1]  77.4  95.7    0      15  255  █▂▂▁▁▁▁▁▁▁▂▂
-        label  i32[]       4.5  2.87    0       4    9                10 classes: 6: 147, 3: 146, 1: 146, 9: 145, ...
+        ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+        image  u8[8,8,1]  77.8    96    0      15  255  █▁▂▁▁▂▁▁▂▁▁▃
+        label  i32[]      4.39  2.87    0       4    9                10 classes: 1: 161, 5: 154, 0: 151, 6: 150, ...
         >>> stage = ms.NormalizeImageTransform(**statistics["image"].normalization)
 
     Args:
@@ -329,11 +329,14 @@ class _LeafTally:
             if len(column):
                 self._add_array(column)
             return
+        alike: dict[Any, list[np.ndarray]] = {}
         for leaf in column:
             if isinstance(leaf, np.ndarray):
-                self._add_array(leaf[None])
+                alike.setdefault((leaf.shape, str(leaf.dtype)), []).append(leaf)
             elif leaf is not None:
                 self._add_object(leaf)
+        for leaves in alike.values():
+            self._add_array(np.stack(leaves))
 
     def _add_array(self, rows: np.ndarray) -> None:
         shape = rows.shape[1:]

@@ -56,6 +56,7 @@ class NumberTally:
         self._seed, self._turn = seed, 0
         self._whole: list[tuple[int, int, int]] | None = None  # by column: count, sum, sum of squares
         self._real: list[np.ndarray] | None = None  # by column: count, mean, sum of squared deviations
+        self._pivot: float | None = None  # the first float: what is added are differences, which have more digits
         self._low: float | None = None
         self._high: float | None = None
         self._small = np.zeros(0, np.int64)  # counts of the values of uint8 and bool
@@ -97,6 +98,10 @@ class NumberTally:
         self._whole = [(a + d, b + e, c + f) for (a, b, c), (d, e, f) in zip(before, added, strict=True)]
 
     def _add_real(self, columns: list[np.ndarray]) -> None:
+        pivot = next((float(column[0]) for column in columns if len(column)), None)
+        self._pivot = pivot if self._pivot is None else self._pivot
+        if self._pivot is not None:
+            columns = [column - self._pivot for column in columns]
         before = [np.zeros(3)] * len(columns) if self._real is None else self._real
         self._real = [_merged(one, _moments(column)) for one, column in zip(before, columns, strict=True)]
 
@@ -119,7 +124,7 @@ class NumberTally:
     def columns(self) -> list[tuple[float, float]]:
         """The mean and the standard deviation of each column."""
         count = len(self._whole or self._real or ())
-        return [_mean_and_std(*_column(self._whole, self._real, place)) for place in range(count)]
+        return [_mean_and_std(*_column(self._whole, self._real, place), self._pivot) for place in range(count)]
 
     def summary(self) -> NumberSummary | None:
         """What was counted, in all columns together; None if there was no finite number."""
@@ -128,7 +133,7 @@ class NumberTally:
         whole = None if self._whole is None else [_added(self._whole)]
         real = None if self._real is None else [_joined(self._real)]
         exact, moments = _column(whole, real, 0)
-        mean, std = _mean_and_std(exact, moments)
+        mean, std = _mean_and_std(exact, moments, self._pivot)
         values, weights = self._distribution()
         places = np.cumsum(weights)
         quantiles = {share: _quantile(values, places, share) for share in QUANTILES}
@@ -198,9 +203,10 @@ def _column(
     return (0, 0, 0) if whole is None else whole[place], np.zeros(3) if real is None else real[place]
 
 
-def _mean_and_std(exact: tuple[int, int, int], moments: np.ndarray) -> tuple[float, float]:
+def _mean_and_std(exact: tuple[int, int, int], moments: np.ndarray, pivot: float | None) -> tuple[float, float]:
     """Of integers and of floats together, of which one part is mostly empty."""
     count, total, squares = exact
+    moments = moments + np.array([0.0, pivot or 0.0, 0.0])
     if not count:
         return (float(moments[1]), math.sqrt(max(moments[2] / moments[0], 0.0))) if moments[0] else (math.nan, math.nan)
     mean = fractions.Fraction(total, count)
