@@ -11,7 +11,9 @@ import browser
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pipelines
 import pytest
+import test_views
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -375,6 +377,41 @@ def test_buckets_phases_and_streams_are_shown():
     shown = show(stream, step=1)
     assert words(shown, "x") == ["2", "3"] and shown.title == "step 1" and shown.rows[0].index is None
     assert words(show(stream, step=3), "x") == ["0", "1"]  # of the second pass
+
+
+SHOWN = [
+    "samples",
+    "windows",
+    "host, packed",
+    "host padding",
+    "host, fields beside",
+    "time series",
+    "stream of batches",
+]
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_pipelines_of_all_kinds_are_shown(name, tmp_path):
+    loader = ms.DataLoader(pipelines.PIPELINES[name]())
+    shown = show(loader, KEY)
+    batch, mask = next(loader.iterate(loader.init_state(KEY)))
+    assert len(shown.rows) == mask.size and [row.real for row in shown.rows] == np.asarray(mask).reshape(-1).tolist()
+    assert set(batch) - {"positions", "segments", "ids_mask", "ids_positions"} <= {
+        *shown.names,
+        *(note.split(",")[0] for note in shown.notes),
+    }
+    assert Page(shown._repr_html_()).elements and len(str(shown).splitlines()) > mask.size
+    shown.save(tmp_path / "batch.png")
+
+
+@pytest.mark.parametrize("view", test_views.VIEWS)
+def test_every_view_is_shown_with_the_indices_of_its_source(view):
+    source = test_views.VIEWS[view](test_views.dataset())
+    shown = show(ms.DataLoader([source, ms.BatchTransform(8)]), KEY, step=1, before=True)
+    assert shown.names == ("x", "y") if "packed" not in view else ("x" in shown.names)
+    if "packed" not in view and not any(row.source for row in shown.rows):
+        assert all(int(row.cells["x"].text) == row.index for row in shown.rows if row.real)
+    assert ms.inspect.statistics(source)["x"].present == len(source)
 
 
 def test_batches_of_batches_and_over_a_mesh_are_shown():

@@ -33,7 +33,7 @@ from millstream.text.html import html_table
 from millstream.text.summaries import array_text
 from millstream.text.tables import WIDTH, text_table
 
-_CHUNK_BYTES, _CHUNK_ROWS, _CHUNK_OBJECTS = 1 << 22, 1024, 64
+_CHUNK_BYTES, _CHUNK_ROWS, _CHUNK_OBJECTS = 1 << 22, 8192, 64
 _MOST_CLASSES, _FEW_CLASSES, _SHARE_OF_CLASSES = 1000, 10, 0.2
 _LISTED, _LONGEST_CLASS = 4, 24  # classes in a table, and letters of a class
 _BARS = " ▁▂▃▄▅▆▇█"

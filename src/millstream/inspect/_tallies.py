@@ -60,7 +60,9 @@ class NumberTally:
         self._low: float | None = None
         self._high: float | None = None
         self._small = np.zeros(0, np.int64)  # counts of the values of uint8 and bool
-        self._kept, self._ranks = np.zeros(0), np.zeros(0)  # values, and the numbers they were chosen by
+        self._kept: list[np.ndarray] = []
+        self._ranks: list[np.ndarray] = []  # the random numbers that those values were chosen by
+        self._highest, self._waiting = 1.0, 0  # above this rank nothing is kept; how many were added since
         self._seen = 0
         self.nan = self.infinite = 0
 
@@ -113,13 +115,21 @@ class NumberTally:
             return
         ranks = np.random.default_rng((self._seed, self._turn)).random(values.size)
         self._turn, self._seen = self._turn + 1, self._seen + values.size
-        chosen = slice(None) if len(self._ranks) < KEPT else ranks < self._ranks.max()
-        kept = np.concatenate([self._kept, values[chosen].astype(np.float64)])
-        ranks = np.concatenate([self._ranks, ranks[chosen]])
+        chosen = ranks < self._highest
+        self._kept.append(values[chosen].astype(np.float64))
+        self._ranks.append(ranks[chosen])
+        self._waiting += len(self._ranks[-1])
+        if self._waiting > KEPT:
+            self._choose()
+
+    def _choose(self) -> None:
+        """Leave of the values that are kept those that count; not for every few of them, which would take long."""
+        kept, ranks = np.concatenate([np.zeros(0), *self._kept]), np.concatenate([np.zeros(0), *self._ranks])
         if len(ranks) > KEPT:
             lowest = np.argpartition(ranks, KEPT - 1)[:KEPT]
             kept, ranks = kept[lowest], ranks[lowest]
-        self._kept, self._ranks = kept, ranks
+            self._highest = float(ranks.max())
+        self._kept, self._ranks, self._waiting = [kept], [ranks], 0
 
     def columns(self) -> list[tuple[float, float]]:
         """The mean and the standard deviation of each column."""
@@ -144,10 +154,11 @@ class NumberTally:
 
     def _distribution(self) -> tuple[np.ndarray, np.ndarray]:
         """Values in rising order, and how many numbers each stands for."""
-        small = np.flatnonzero(self._small)
-        values = np.concatenate([small.astype(np.float64), self._kept])
-        each = self._seen / len(self._kept) if len(self._kept) else 0.0
-        weights = np.concatenate([self._small[small].astype(np.float64), np.full(len(self._kept), each)])
+        self._choose()
+        small, kept = np.flatnonzero(self._small), self._kept[0]
+        values = np.concatenate([small.astype(np.float64), kept])
+        each = self._seen / len(kept) if len(kept) else 0.0
+        weights = np.concatenate([self._small[small].astype(np.float64), np.full(len(kept), each)])
         order = np.argsort(values, kind="stable")
         values, first = np.unique(values[order], return_index=True)
         return values, np.add.reduceat(weights[order], first)
