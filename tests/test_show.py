@@ -476,6 +476,12 @@ def test_words_of_others_are_escaped_everywhere():
     }
 
 
+def test_words_of_others_cannot_drive_a_terminal():
+    items = [{"\x1b[2Jname": "\x1b]0;title\x07\x9b31m red"}] * 2
+    text = str(show(ms.DataLoader([ms.DatasetSource(items), ms.BatchTransform(2)])))
+    assert all(letter.isprintable() for letter in text.replace("\n", "")) and "red" in text
+
+
 def test_images_in_a_page_are_the_pixels():
     loader = ms.DataLoader([ms.ArraySampleSource(images(4)), ms.BatchTransform(4)])
     shown = show(loader, KEY)

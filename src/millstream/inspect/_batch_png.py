@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from millstream.inspect._batch_html import CURVES, GAP, HUES, card_width, scale_of
-from millstream.inspect._cells import PADDING, Cell, Lines, Picture, picture_titles
+from millstream.inspect._cells import PADDING, Cell, Lines, Picture, picture_titles, printable
 from millstream.text.errors import needs
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class _Canvas:
         self, x: float, text: str, *, dy: float = 0, size: int = 13, color: Any = _INK, behind: Any = None
     ) -> float:
         """Write a line of text; its width."""
-        text = "".join(letter if letter.isprintable() else " " for letter in text)
+        text = printable(text)
         width = self.width_of(text, size)
         self._reach(x + width, self.y + dy + _LINE)
         if behind is not None:

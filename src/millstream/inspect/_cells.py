@@ -72,6 +72,11 @@ def named_leaves(tree: Any) -> Row:
     return {jax.tree_util.keystr(path, simple=True, separator=".") or "value": leaf for path, leaf in found}
 
 
+def printable(text: str) -> str:
+    """A text without what would move the cursor of a terminal or change its colors."""
+    return text if text.isprintable() else "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
+
+
 def object_rows(batch: Any, mask: np.ndarray) -> list[Any] | None:
     """The samples of a batch of Python objects; None if it is one of arrays."""
     is_list = isinstance(batch, list) and mask.ndim == 1 and len(batch) == len(mask)

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from millstream.inspect._cells import printable
 from millstream.inspect._statistics import LeafStatistics, Statistics, statistics
 from millstream.inspect._tallies import KEPT, NumberSummary
 from millstream.loader.loader import DataLoader
@@ -99,12 +100,12 @@ class Drift:
         most = self.rows[0]
         verb = "differs" if len(self.drifted) == 1 else "differ"
         found = f"{len(self.drifted):,} of {leaves:,} {plural} {verb}, {counts}. "
-        return f"{found}{most.leaf}: {most.text}."
+        return f"{found}{printable(most.leaf)}: {most.text}."
 
     def _cells(self) -> Iterator[tuple[str, ...]]:
         for row in self.rows:
             result = "differs" if row.drifted else ""
-            yield row.leaf, row.measure, f"{row.value:.3g}", f"{row.limit:.3g}", result, row.text
+            yield printable(row.leaf), row.measure, f"{row.value:.3g}", f"{row.limit:.3g}", result, row.text
 
     def __str__(self) -> str:
         numbers = ("value", "limit")

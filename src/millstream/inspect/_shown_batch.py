@@ -10,7 +10,7 @@ import numpy as np
 from millstream.files.atomic import require_place, written
 from millstream.inspect._batch_html import batch_html, batch_page
 from millstream.inspect._batch_png import batch_png
-from millstream.inspect._cells import Cell, Lines, Picture
+from millstream.inspect._cells import Cell, Lines, Picture, printable
 from millstream.text.summaries import never_raising
 from millstream.text.tables import WIDTH, text_table
 
@@ -90,19 +90,20 @@ class ShownBatch:
         return batch_html(self)
 
     def __str__(self) -> str:
-        header = ["row", "index", "source", *self.names, "note"]
+        names = [printable(name) for name in self.names]
+        header = ["row", "index", "source", *names, "note"]
         rows = [
             [
                 str(number),
                 "" if row.index is None else f"{row.index:,}",
-                row.source,
+                printable(row.source),
                 *(_cell_text(row.cells.get(name)) for name in self.names),
-                row.note,
+                printable(row.note),
             ]
             for number, row in enumerate(self.rows)
         ]
-        table = text_table(header, rows, numbers=["row", "index"], prose=self.names, width=WIDTH)
-        return "\n".join([self.title, *self.notes, "", table])
+        table = text_table(header, rows, numbers=["row", "index"], prose=names, width=WIDTH)
+        return "\n".join([*map(printable, (self.title, *self.notes)), "", table])
 
     @never_raising
     def __repr__(self) -> str:
@@ -117,7 +118,7 @@ def _cell_text(cell: Cell | None) -> str:
         return cell.summary
     if isinstance(cell, Lines):
         return f"{_spark(cell)} {cell.summary}"
-    text = cell.text
+    text = printable(cell.text)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
@@ -139,7 +140,7 @@ def _has_colors() -> bool:
 def _art(batch: ShownBatch) -> str:
     """The first image of every row in half blocks, as many as fit beside each other; nothing if there are none."""
     pictures = [
-        (row.title, next((cell for cell in reversed(row.cells.values()) if isinstance(cell, Picture)), None))
+        (printable(row.title), next((cell for cell in reversed(row.cells.values()) if isinstance(cell, Picture)), None))
         for row in batch.rows
     ]
     blocks = [(title, _blocks(cell)) for title, cell in pictures if cell is not None]

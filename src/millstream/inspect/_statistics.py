@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from millstream.inspect._cells import as_leaf, named_leaves, object_rows
+from millstream.inspect._cells import as_leaf, named_leaves, object_rows, printable
 from millstream.inspect._compare import on_host
 from millstream.inspect._tallies import NumberSummary, NumberTally
 from millstream.loader.loader import DataLoader
@@ -436,7 +436,7 @@ def _cells(leaf: LeafStatistics) -> tuple[str, ...]:
             _number(numbers.maximum),
         ]
         figures.append("" if leaf.classes is not None else about + _bars(numbers))
-    return leaf.name, leaf.what, "\n".join(filter(None, missing)), *figures, "\n".join(more)
+    return printable(leaf.name), leaf.what, "\n".join(filter(None, missing)), *figures, "\n".join(more)
 
 
 def _class_text(value: Any) -> str:
