@@ -287,6 +287,15 @@ def test_padding_of_ragged_tokens_is_told_by_their_mask():
     assert words(shown, "ids") == ["1 2 | 10 padding", "1 2 3 4 5 6 7 8 9 | 3 padding", "1 2 3 4 5 | 7 padding"]
 
 
+def test_of_long_rows_the_first_tokens_are_shown():
+    lengths = (300, 100)
+    source = ms.DatasetSource([{"ids": np.arange(n, dtype=np.int32)} for n in lengths], ordering="sequential")
+    shown = show(ms.DataLoader([source, ms.PadTransform({"ids": 0}, 400), ms.BatchTransform(2)]))
+    long, short = (row.cells["ids"] for row in shown.rows)
+    assert long.pieces[0][0].split() == [str(n) for n in range(256)] and long.more == "... 44 more tokens"
+    assert short.more == "" and short.pieces[1] == ("300 padding", 0)
+
+
 def test_ids_that_a_tokenizer_does_not_have_are_numbers():
     source = ms.ArraySampleSource({"tokens": np.array([[104, 105, -100]] * 2)})
     shown = show(ms.DataLoader([source, ms.BatchTransform(2)]), tokenizer=ms.tokenizers.byte_tokenizer())

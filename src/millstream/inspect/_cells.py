@@ -147,7 +147,7 @@ def cells_of(
             shown[name] = _tokens(
                 column,
                 {key: columns[other] for key, other in _beside(name, columns).items()},
-                reading.tokenizer if _may_be_text(name, column) else None,
+                None if _counts_tokens(name) else reading.tokenizer,
             )
         elif _are_curves(column) and not (reading.labels and _is_soft(column, reading.labels)):
             shown[name] = _curves(column)
@@ -274,22 +274,22 @@ def _is_tokens(name: str, column: Sequence[Any]) -> bool:
     return any(len(array) >= _CURVE for array in arrays) or bool(_TOKEN_NAME.search(name.rpartition(".")[2]))
 
 
-def _may_be_text(name: str, column: Sequence[Any]) -> bool:
-    return _is_tokens(name, column) and not any(
-        name.rpartition(".")[2] == other for other in (*_SEGMENT_NAMES, *_POSITION_NAMES)
-    )
+def _counts_tokens(name: str) -> bool:
+    """Whether a leaf numbers tokens instead of naming them."""
+    return name.rpartition(".")[2] in (*_SEGMENT_NAMES, *_POSITION_NAMES)
 
 
 def _beside(name: str, columns: Mapping[str, Sequence[Any]]) -> dict[str, str]:
     """The leaves that say which tokens of a leaf belong together, and which count: kind to name."""
     folder, dot, own = name.rpartition(".")
-    found = {}
+    found: dict[str, str] = {}
+    if _counts_tokens(name):
+        return found
     for kind, patterns in (("segments", _SEGMENT_NAMES), ("positions", _POSITION_NAMES), ("mask", _MASK_NAMES)):
         for other in (folder + dot + pattern.format(own) for pattern in patterns):
             if other != name and other in columns and _same_shapes(columns[name], columns[other]):
                 found.setdefault(kind, other)
-    own_patterns = (*_SEGMENT_NAMES, *_POSITION_NAMES)
-    return {} if own in own_patterns else found
+    return found
 
 
 def _same_shapes(one: Sequence[Any], other: Sequence[Any]) -> bool:
@@ -325,7 +325,7 @@ def _segmented(ids: np.ndarray, segments: np.ndarray, numbered: bool, tokenizer:
             continue
         text = _decoded(ids[begin : min(end, kept)], tokenizer)
         pieces.append((text, segment if numbered else None))
-    left = len(ids) - kept if edges and segments[kept - 1 : kept].any() else 0
+    left = int(np.count_nonzero(segments[kept:]))
     return Words(tuple(pieces), f"... {left:,} more tokens" if left > 0 else "")
 
 
