@@ -23,6 +23,11 @@ _LONGEST = 240  # characters of a cell
 class ShownRow:
     """One row of a batch, as it is shown.
 
+    Example:
+        >>> row = ms.inspect.show(loader, jax.random.key(0), step=2).rows[-1]
+        >>> row.index, row.real, row.note
+        (None, False, 'padding')
+
     Attributes:
         index: The index of its sample in the source; None if that is not known, or if the row is padding.
         source: The name of its source, in a mixture; otherwise "".
