@@ -33,10 +33,11 @@ ROOMS += [f"integrations.{room.name}" for room in pkgutil.iter_modules(millstrea
 
 # What only the library makes: results, errors, and classes to inherit from.
 RESULTS = """
-Backend BatchInfo BatchIterator Callback Checkpoint DataPartitionType Difference
+Backend BatchInfo BatchIterator Callback Checkpoint DataPartitionType Difference Drift DriftRow
 Entries Executor ExplainedStage Explanation GymnaxSourceState HostSource
-IndexedSource Layout LoaderState LoaderStats LoopOutput LoopState ManagedState ManagedStep Observer
-Overview OverviewRow PlanFolder ReadBatch Reading ReplayedStep Report Request SavedRun Schedule Strategy Stream
+IndexedSource Layout LeafStatistics LoaderState LoaderStats LoopOutput LoopState ManagedState ManagedStep
+NumberSummary Observer Overview OverviewRow PlanFolder ReadBatch Reading ReplayedStep Report Request SavedRun Schedule
+ShownBatch ShownRow Statistics Strategy Stream
 StreamItem StreamIterator TimedStage Transform TriedOptions Tuning Verification VerificationRow View
 """.split()
 # Methods that only the library calls, and functions whose caller is named.
@@ -591,6 +592,9 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     **{f"datasets.{name}{made}": _series for name in SERIES for made in ("", ".make_disk_source")},
     "datasets.dataset_to_jax": lambda f: {"dataset": ms.datasets.DigitsDataset("test")},
     "datasets.time_series_windows": lambda f: {"series": np.arange(20.0, dtype=np.float32), "context_length": 3},
+    "inspect.drift": lambda f: {"a": pipelines.source(), "b": pipelines.source(), "progress": False},
+    "inspect.show": lambda f: {"loader": loader()},
+    "inspect.statistics": lambda f: {"data": pipelines.source(), "progress": False},
     "replay": lambda f: {"directory": f / "replayed", "loader": loader()},
     "managed.Accumulate": lambda f: {"microbatches": 2},
     "managed.ManagedState.create": lambda f: {"params": _params(), "tx": _sgd()},

@@ -183,6 +183,11 @@ class MixedLoader(Generic[B]):
         """Batches in one epoch, of all loaders together."""
         return self._steps_per_epoch
 
+    @property
+    def loaders(self) -> dict[str, DataLoader[B]]:
+        """The loaders, by name."""
+        return dict(self._loaders)
+
     def contents(self) -> tuple[tuple[str, str], ...]:
         """What the samples of every loader are, as a fingerprint that changes when they do."""
         return tuple(

@@ -11,7 +11,7 @@ from millstream.files.changed import FileStamp
 from millstream.plan.keys import name_words
 from millstream.plan.plan import Plan
 from millstream.reading.contracts import IndexedSource, PyTree
-from millstream.reading.host_source import Beside, HostSource, SampleReader, as_host_source, item_of
+from millstream.reading.host_source import Beside, HostSource, SampleReader, as_host_source, item_of, read_like
 from millstream.reading.padding import PaddedSource
 from millstream.reading.samples import TRIED, ObjectSpec, SampleSpec, first_sample, spec_of, spec_or_objects
 from millstream.reading.stats import timed
@@ -230,6 +230,29 @@ class FlatMappedSource(SampleReader):
                 return whole, self._fn(sample, number), extra
         except Exception as error:
             raise noted(error, f"This came from {self._name} at sample {whole}, number {number}.")  # noqa: B904
+
+
+class UnshapedSource(HostSource):
+    """The samples of a source as Python objects, whatever shapes their arrays have."""
+
+    sample_spec = ObjectSpec("samples of any shape")
+
+    def __init__(self, inner: HostSource) -> None:
+        self._inner = inner
+        self.ordering = inner.ordering
+        read_like(self, [inner])
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> Beside:
+        samples, beside = self._inner.read_samples(indices, keys)
+        for row, sample in enumerate(samples):
+            out[0][row] = sample
+        return beside
+
+    def expect(self, indices: np.ndarray | None) -> None:
+        self._inner.expect(indices)
 
 
 class CollatedSource(HostSource):
