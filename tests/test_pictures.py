@@ -161,7 +161,7 @@ def test_a_terminal_without_box_characters_gets_ascii(monkeypatch):
 def test_a_drawing_is_as_narrow_as_asked_for():
     explanation = hostile().explain()
     assert max(map(len, explanation.to_text(width=40).splitlines())) == 40
-    with pytest.raises(ValueError, match=r"to_text needs width to be an int of at least 40\. Got 10 \(int\)\."):
+    with pytest.raises(ValueError, match=r"to_text needs width to be an int from 40 to 10,000\. Got 10 \(int\)\."):
         explanation.to_text(width=10)
     assert max(map(len, loader_of().explain().table(width=80).splitlines())) <= 80
 
@@ -419,6 +419,8 @@ def test_what_has_no_plan_is_refused_by_name():
         ms.inspect.order(loader_of(), epochs=0)
     with pytest.raises(TypeError, match=r"order needs compare to be a list of orderings\. Got 'shuffle'"):
         ms.inspect.order(loader_of(), compare="shuffle")
+    with pytest.raises(ValueError, match=r"lengths\(buckets=\.\.\.\): buckets needs lengths that rise\. Got \(8, 4\)"):
+        ms.inspect.lengths(documents([1, 2]), "ids", buckets=(8, 4))
     with pytest.raises(TypeError, match="lengths needs a source"):
         ms.inspect.lengths(3)  # pyright: ignore[reportArgumentType]
 

@@ -55,7 +55,7 @@ from millstream.transforms.device import DevicePutTransform
 
 _HEADER = ("stage", "where", "shape and dtype", "per batch", "memory", "note")
 _NUMBERS = ("per batch", "memory")
-_COLUMNS, _LEAST_COLUMNS = 80, 40  # of a drawing
+_COLUMNS, _LEAST_COLUMNS, _MOST_COLUMNS = 80, 40, 10_000  # of a drawing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +148,9 @@ class Explanation(Picture):
         Args:
             width: The most characters of a line; by default 120.
         """
-        width = WIDTH if width is None else whole_number("table", "width", width, least=_LEAST_COLUMNS)
+        width = (
+            WIDTH if width is None else whole_number("table", "width", width, least=_LEAST_COLUMNS, most=_MOST_COLUMNS)
+        )
         table = text_table(_HEADER, map(_cells, self.rows), numbers=_NUMBERS, prose=("where", "note"), width=width)
         return f"{table}\n\n{name_table(self.plan.items(), width=width)}"
 
@@ -157,7 +159,7 @@ class Explanation(Picture):
 
         Example:
             >>> print(loader.explain().to_text(width=44).splitlines()[0])
-            ┌─── plan ─────────────────────────────────┐
+            ┌──── plan ────────────────────────────────┐
 
         Args:
             width: The most characters of a line; by default 80, or as many as a terminal has that has fewer.
@@ -165,7 +167,7 @@ class Explanation(Picture):
         """
         if width is None:
             width = max(_LEAST_COLUMNS, min(_COLUMNS, shutil.get_terminal_size((_COLUMNS, 24)).columns))
-        width = whole_number("to_text", "width", width, least=_LEAST_COLUMNS)
+        width = whole_number("to_text", "width", width, least=_LEAST_COLUMNS, most=_MOST_COLUMNS)
         require_bool("to_text", "ascii_only", ascii_only)
         return flow_text(self, width, ascii_only=ascii_only)
 

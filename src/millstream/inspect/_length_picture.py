@@ -273,8 +273,8 @@ def lengths(
 
     Example:
         >>> source = ms.DatasetSource([{"ids": list(range(n))} for n in (1, 7, 2, 8, 3, 1)])
-        >>> print(repr(ms.inspect.lengths(source, "ids", buckets=(4, 8))).splitlines()[-1])
-        all           6  100.0 %   31.2 %
+        >>> print(repr(ms.inspect.lengths(source, "ids", buckets=(4, 8))).splitlines()[-1].strip())
+        all        6  100.0 %   31.2 %
 
     Args:
         source: A source, a view, or a loader.
@@ -299,7 +299,10 @@ def lengths(
         return LengthDistribution(found, _of_buckets(pipeline, found))
     tried: list[BucketPadding] = []
     if buckets is not None:
-        tried = _of_buckets(make_buckets(samples, found, buckets, batch_size=1, too_long="cut"), found)
+        try:
+            tried = _of_buckets(make_buckets(samples, found, buckets, batch_size=1, too_long="cut"), found)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"lengths(buckets=...): {error}") from None
     if pack is None:
         return LengthDistribution(found, tried)
     size = whole_number("lengths", "pack", pack, least=1, most=MAX_IN_GRAPH)

@@ -112,8 +112,7 @@ class MixturePlan(Picture):
     def _draw(self) -> Svg:
         each = ", ".join(f"{row[0]} {row[2]}" for row in self._rows()[:_NAMED])
         svg = Svg(_WIDTH, 0, "The plan of a mixture", f"The shares of the sources over the steps: {each}.")
-        y = 30.0
-        y = self._draw_shares(svg, y)
+        y = self._draw_shares(svg, 32)
         y = self._draw_passes(svg, y + 84)
         svg.height = self._draw_batches(svg, y + 84) + 44
         return svg
@@ -129,7 +128,8 @@ class MixturePlan(Picture):
             down = [plot.point(x, y) for x, y in zip(edges[::-1].tolist(), floor[::-1].tolist(), strict=True)]
             svg.area(f"{joined_points([*up, *down])}z", _color(at), opacity=_opacity(at))
             floor = ceiling
-        plot.axes("step", "share of each source", percent=True)
+        plot.axes("step", percent=True)
+        _heading(svg, top, "Share of each source")
         self._legend(svg, top, [f"{100 * share:.1f} % at the end" for share in shares[-1].tolist()])
         return top + height
 
@@ -137,7 +137,8 @@ class MixturePlan(Picture):
         height, first, last = 150, int(self.steps[0]), int(self.steps[-1])
         passes = self.passes
         plot = Plot(svg, _LEFT, top, _PLOT, height, (first, last), (0, max(float(passes.max()), 1.0)))
-        plot.axes("step", "passes over each source; a dot where it starts over", whole=False)
+        plot.axes("step", whole=False)
+        _heading(svg, top, "Passes over each source; a dot where it starts over")
         for at, name in enumerate(self.names):
             line = zip(self.steps.tolist(), passes[:, at].tolist(), strict=True)
             svg.line(joined_points([plot.point(x, y) for x, y in line]), _color(at), width=2, opacity=_opacity(at))
@@ -164,7 +165,8 @@ class MixturePlan(Picture):
                     low = plot.y(floor - samples)
                     path = f"M{left:.1f},{high:.1f}H{right:.1f}V{low:.1f}H{left:.1f}z"
                     svg.area(path, _color(at), opacity=_opacity(at))
-        plot.axes(f"the first {count:,} batches", "samples of a batch")
+        plot.axes("step")
+        _heading(svg, top, f"Samples of the first {count:,} batches")
         self._legend(svg, top, [f"{count} in step 0" for count in self.batches[0].tolist()])
         return top + height
 
@@ -258,6 +260,10 @@ def _starts(count: Callable[[int], int], length: int, total: int, steps: int) ->
 def _steps_text(steps: list[int]) -> str:
     text = ", ".join(f"{step:,}" for step in steps[:_SHOWN_STARTS])
     return text + (f" and {len(steps) - _SHOWN_STARTS:,} more" if len(steps) > _SHOWN_STARTS else "")
+
+
+def _heading(svg: Svg, top: float, text: str) -> None:
+    svg.text(_LEFT, top - 13, text, size=13, bold=True, width=_PLOT)
 
 
 def _color(number: int) -> str:

@@ -162,7 +162,7 @@ def order(
 
     Example:
         >>> print(repr(ms.inspect.order(loader, compare=())).splitlines()[-1])
-        epoch 2       10       1.02
+        epoch 2       10       0.86
 
     Args:
         loader: The loader, which stays as it is.
@@ -358,7 +358,7 @@ def _cells(svg: Svg, counts: np.ndarray, left: float, top: float) -> None:
                     f"M{left + first * side:g},{y:g}h{(last - first) * side:g}v{side:g}h-{(last - first) * side:g}z"
                 )
         if path:
-            svg.area("".join(path), COLORS[host], opacity=level / _LEVELS)
+            svg.area("".join(path), COLORS[host], opacity=0.2 + 0.8 * level / _LEVELS)
 
 
 def _text_panel(epoch: OrderedEpoch, shades: str) -> list[str]:
