@@ -246,7 +246,8 @@ def flow_text(explanation: "Explanation", width: int, *, ascii_only: bool = Fals
         width: The most characters of a line.
         ascii_only: Whether boxes are drawn with the letters of every terminal.
     """
-    text = "\n".join(_text_lines(explanation, width))
+    lines = _text_lines(explanation, width)
+    text = "\n".join("".join(char if char.isprintable() else "?" for char in line) for line in lines)
     return text.translate(_IN_ASCII) if ascii_only else text
 
 
@@ -290,7 +291,7 @@ def _text_box(
     left, line, right, side, low_left, low_right, out = "╔═╗║╚╝╤" if double else "┌─┐│└┘┬"
     first = f"{left}{line * (_STEM - 1)}{'▼' if enters else line}{line} "
     last = f" {_cut(place, width // 3)} {line}{right}" if place else f"{line}{right}"
-    title = _cut(title, width - len(first) - len(last) - 1)
+    title = _cut(" ".join(title.split()), width - len(first) - len(last) - 1)
     top = f"{first}{title} ".ljust(width - len(last), line) + last
     body = [f"{side} {text.ljust(width - 4)} {side}" for text in inside]
     bottom = f"{low_left}{line * (_STEM - 1)}{out if leaves else line}".ljust(width - 1, line) + low_right

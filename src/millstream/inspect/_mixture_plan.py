@@ -1,6 +1,5 @@
 """A picture of a mixture's plan: the share of every source over the steps, its passes, and single batches."""
 
-import bisect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -49,7 +48,8 @@ class MixturePlan(Picture):
         drawn: How many samples of each source come before each of these steps; those that `drop_last` leaves out at the
             end of an epoch are among them.
         batches: How many samples of each source the first batches have, a row for each.
-        starts: The steps in which each source starts over, by name: those of its second, third, ... pass.
+        starts: The steps in which each source starts over, by name: those of its second, third, ... pass, at most
+            1,000.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class MixturePlan(Picture):
                 *(f"{100 * share:.1f} %" for share in (whole[at], shares[0, at], shares[-1, at])),
                 f"{int(drawn[at]):,}",
                 f"{self.passes[-1, at]:.2f}",
-                _steps_text(self.starts[name]),
+                _steps_text(self.starts[name], _restarts(int(self.drawn[-1, at]), int(self.lengths[at]))),
             )
             for at, name in enumerate(self.names)
         ]
@@ -198,6 +198,7 @@ def mixture(loader: DataLoader[PyTree, PyTree], *, steps: int | None = None) -> 
         steps: How many steps of the run are shown; None for an epoch, and past every change of weights.
     """
     plan = planned_pipeline("mixture", loader).plan
+    limit = plan.step_limit
     view = plan.view if isinstance(plan, Plan) else plan.selection
     function = None if view is None else view.functions[0]
     if (
@@ -211,55 +212,57 @@ def mixture(loader: DataLoader[PyTree, PyTree], *, steps: int | None = None) -> 
             + ("no mixture" if view is None else view.words)
             + ". Mix last, after views of single sources."
         )
-    samples_before = _samples_before(plan)
     if steps is None:
         changes = [change.after for change in function.changes]
-        last = bisect.bisect_left(range(plan.step_limit), max(changes, default=0), key=samples_before)
-        shown_steps = min(plan.step_limit, max(plan.steps_per_epoch, last + last // 4))
+        last = int(_first_step(lambda at: _samples_before(plan, at), np.array([max(changes, default=0)]) - 1, limit)[0])
+        shown_steps = min(limit, max(plan.steps_per_epoch, last + last // 4))
     else:
-        shown_steps = whole_number("mixture", "steps", steps, least=1, most=plan.step_limit)
+        shown_steps = whole_number("mixture", "steps", steps, least=1, most=limit)
     table: Any = view.tables[0]
 
-    def counts(at: np.ndarray) -> np.ndarray:
-        return function.counts(table, np.array([samples_before(step) for step in at.tolist()]))
+    def drawn_before(at: np.ndarray) -> np.ndarray:
+        return function.counts(table, _samples_before(plan, at))
 
     shown = np.unique(np.linspace(0, shown_steps, min(shown_steps, _BINS) + 1).round().astype(np.int64))
-    firsts = [samples_before(step) for step in range(min(shown_steps, _BATCHES))]
+    firsts = _samples_before(plan, np.arange(min(shown_steps, _BATCHES)))
     sizes = plan.real_samples_of(np.zeros(2, np.uint32), range(len(firsts)))
-    batches = function.counts(table, np.add(firsts, sizes)) - function.counts(table, np.array(firsts))
-    drawn, lengths = counts(shown), np.array([part.length for part in function.parts])
-    starts = {
-        part.name: _starts(
-            lambda step, at=at: int(counts(np.array([step]))[0, at]), part.length, int(total), shown_steps
-        )
-        for at, (part, total) in enumerate(zip(function.parts, drawn[-1].tolist(), strict=True))
-    }
+    batches = function.counts(table, firsts + sizes) - function.counts(table, firsts)
+    drawn, starts = drawn_before(shown), {}
+    for at, part in enumerate(function.parts):
+        passed = part.length * np.arange(1, min(_restarts(int(drawn[-1, at]), part.length), _STARTS) + 1)
+        found = _first_step(lambda steps, at=at: drawn_before(steps)[:, at], passed, shown_steps)
+        starts[part.name] = (found - 1).tolist()
+    lengths = np.array([part.length for part in function.parts])
     return MixturePlan(tuple(part.name for part in function.parts), lengths, shown, drawn, batches, starts)
 
 
-def _samples_before(plan: Plan) -> Callable[[int], int]:
-    """How many samples of the run the steps before a step have, or have left out at the end of an epoch."""
-    size, wraps = math.prod(plan.axes), any(batching.ending == "wrap" for batching in plan.batchings)
-
-    def before(step: int) -> int:
-        epoch, element = divmod(step, plan.steps_per_epoch)
-        return step * size if wraps else epoch * plan.samples + min(element * size, plan.samples)
-
-    return before
+def _samples_before(plan: Plan, steps: np.ndarray) -> np.ndarray:
+    """How many samples of the run the steps before each step have, or have left out at the end of an epoch."""
+    size = math.prod(plan.axes)
+    if any(batching.ending == "wrap" for batching in plan.batchings):
+        return steps * size
+    epochs, elements = np.divmod(steps, plan.steps_per_epoch)
+    return epochs * plan.samples + np.minimum(elements * size, plan.samples)
 
 
-def _starts(count: Callable[[int], int], length: int, total: int, steps: int) -> list[int]:
-    """The steps whose batches have the first sample of the second pass, the third one, and so on."""
-    found, step = [], 0
-    for number in range(1, min((total - 1) // length, _STARTS) + 1):
-        step += bisect.bisect_right(range(step + 1, steps + 1), number * length, key=count)
-        found.append(step)
-    return found
+def _restarts(drawn: int, length: int) -> int:
+    """How often a source starts over within that many samples."""
+    return max(drawn - 1, 0) // length
 
 
-def _steps_text(steps: list[int]) -> str:
+def _first_step(count: Callable[[np.ndarray], np.ndarray], above: np.ndarray, last: int) -> np.ndarray:
+    """The first step at which a number that rises with the steps is above each of some values; `last` if none is."""
+    low, high = np.zeros(len(above), np.int64), np.full(len(above), last)
+    while (low < high).any():
+        middle = (low + high) // 2
+        is_above = count(middle) > above
+        low, high = np.where(is_above, low, np.minimum(middle + 1, high)), np.where(is_above, middle, high)
+    return low
+
+
+def _steps_text(steps: list[int], count: int) -> str:
     text = ", ".join(f"{step:,}" for step in steps[:_SHOWN_STARTS])
-    return text + (f" and {len(steps) - _SHOWN_STARTS:,} more" if len(steps) > _SHOWN_STARTS else "")
+    return text + (f" and {count - _SHOWN_STARTS:,} more" if count > _SHOWN_STARTS else "")
 
 
 def _heading(svg: Svg, top: float, text: str) -> None:

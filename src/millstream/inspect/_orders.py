@@ -31,7 +31,7 @@ from millstream.text.svg import COLORS, Plot, Svg, text_width
 from millstream.text.tables import text_table
 
 _CELLS = 60  # of a picture, in both directions
-_MOST_SAMPLES = 1 << 22  # of an epoch that are looked at: two seconds
+_MOST_SAMPLES = 1 << 22  # of an epoch that are looked at: about a second
 _MOST_POINTS = 2000  # that are drawn one by one
 _TOGETHER = 1 << 16  # samples that are planned together
 _LABELS = 10
