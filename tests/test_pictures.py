@@ -400,6 +400,12 @@ def test_lengths_that_a_source_knows_are_not_read():
         ms.inspect.lengths(documents([1, 2]))
 
 
+def test_empty_samples_have_a_picture():
+    found = ms.inspect.lengths(documents([1]), [0])
+    assert found.padding == 0 and repr(found).splitlines()[:2] == ["█", "from 0 to 2"]
+    assert "1 samples by length" in texts(found)
+
+
 def test_packed_rows_are_counted_from_their_plan():
     lengths = [5, 3, 2, 4, 1]
     packed = ms.inspect.lengths(ms.views.pack(documents(lengths), 8))

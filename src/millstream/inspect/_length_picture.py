@@ -59,7 +59,7 @@ class BucketPadding:
     @property
     def padding(self) -> float:
         """The share of places that are padding."""
-        return 1 - self.tokens / max(self.places, 1)
+        return 1 - self.tokens / self.places
 
 
 class LengthDistribution(Picture):
@@ -101,8 +101,14 @@ class LengthDistribution(Picture):
     def padding(self) -> float:
         """The share of padding: in the buckets, or, without them, if all samples were padded to the longest."""
         if not self.buckets:
-            return 1 - float(self.lengths.mean()) / max(int(self.lengths.max()), 1)
-        return 1 - sum(one.tokens for one in self.buckets) / max(sum(one.places for one in self.buckets), 1)
+            return self._padding_of_all
+        return 1 - sum(one.tokens for one in self.buckets) / sum(one.places for one in self.buckets)
+
+    @property
+    def _padding_of_all(self) -> float:
+        """The share of padding if all samples were padded to the longest."""
+        longest = int(self.lengths.max())
+        return 1 - float(self.lengths.mean()) / longest if longest else 0.0
 
     @property
     def rows(self) -> int:
@@ -117,11 +123,10 @@ class LengthDistribution(Picture):
     def _facts(self) -> list[tuple[str, str]]:
         quantiles = np.percentile(self.lengths, [0, 50, 95, 100]).round().astype(np.int64).tolist()
         names = ("shortest", "median", "95 % are at most", "longest")
-        of_all = 1 - float(self.lengths.mean()) / max(int(self.lengths.max()), 1)
         facts = [(self._kind, f"{len(self.lengths):,}")]
         facts += [(name, f"{value:,}") for name, value in zip(names, quantiles, strict=True)]
         facts += [("mean", f"{self.lengths.mean():,.1f}")]
-        facts += [] if self.are_segments else [("padded to the longest", f"{100 * of_all:.1f} % padding")]
+        facts += [] if self.are_segments else [("padded to the longest", f"{100 * self._padding_of_all:.1f} % padding")]
         if self.buckets:
             facts.append(("in buckets", f"{100 * self.padding:.1f} % padding"))
         if self.fill is not None:
@@ -156,8 +161,7 @@ class LengthDistribution(Picture):
         counts, edges, _ = self._histogram()
         levels = np.ceil(counts * len(letters) / counts.max()).astype(int)
         drawn = "".join(letters[level - 1] if level else " " for level in levels)
-        scale = "0" + f"{edges[-1]:,}".rjust(len(drawn) - 1)
-        lines = [drawn.rstrip(), scale, "", name_table(self._facts(), width=80)]
+        lines = [drawn.rstrip(), f"from 0 to {edges[-1]:,}", "", name_table(self._facts(), width=80)]
         if self.buckets:
             lines += ["", text_table(_HEADER, self._rows(), numbers=_HEADER, total=self._total(), width=80)]
         return "\n".join(lines)
