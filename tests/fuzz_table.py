@@ -40,6 +40,7 @@ NumberSummary Observer Overview OverviewRow PlanFolder ReadBatch Reading Replaye
 ShownBatch ShownRow Statistics Strategy Stream
 StreamItem StreamIterator TimedStage Transform TriedOptions Tuning Verification VerificationRow View
 """.split()
+RESULTS += "BucketPadding EpochOrders LengthDistribution MixturePlan OrderedEpoch".split()
 # Methods that only the library calls, and functions whose caller is named.
 PROTOCOL = """
 ahead apply batching begin_run check columns commit commit_block commit_columns compile constrain
@@ -165,6 +166,13 @@ def by_weight() -> Any:
     """A loader whose samples are drawn by weight."""
     source = pipelines.source()
     return ms.DataLoader([ms.views.weighted(source, np.ones(len(source))), pipelines.BATCH])
+
+
+@functools.cache
+def _mixture() -> Any:
+    """A loader of two sources in one."""
+    view = ms.views.mix({"a": pipelines.source(), "b": pipelines.source()}, {"a": 1, "b": 2})
+    return ms.DataLoader([view, pipelines.BATCH])
 
 
 def _weighted_run() -> Any:
@@ -465,6 +473,7 @@ INSTANCES: dict[str, Callable[[], Any]] = {
     "tokenizers.Tokenizer": ms.tokenizers.byte_tokenizer,
     "managed.ManagedState": _managed,
     "rl.GymnaxSource": _gymnax,
+    "inspect.Explanation": lambda: loader().explain(),
     "sharding.MeshConfig": lambda: ms.sharding.MeshConfig((-1,), ("data",)),
 }
 METHODS: dict[str, Callable[[], Any]] = {
@@ -625,6 +634,9 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "tokenizers.Tokenizer": lambda f: {"model": lambda text: [len(text)], "vocabulary_size": 100},
     "tokenizers.Tokenizer.decode": lambda f: {"ids": [104, 105]},
     "tokenizers.Tokenizer.encode_batch": lambda f: {"texts": ["mill", "stream"]},
+    "inspect.Explanation.save": lambda f: {"path": "pipeline.svg"},
+    "inspect.lengths": lambda f: {"source": pipelines.source(), "by": np.arange(pipelines.SAMPLES)},
+    "inspect.mixture": lambda f: {"loader": _mixture()},
     "views.balanced": lambda f: {"source": pipelines.source(), "labels": "label"},
     "views.buckets": lambda f: {
         "source": pipelines.source(),

@@ -27,8 +27,8 @@ LAYERS = [
     {"pipeline"},
     {"sources", "transforms", "sharding", "checkpoints"},
     {"loader", "loops", "tokenizers"},
-    {"inspect", "callbacks", "datasets", "rl", "states", "managed", "integrations", "views"},
-    {"preparation"},
+    {"callbacks", "datasets", "rl", "states", "managed", "integrations", "views"},
+    {"inspect", "preparation"},
     {"dialects", "report"},
     {"cli", "__main__", "__init__"},
 ]

@@ -400,6 +400,6 @@ def test_wrong_arguments_are_named():
 def test_it_reads_well_in_summaries():
     loader = ms.DataLoader([ms.HostArraySource(data()), BATCH], executor=RayActors(2))
     assert "executor=RayActors(2)" in repr(loader)
-    text = str(loader.explain())
+    text = loader.explain().table()
     assert "by 2 Ray actors, 3 ahead of the one in use, in order" in text
     assert "4 batches in flight, of" in text

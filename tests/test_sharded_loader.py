@@ -110,7 +110,7 @@ SCRIPT = """
                 for batch, mask in seen:
                     assert (batch["tokens"].sharding, batch["label"].sharding, mask.sharding) == (both, rows, rows), way
                 jax.tree.map(np.testing.assert_array_equal, jax.device_get(seen), expected)
-        assert "P('data', 'sequence')" in str(ms.DataLoader(pipelines[0], sharding=both).explain())
+        assert "P('data', 'sequence')" in ms.DataLoader(pipelines[0], sharding=both).explain().table()
 
         wrong = {
             "sharding names ['token'], which batches do not have. They have ['label'], ['tokens'].": {"token": rows},

@@ -6,6 +6,14 @@ from millstream.inspect._drift import drift as drift
 from millstream.inspect._explain import ExplainedStage as ExplainedStage
 from millstream.inspect._explain import Explanation as Explanation
 from millstream.inspect._explain import explain as explain
+from millstream.inspect._length_picture import BucketPadding as BucketPadding
+from millstream.inspect._length_picture import LengthDistribution as LengthDistribution
+from millstream.inspect._length_picture import lengths as lengths
+from millstream.inspect._mixture_plan import MixturePlan as MixturePlan
+from millstream.inspect._mixture_plan import mixture as mixture
+from millstream.inspect._orders import EpochOrders as EpochOrders
+from millstream.inspect._orders import OrderedEpoch as OrderedEpoch
+from millstream.inspect._orders import order as order
 from millstream.inspect._replay import ReplayedStep as ReplayedStep
 from millstream.inspect._replay import replay as replay
 from millstream.inspect._show import show as show

@@ -1,8 +1,9 @@
-"""A pipeline as a table: its stages, where they run, what leaves them, and the plan of an epoch in words."""
+"""A pipeline as a drawing and as a table: its stages, where they run, what leaves them, and the plan in words."""
 
 import contextlib
 import dataclasses
 import math
+import shutil
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from millstream.inspect._flow import LETTERS, flow_svg, flow_text, leaf_lines
+from millstream.inspect._picture import Picture, can_show
 from millstream.inspect._plan_words import (
     count_made_ahead,
     device_words,
@@ -18,6 +21,7 @@ from millstream.inspect._plan_words import (
     place_words,
     plan_in_words,
     reader_words,
+    source_shares,
     state_bytes,
 )
 from millstream.loader.loader import DataLoader
@@ -42,15 +46,16 @@ from millstream.reading.threads import Threads
 from millstream.reading.view import source_name
 from millstream.reading.workers.messages import SlotLayout
 from millstream.sources.file_source import OpenedRows, is_mapped
-from millstream.text.errors import describe_value
+from millstream.text.errors import describe_value, require_bool, whole_number
 from millstream.text.html import html_names, html_table
+from millstream.text.svg import Svg
 from millstream.text.tables import WIDTH, name_table, size_text, text_table
 from millstream.transforms.buffer import BufferTransform
 from millstream.transforms.device import DevicePutTransform
 
 _HEADER = ("stage", "where", "shape and dtype", "per batch", "memory", "note")
 _NUMBERS = ("per batch", "memory")
-_LEAVES = 8  # that a cell lists
+_COLUMNS, _LEAST_COLUMNS, _MOST_COLUMNS = 80, 40, 10_000  # of a drawing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,22 +87,36 @@ class ExplainedStage:
     note: str = ""
 
 
-class Explanation:
-    """The stages of a pipeline and its plan; printed, it is a table. See `explain`.
+class Explanation(Picture):
+    """The stages of a pipeline and its plan: printed, and in notebooks, a drawing. See `explain`.
 
     Example:
         >>> explanation = loader.explain()
         >>> [row.stage for row in explanation.rows], explanation.plan["epoch"]
         (['ArraySampleSource', 'BatchTransform'], '3 batches of 4')
+        >>> explanation.save("pipeline.svg")
 
     Attributes:
         rows: One `ExplainedStage` per stage, in the order of the pipeline.
         plan: What an epoch is, how samples are read and where batches go, as texts by name.
+        sources: The share of each source, if it is a mixture, by name.
+        parts: The explanations that it was joined of, by name.
+        whole: The plan without those of the parts.
     """
 
-    def __init__(self, rows: list[ExplainedStage], plan: dict[str, str]) -> None:
+    def __init__(
+        self,
+        rows: list[ExplainedStage],
+        plan: dict[str, str],
+        sources: Mapping[str, str] | None = None,
+        parts: "Mapping[str, Explanation] | None" = None,
+    ) -> None:
         self.rows = rows
         self.plan = plan
+        self.sources = dict(sources or {})
+        self.parts = dict(parts or {})
+        below = {f"{name}: {what}" for name, part in self.parts.items() for what in part.plan}
+        self.whole = {what: text for what, text in plan.items() if what not in below}
 
     @classmethod
     def joined(cls, parts: Mapping[str, "Explanation"], plan: dict[str, str]) -> "Explanation":
@@ -110,7 +129,7 @@ class Explanation:
         named = ((name, row) for name, part in parts.items() for row in part.rows)
         rows = [dataclasses.replace(row, stage=f"{name}: {row.stage}") for name, row in named]
         plans = {f"{name}: {what}": text for name, part in parts.items() for what, text in part.plan.items()}
-        return cls(rows, plan | plans)
+        return cls(rows, plan | plans, parts=parts)
 
     def as_dict(self) -> dict[str, PyTree]:
         """The same as values that JSON has: `{"stages": [{"stage": ..., ...}], "plan": {...}}`."""
@@ -119,16 +138,51 @@ class Explanation:
             row["shapes"] = {path: list(shape) for path, shape in row["shapes"].items()}
         return {"stages": rows, "plan": dict(self.plan)}
 
-    def __repr__(self) -> str:
-        table = text_table(_HEADER, map(_cells, self.rows), numbers=_NUMBERS, prose=("where", "note"), width=WIDTH)
-        return f"{table}\n\n{name_table(self.plan.items(), width=WIDTH)}"
+    def table(self, width: int | None = None) -> str:
+        """The same as a table.
 
-    def _repr_html_(self) -> str:
+        Example:
+            >>> print(loader.explain().table().splitlines()[0])
+            stage              where   shape and dtype  per batch  memory  note
+
+        Args:
+            width: The most characters of a line; by default 120.
+        """
+        width = (
+            WIDTH if width is None else whole_number("table", "width", width, least=_LEAST_COLUMNS, most=_MOST_COLUMNS)
+        )
+        table = text_table(_HEADER, map(_cells, self.rows), numbers=_NUMBERS, prose=("where", "note"), width=width)
+        return f"{table}\n\n{name_table(self.plan.items(), width=width)}"
+
+    def to_text(self, width: int | None = None, *, ascii_only: bool = False) -> str:
+        """The drawing as text.
+
+        Example:
+            >>> print(loader.explain().to_text(width=44).splitlines()[0])
+            ┌──── plan ────────────────────────────────┐
+
+        Args:
+            width: The most characters of a line; by default 80, or as many as a terminal has that has fewer.
+            ascii_only: Draw boxes with "+", "-" and "|".
+        """
+        if width is None:
+            width = max(_LEAST_COLUMNS, min(_COLUMNS, shutil.get_terminal_size((_COLUMNS, 24)).columns))
+        width = whole_number("to_text", "width", width, least=_LEAST_COLUMNS, most=_MOST_COLUMNS)
+        require_bool("to_text", "ascii_only", ascii_only)
+        return flow_text(self, width, ascii_only=ascii_only)
+
+    def __repr__(self) -> str:
+        return self.to_text(ascii_only=not can_show(LETTERS))
+
+    def _draw(self) -> Svg:
+        return flow_svg(self)
+
+    def _tables(self) -> str:
         return html_table(_HEADER, map(_cells, self.rows), numbers=_NUMBERS) + html_names(self.plan.items())
 
 
 def explain(loader: DataLoader[PyTree, PyTree]) -> Explanation:
-    """The pipeline as a table: its stages, where they run, what leaves them, the memory they hold, and the plan.
+    """The pipeline as a drawing: its stages, where they run, what leaves them, the memory they hold, and the plan.
 
     Nothing is read and nothing is compiled; stages are traced.
 
@@ -147,7 +201,7 @@ def explain(loader: DataLoader[PyTree, PyTree]) -> Explanation:
         return Explanation.joined(parts, whole)
     placement = pipeline.placement if isinstance(pipeline, StagedPipeline) else None
     with contextlib.nullcontext() if placement is None else jax.set_mesh(placement.mesh):
-        return Explanation(_rows(loader), plan_in_words(loader))
+        return Explanation(_rows(loader), plan_in_words(loader), source_shares(pipeline))
 
 
 def require_loader(caller: str, loader: Any, *, built: bool = False) -> None:
@@ -164,11 +218,8 @@ def calculating(stages: Iterable[Transform]) -> int:
 
 
 def _cells(row: ExplainedStage) -> tuple[str, ...]:
-    leaves = [f"{path} {shape} {row.dtypes[path]}".lstrip() for path, shape in row.shapes.items()]
-    if len(leaves) > _LEAVES:
-        leaves = [*leaves[: _LEAVES - 1], f"and {len(leaves) - _LEAVES + 1:,} more"]
     sizes = ("" if size is None else size_text(size) for size in (row.bytes_per_batch, row.memory_bytes))
-    return (row.stage, row.where, "\n".join(leaves), *sizes, row.note)
+    return (row.stage, row.where, "\n".join(leaf_lines(row)), *sizes, row.note)
 
 
 def _row(

@@ -142,6 +142,22 @@ def _view_words(selection: Selection, samples: int) -> dict[str, str]:
     return words | ({"plan file": "; ".join(map(_table_words, tables))} if tables else {})
 
 
+def source_shares(pipeline: Any) -> dict[str, str]:
+    """Of a mixture, how many samples each source has and its share, by name; nothing without one."""
+    view = pipeline.plan.buckets[0].view if isinstance(pipeline, IndexedPipeline) else None
+    functions = () if view is None else view.functions
+    number = next((at for at, function in enumerate(functions) if isinstance(function, Mixed)), None)
+    if view is None or number is None:
+        return {}
+    mixture: Any = functions[number]
+    _, alone, table = mixture.sets_of_quotas(view.tables[number])[-1]
+    whole = alone.counts(table, np.array([mixture.length]))[0]
+    return {
+        part.name: f"{part.length:,} samples, {100 * count / mixture.length:.1f} %"
+        for part, count in zip(mixture.parts, whole.tolist(), strict=True)
+    }
+
+
 def _source_words(mixture: Mixed, table: Any) -> str:
     """The share of each source in an epoch of a mixture, after every change of its quotas."""
     length, size = mixture.length, block_size(mixture.length)

@@ -93,6 +93,11 @@ class PackedSource(HostSource):
     def __len__(self) -> int:
         return len(self._rows)
 
+    @property
+    def plan(self) -> tuple[PackedRows, int]:
+        """The rows as they are planned, and how many tokens each has room for."""
+        return self._rows, self._length
+
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
         if not len(indices):
             return
