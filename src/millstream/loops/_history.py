@@ -511,7 +511,7 @@ class History(Sequence[Logs]):
             The path, or without one a `matplotlib.figure.Figure`, which a notebook shows.
         """
         figure = _plot.draw(self, names=names, title=title, smooth=smooth, log=log)
-        return figure if path is None else _plot.save(figure, path, dpi)
+        return figure if path is None else figure.save("History.plot", path, dpi)
 
     def _repr_html_(self) -> str:
         return _history_html.history_html(self)
