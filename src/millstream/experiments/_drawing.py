@@ -2,10 +2,14 @@
 
 from typing import TYPE_CHECKING, Any
 
+from millstream.loops.curves import is_loss
 from millstream.text.errors import needs
 
 if TYPE_CHECKING:
     from millstream.loops.picture import Picture
+
+
+_FEW = 60  # points that are drawn one by one
 
 
 def draw_rates(caller: str, curve: Any) -> "Picture":
@@ -27,4 +31,44 @@ def draw_rates(caller: str, curve: Any) -> "Picture":
         axis.text(curve.diverges_at, 1.0, "diverges ", color=FAINT, fontsize=8.5, **place)
     axis.set_xlabel(f"learning rate\n{curve.reason}", fontsize=9, color=FAINT)
     axis.legend(frameon=False, fontsize=8.5, labelcolor=FAINT)
+    return figure
+
+
+def draw_runs(caller: str, title: str, curves: list[tuple[str, Any]]) -> "Picture":
+    """See `Sweep.plot`; the best run comes first."""
+    with needs(caller, "matplotlib", "plot"):
+        from millstream.loops.picture import COLORS, FAINT, LIGHT, Picture, set_style
+    figure = Picture(figsize=(8.5, 4.4), layout="constrained", facecolor="white")
+    axis = figure.subplots()
+    set_style(axis, title)
+    for number, (name, curve) in reversed(list(enumerate(curves))):
+        steps, values = curve.thinned()
+        named = number < len(COLORS)
+        style: Any = {"marker": "o", "markersize": 3.5} if len(steps) <= _FEW else {}
+        axis.plot(
+            steps,
+            values,
+            color=COLORS[number] if named else LIGHT,
+            linewidth=1.6 if named else 0.8,
+            zorder=3 if named else 2,
+            label=name if named else None,
+            **style,
+        )
+    finite = [curve.values[curve.finite] for _, curve in curves]
+    known = [values for values in finite if len(values)]
+    if known and min(values.min() for values in known) > 0 and is_loss(title):
+        axis.set_yscale("log")
+    axis.set_xlabel("steps", fontsize=9, color=FAINT)
+    handles, labels = axis.get_legend_handles_labels()
+    axis.legend(
+        handles[::-1],
+        labels[::-1],
+        frameon=False,
+        fontsize=8.5,
+        labelcolor=FAINT,
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
+        title=f"best {len(COLORS)} of {len(curves)}" if len(curves) > len(COLORS) else None,
+        title_fontsize=8.5,
+    )
     return figure

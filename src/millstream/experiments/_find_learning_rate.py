@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from millstream.experiments._learning_rate_curve import LearningRateCurve
-from millstream.experiments._trial_step import TrialStep
+from millstream.experiments._trial_step import TrialStep, compiled_step
 from millstream.loops import Logs, loop
 from millstream.loops.learning_rates import Path, injected, is_scheduled, with_rate
 from millstream.loops.schedules import always
@@ -27,28 +27,19 @@ class _Carry(NamedTuple):
     number: jax.Array  # of the step
 
 
-class _Ramp:
-    """A step with the next of some rates; a loop compiles `traced`, whose last argument is left out if it can be."""
+def _ramp(step: TrialStep, path: Path | None) -> Callable[..., tuple[Logs, _Carry]]:
+    """The step as one of a loop, which takes the next of some rates."""
 
-    def __init__(self, step: TrialStep, path: Path | None) -> None:
-        self._step = step
-        self._path = path
-        self.__name__ = step.__name__
-        # Whoever sees the elapsed has it carried through the program, so only a step that takes it declares it.
-        self.traced = self.with_elapsed if step.takes_elapsed else self.without
-        self._compiled = jax.jit(self.traced)
-
-    def with_elapsed(self, carry: _Carry, batch: Any, elapsed: Any) -> tuple[Logs, _Carry]:
+    def with_elapsed(carry: _Carry, batch: Any, elapsed: Any) -> tuple[Logs, _Carry]:
         rate = carry.rates[carry.number]
-        state = carry.state if self._path is None else with_rate(carry.state, self._path, rate)
-        logs, new = self._step(state, batch, rate, elapsed)
+        state = carry.state if path is None else with_rate(carry.state, path, rate)
+        logs, new = step(state, batch, rate, elapsed)
         return logs, carry._replace(state=new, number=carry.number + 1)
 
-    def without(self, carry: _Carry, batch: Any) -> tuple[Logs, _Carry]:
-        return self.with_elapsed(carry, batch, None)
+    def without(carry: _Carry, batch: Any) -> tuple[Logs, _Carry]:
+        return with_elapsed(carry, batch, None)
 
-    def __call__(self, carry: _Carry, batch: Any, *elapsed: Any) -> tuple[Logs, _Carry]:
-        return self._compiled(carry, batch, *elapsed)
+    return compiled_step(with_elapsed if step.takes_elapsed else without, step.__name__)
 
 
 def find_learning_rate(
@@ -122,7 +113,7 @@ def find_learning_rate(
     history = loop(
         carry,
         dataset,
-        {always(): _Ramp(trial, path)},
+        {always(): _ramp(trial, path)},
         stop=steps,
         key=jax.random.key(0) if key is None else key,
         fuse=steps if _is_one_program(dataset) else None,

@@ -4,6 +4,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from millstream.loops import Logs
 from millstream.loops.log_entries import as_logs
 from millstream.managed import ManagedState
@@ -55,6 +57,14 @@ class TrialStep:
                 f"ms.logs().add_loss('loss', loss), state. It returned {describe_value(output)}."
             )
         return as_logs(self._caller, output[0]), output[1]
+
+
+def compiled_step(traced: Callable[..., Any], name: str) -> Any:
+    """A pure function as a step of a loop: compiled, and as it is where steps are fused, whose states may hold more."""
+    traced.__name__ = traced.__qualname__ = name
+    compiled: Any = jax.jit(traced)
+    compiled.traced = traced
+    return compiled
 
 
 def _required(caller: str, step: Any, third: str) -> int:

@@ -4,7 +4,7 @@ import html
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-_COLORS = ("#2b8cd6", "#d55e00", "#009e73", "#cc79a7")  # seen on white as well as on black
+_COLORS = ("#2b8cd6", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # seen on white as well as on black
 _WIDTH, _HEIGHT = 300, 90  # of the lines of a curve, in pixels
 _LEFT, _TOP, _BOTTOM = 56, 20, 18  # room for the texts around it
 
