@@ -1,6 +1,6 @@
 """Many runs at once: the step mapped over their states, on the same batches."""
 
-import dataclasses
+import hashlib
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -9,21 +9,13 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from millstream.callbacks import checkpoint, record
+from millstream.callbacks import checkpoint
 from millstream.experiments._grid import Hyperparameters, run_names, runs_of
-from millstream.experiments._sweep_group import SweptStates, reset_of_all, split_history, stacked, step_of_all
+from millstream.experiments._run_records import RunRecords
+from millstream.experiments._sweep_group import Group, SweptStates, make_group, split_history
 from millstream.experiments._sweep_result import Sweep, SweptRun
 from millstream.experiments._trial_step import TrialStep
-from millstream.loops import (
-    Elapsed,
-    LoopOutput,
-    LoopState,
-    Observer,
-    on_reset_step,
-    on_test_step,
-    on_train_step,
-    train_loop,
-)
+from millstream.loops import LoopOutput, on_reset_step, on_test_step, on_train_step, train_loop
 from millstream.loops.log_entries import require_name
 from millstream.loops.signatures import Dataset, Point, Stop
 from millstream.reading.contracts import PyTree
@@ -93,7 +85,8 @@ def sweep(
     Args:
         step: A `managed.train_step`, or a function that returns (logs, state).
         grid: A dict of lists of numbers, of which all combinations are tried; or a list of dicts, one per run.
-        init: Makes the state of a run from its hyperparameters.
+        init: Makes the state of a run from its hyperparameters. What states hold besides arrays, such as an optimizer
+            or a model, has to compute the same in all runs; otherwise it is refused.
         dataset: As in `train_loop`.
 
     Other Args:
@@ -107,11 +100,12 @@ def sweep(
         mode: Whether "min" or "max" is better.
         at_once: At most that many runs are trained together; the groups come one after the other. By default all,
             whose states have to fit into memory together.
-        directory: Where a record of every run is written, in a folder of its own, when its group has ended: `millstream
-            report sweep/*` compares them.
+        directory: Where a record of every run is written as it runs, in a folder of its own: `millstream report sweep/*`
+            compares them.
         resume: Whether to save the states in the directory at the end of every epoch, and to continue with what an
             earlier process has saved there.
-        callbacks: As in `train_loop`; what the step logs are arrays there, with a number per run.
+        callbacks: As in `train_loop`. What the step logs are arrays there, with a number per run; the lowest of each
+            loss is logged for them as well, such as `best_loss`.
         epoch_duration: As in `train_loop`.
         fuse: As in `train_loop`: that many steps of all runs per program.
         sharding: Where the stacked states lie, such as `NamedSharding(mesh, PartitionSpec("data"))`, which divides the
@@ -120,7 +114,7 @@ def sweep(
     Returns:
         The runs, their histories and states, and the best one.
     """
-    runs, names = runs_of(grid), []
+    runs = runs_of(grid)
     names = run_names(runs)
     require_callable(_CALLER, "init", init, "hyperparameters")
     if optimizer is not None:
@@ -134,6 +128,8 @@ def sweep(
     require_bool(_CALLER, "resume", resume)
     if resume and folder is None:
         raise ValueError(f"{_CALLER} with resume=True needs directory=, where the states are saved.")
+    if folder is not None and not resume:
+        _refuse_old_records(folder)
     _refuse_savers(callbacks)
     trial = TrialStep(_CALLER, step, "hyperparameters", optimizer)
     test = None if test_step is None else TrialStep(_CALLER, test_step, "hyperparameters")
@@ -141,18 +137,21 @@ def sweep(
     found: list[SweptRun] = []
     largest, interrupted = 0, False
     for first in range(0, len(runs), size):
-        group = runs[first : first + size]
-        states = stacked(group, first, init, optimizer is not None)
-        states = states if sharding is None or len(group) == 1 else jax.device_put(states, sharding)
+        group = make_group(runs[first : first + size], first, init)
+        states = group.states
+        states = states if sharding is None or group.count == 1 else jax.device_put(states, sharding)
         largest = max(largest, nbytes(states))
-        records = None if folder is None else _Records(folder, names[first : first + size])
-        saved = folder / _STATES / names[first] if resume and folder is not None else None
+        own = list(callbacks or ())
+        own += [] if folder is None else [RunRecords(folder, names[first : first + size])]
+        saved = folder / _STATES / _group_name(runs[first : first + size]) if resume and folder is not None else None
+        own += [] if saved is None else [checkpoint(saved, keep=1)]
         options: dict[str, Any] = {"stop": stop, "key": key, "epoch_duration": epoch_duration, "fuse": fuse}
-        output = _train(group, states, trial, test, dataset, test_dataset, [*(callbacks or ()), records, saved], options)
-        places = [None] if len(group) == 1 else range(len(group))
-        histories = split_history(output.history, len(group))
-        for number, (place, history) in enumerate(zip(places, histories, strict=True)):
-            found.append(SweptRun(names[first + number], group[number], history, output.state.states, place))
+        options |= {"callbacks": own, "test_dataset": test_dataset, "resume": saved is not None}
+        output = _train(group, states, trial, test, dataset, options)
+        for number, history in enumerate(split_history(output.history, group.count)):
+            place = None if group.count == 1 else number
+            run = first + number
+            found.append(SweptRun(names[run], runs[run], history, output.state.states, place))
         if output.interrupted:
             interrupted = True
             break
@@ -161,71 +160,38 @@ def sweep(
 
 
 def _train(
-    runs: list[Hyperparameters],
-    states: SweptStates,
-    trial: TrialStep,
-    test: TrialStep | None,
-    dataset: Any,
-    test_dataset: Any,
-    callbacks: list[Any],
-    options: dict[str, Any],
+    group: Group, states: SweptStates, trial: TrialStep, test: TrialStep | None, dataset: Any, options: dict[str, Any]
 ) -> LoopOutput[SweptStates]:
     """Train some runs at once."""
-    several = len(runs) > 1
-    tasks: dict[Any, Any] = {on_train_step: step_of_all(trial, several)}
-    if test_dataset is not None:
-        own = getattr(type(states.states), "test_step", None) if test is None else None
-        test = TrialStep(_CALLER, own, "hyperparameters") if own is not None else test
-        if test is not None:
-            tasks[on_test_step] = step_of_all(test, several)
-    reset = reset_of_all(states.states, several)
-    if reset is not None:
-        tasks[on_reset_step] = reset
-    *given, records, saved = callbacks
-    given += [] if records is None else [records]
-    given += [] if saved is None else [checkpoint(saved, keep=1)]
+    tasks: dict[Any, Any] = {on_train_step: group.step(trial, best=True)}
+    if options["test_dataset"] is not None:
+        own = getattr(type(states.states), "test_step", None)
+        test = TrialStep(_CALLER, own, "hyperparameters") if test is None and own is not None else test
+        tasks |= {} if test is None else {on_test_step: group.step(test)}
+    reset = group.reset()
+    tasks |= {} if reset is None else {on_reset_step: reset}
     try:
-        return train_loop(
-            states,
-            dataset,
-            tasks,
-            test_dataset=test_dataset,
-            callbacks=given,
-            resume=saved is not None,
-            **options,
-        )
+        return train_loop(states, dataset, tasks, **options)
     except Exception as error:
         error.add_note(
-            f"Raised in sweep, which trains {len(runs)} runs at once. Their states take {size_text(nbytes(states))}, and "
-            "a step needs more; at_once= trains fewer together."
+            f"Raised in sweep, which trains {group.count} runs at once. Their states take {size_text(nbytes(states))}, "
+            "and a step needs more; at_once= trains fewer together."
         )
         raise
 
 
-class _Records(Observer):
-    """Writes the record of each run when they have ended, however they did."""
+def _group_name(runs: list[Hyperparameters]) -> str:
+    """A name by which the states of the same runs are found again, and no others."""
+    return hashlib.sha256(repr(runs).encode()).hexdigest()[:16]
 
-    named_schedules = ("on_train_batch_end",)
-    only_real_runs = True
-    patience = float("inf")
 
-    def __init__(self, folder: pathlib.Path, names: list[str]) -> None:
-        self._folder = folder
-        self._names = names
-
-    def observe(self, loop_state: LoopState, start: int, stop: int) -> None:
-        """Nothing: rows are written at the end."""
-
-    def finish(self, loop_state: LoopState) -> None:
-        """Write all rows of each run."""
-        histories = split_history(loop_state.history, len(self._names))
-        for name, history in zip(self._names, histories, strict=True):
-            run = dataclasses.replace(loop_state, history=history, elapsed=Elapsed(), state=None)
-            writer = record(self._folder / name, overwrite=True)
-            writer.start(run)
-            run.elapsed = loop_state.elapsed
-            writer.observe(run, 0, len(history))
-            writer.finish(run)
+def _refuse_old_records(folder: pathlib.Path) -> None:
+    old = next(folder.glob("*/record.jsonl"), None)
+    if old is not None:
+        raise FileExistsError(
+            f"{_CALLER}: {folder} has the records of another sweep, such as {old.parent.name}. Give a different "
+            "directory, delete it, or continue that sweep with resume=True."
+        )
 
 
 def _refuse_savers(callbacks: Any) -> None:

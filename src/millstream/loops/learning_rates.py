@@ -109,8 +109,8 @@ _LATER = "Or log it in the step: logs.add_stateful_metric('learning_rate', ...).
 
 
 def _is_rate(number: Any) -> bool:
-    """Whether a constant factor of updates can be a rate, which optax makes negative."""
-    return isinstance(number, int | float) and number < 0
+    """Whether a constant factor of updates can be a rate, which optax makes negative; that of a traced one is unknown."""
+    return number < 0 if isinstance(number, int | float) else isinstance(number, jax.Array)
 
 
 def _has_rate(node: Any) -> bool:
