@@ -1,5 +1,6 @@
 """Lines of text for a terminal or a log: aligned, settled, in order."""
 
+import io
 import logging
 
 import jax
@@ -70,8 +71,24 @@ def test_a_logger_gets_the_lines_and_nothing_is_printed(caplog, capsys):
     assert repr(writer) == "console_logger('of the run')"
 
 
+def test_a_reader_that_has_gone_does_not_end_the_run(monkeypatch):
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError(32, "Broken pipe")
+
+    with (
+        monkeypatch.context() as patched,
+        pytest.warns(RuntimeWarning, match="console_logger could not write some rows"),
+    ):
+        with pytest.warns(RuntimeWarning, match="console_logger left out 6 rows"):
+            patched.setattr("sys.stdout", Closed())
+            output = train(ms.callbacks.console_logger())
+    assert output.elapsed.steps == 6
+
+
 def test_what_is_not_a_logger_is_refused():
     with pytest.raises(
-        TypeError, match=r"console_logger needs logger to be a logging.Logger, .*, or None to print. Got 'train' \(str\)"
+        TypeError,
+        match=r"console_logger needs logger to be a logging.Logger, .*, or None to print. Got 'train' \(str\)",
     ):
         ms.callbacks.console_logger(logger="train")  # pyright: ignore[reportArgumentType]

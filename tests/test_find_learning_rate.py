@@ -66,7 +66,7 @@ def managed(tx, **options):
     return ms.managed.ManagedState.create(PARAMS, tx, **options)
 
 
-def test_losses_are_those_of_a_loop_by_hand_and_the_state_stays_as_it_was(count_compilations):
+def test_losses_are_those_of_a_loop_by_hand_and_the_state_stays_as_it_was():
     loader = make_loader()
     expected = by_hand(loader)
     trials = {
@@ -75,6 +75,7 @@ def test_losses_are_those_of_a_loop_by_hand_and_the_state_stays_as_it_was(count_
         "managed": (managed_step, managed(optax.adam(optax.constant_schedule(1.0))), {"optimizer": optax.adam}),
         "donated": (managed_step, managed(INJECTED, strategy="jit_donate"), {}),
     }
+    found = []
     for name, (step, state, options) in trials.items():
         before = jax.tree.map(np.array, state)
         curve = ms.find_learning_rate(step, state, loader, **RAMP, **options)
@@ -83,10 +84,11 @@ def test_losses_are_those_of_a_loop_by_hand_and_the_state_stays_as_it_was(count_
         np.testing.assert_allclose(curve.losses[:20], expected[:20], rtol=1e-5, err_msg=name)
         np.testing.assert_allclose(curve.losses, expected[: len(curve.losses)], rtol=1e-3, err_msg=name)
         jax.tree.map(np.testing.assert_array_equal, before, jax.tree.map(np.array, state))
-    assert 10 < len(curve.rates) < STEPS  # it diverges
+        found.append(len(curve.rates))
+    assert 10 < min(found) and max(found) < STEPS  # it diverges
 
 
-def test_all_steps_are_one_program_wherever_the_data_are_read(count_compilations):
+def test_all_steps_are_one_program_wherever_the_data_are_read():
     state = PARAMS, optax.adam(0.0).init(PARAMS)
     in_graph = ms.find_learning_rate(plain_step, state, make_loader(), **RAMP)
     calls = []
@@ -140,9 +142,6 @@ def haiku_state(tx):
 def test_states_of_all_frameworks_can_be_tried_by_their_own_steps(make):
     state = make(optax.adam(1e-3))
     curve = ms.find_learning_rate(state.train_step, state, make_loader(96), optimizer=optax.adam, **RAMP)
-    injected = make(optax.inject_hyperparams(optax.adam)(learning_rate=1e-3))
-    other = ms.find_learning_rate(injected.train_step, injected, make_loader(96), **RAMP)
-    np.testing.assert_allclose(curve.losses[:20], other.losses[:20], rtol=1e-5)
     assert curve.suggestion is not None and 1e-3 < curve.suggestion < 10
 
 
@@ -186,7 +185,9 @@ def test_what_a_curve_says():
     assert at_once.suggestion is None and len(at_once.losses) == 5 and "smaller low=" in at_once.reason
     assert at_once.diverges_at == rates[5]
     assert "none of them finite" in str(ms.loops.LearningRateCurve.of(rates, np.full(100, np.inf)))
-    with pytest.raises(ValueError, match=r"LearningRateCurve.of needs at least 10 rates .*Got shapes \(3,\) and \(3,\)"):
+    with pytest.raises(
+        ValueError, match=r"LearningRateCurve.of needs at least 10 rates .*Got shapes \(3,\) and \(3,\)"
+    ):
         ms.loops.LearningRateCurve.of(rates[:3], losses[:3])
 
 
@@ -205,11 +206,21 @@ def test_the_picture_has_the_suggestion(tmp_path):
     [
         ({"low": 1.0, "high": 0.1}, ValueError, "needs low below high. Got low=1 and high=0.1"),
         ({"low": 0}, ValueError, "needs low to be a finite number above 0"),
-        ({"steps": 3}, ValueError, "needs steps to be an int of at least 10. Got 3"),
-        ({"step": 3}, TypeError, r"needs a step: a managed.train_step, or a function of \(state, batch, learning_rate\)"),
+        ({"steps": 3}, ValueError, "needs steps to be an int from 10 to 1,000,000. Got 3"),
+        (
+            {"step": 3},
+            TypeError,
+            r"needs a step: a managed.train_step, or a function of \(state, batch, learning_rate\)",
+        ),
         ({"step": managed_step, "state": managed(optax.adam(0.1))}, ValueError, "It finds none. Give optimizer=optax"),
         ({"step": lambda state, batch, rate: 1.0}, TypeError, r"needs <lambda> to return \(logs, state\)"),
         ({"monitor": "los"}, ValueError, "'los' was never logged. Did you mean 'loss'"),
+        ({"dataset": [(DATA, np.ones(96, bool))] * 3}, ValueError, "dataset of at least 10 batches. It ended after 3"),
+        (
+            {"step": lambda state, batch, rate: ({"loss": jnp.ones(2)}, state)},
+            ValueError,
+            r"needs 'loss' to be a single number per step. The step logs shape \(2,\), float32",
+        ),
         ({"optimizer": optax.adam}, TypeError, "can use optimizer= only with a managed state"),
         (
             {"step": managed_step, "state": managed(optax.inject_hyperparams(optax.sgd)(optax.constant_schedule(1.0)))},

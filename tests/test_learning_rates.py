@@ -30,7 +30,7 @@ def make_loader():
 
 @ms.managed.train_step
 def train_step(state, batch):
-    rows, mask = batch
+    rows, _ = batch
     return ms.logs().add_loss("loss", jnp.mean((rows["x"] * state.params["w"] + state.params["b"] - 1) ** 2))
 
 
@@ -80,14 +80,18 @@ def test_a_constant_rate_is_logged_and_updates_that_are_left_out_do_not_count():
     ("tx", "found"),
     [
         (optax.chain(optax.scale_by_adam(), optax.scale_by_schedule(SCHEDULE), optax.scale(-1.0)), "no learning rate"),
-        (optax.GradientTransformation(lambda params: (), lambda grads, state, params=None: (grads, state)), "no learn"),
+        (
+            optax.GradientTransformation(lambda params: (), lambda updates, state, params=None: (updates, state)),
+            "no learn",
+        ),
         (optax.chain(optax.sgd(SCHEDULE), optax.sgd(optax.constant_schedule(1.0))), "2 schedules"),
     ],
     ids=["by hand", "foreign", "several"],
 )
 def test_a_rate_that_cannot_be_known_is_refused_when_the_state_is_made(tx, found):
     with pytest.raises(
-        ValueError, match=rf"ManagedState.create with log_learning_rate=True cannot know .*: it finds {found}.*\. Build .*"
+        ValueError,
+        match=rf"ManagedState.create with log_learning_rate=True cannot know .*: it finds {found}.*\. Build .*",
     ):
         make_state(tx, log_learning_rate=True)
     with pytest.raises(ValueError, match=rf"log_learning_rate cannot know the learning rate .*: it finds {found}"):

@@ -63,9 +63,7 @@ def step_alone(state, batch):
 def alone(hyperparameters, stop, loader=LOADER):
     """One run by itself."""
     arrays = {name: jnp.asarray(value) for name, value in hyperparameters.items()}
-    return ms.train_loop(
-        (init(hyperparameters), arrays), loader, {ms.on_train_step: step_alone}, stop=stop, key=KEY
-    )
+    return ms.train_loop((init(hyperparameters), arrays), loader, {ms.on_train_step: step_alone}, stop=stop, key=KEY)
 
 
 def equal(ours, theirs):
@@ -77,7 +75,9 @@ def close(ours, theirs, rtol=1e-4):
 
 
 @settings(max_examples=5, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from([0.0, 1e-4, 0.01, 0.1, 0.3]), st.integers(0, 2**31 - 1)), min_size=4, max_size=4))
+@given(
+    st.lists(st.tuples(st.sampled_from([0.0, 1e-4, 0.01, 0.1, 0.3]), st.integers(0, 2**31 - 1)), min_size=4, max_size=4)
+)
 def test_every_run_has_the_numbers_that_it_has_alone(pairs):
     grid = [{"lr": rate, "seed": seed} for rate, seed in pairs]
     output = ms.sweep(step, grid, init, LOADER, stop=15, key=KEY)
@@ -260,7 +260,9 @@ def test_a_sweep_resumes_where_it_stopped_with_whole_records(tmp_path):
         equal(ours.state, theirs.state)
         assert lines(tmp_path / "a", ours.name) == lines(tmp_path / "b", theirs.name)
     # A different grid does not continue with these states.
-    other = ms.sweep(step, {"lr": [0.3, 0.02], "seed": [0, 1]}, init, LOADER, stop=12, directory=tmp_path / "a", **options)
+    other = ms.sweep(
+        step, {"lr": [0.3, 0.02], "seed": [0, 1]}, init, LOADER, stop=12, directory=tmp_path / "a", **options
+    )
     close(other.runs[2].history.collect("loss")[0], whole.runs[2].history.collect("loss")[0])
     assert other.runs[2].history.collect("loss")[-1] != whole.runs[2].history.collect("loss")[-1]
 
@@ -316,7 +318,9 @@ def test_a_table_a_picture_and_a_page():
     page = output._repr_html_()
     assert page.count("<polyline") == 4 and "lr 0.3, seed 1" in page
     (axis,) = output.plot().axes
-    assert {line.get_label() for line in axis.lines} == {f"lr {rate}, seed {seed}" for rate in (0.3, 0.01) for seed in (0, 1)}
+    assert {line.get_label() for line in axis.lines} == {
+        f"lr {rate}, seed {seed}" for rate in (0.3, 0.01) for seed in (0, 1)
+    }
     with pytest.raises(ValueError, match=r"Sweep.best: 'los' was never logged. Did you mean 'loss'\?"):
         output.by("los").best  # noqa: B018
 
@@ -334,10 +338,18 @@ def bad_shapes(hyperparameters):
         ({"grid": {"lr": ["adam"]}}, TypeError, r"needs numbers: .* 'lr' has 'adam' \(str\)"),
         ({"grid": {1: [0.1]}}, TypeError, r"names of hyperparameters that are text. Got 1 \(int\)"),
         ({"grid": [{"lr": 1.0}, {"rate": 1.0}]}, ValueError, "Run 0 has lr; run 1 has rate"),
-        ({"init": bad_shapes}, ValueError, r"Runs 0 and 1 differ in state\['a'\]: shape \(1,\), float32 and shape \(2,\)"),
+        (
+            {"init": bad_shapes},
+            ValueError,
+            r"Runs 0 and 1 differ in state\['a'\]: shape \(1,\), float32 and shape \(2,\)",
+        ),
         ({"init": lambda h: {"f": jnp.tanh}}, TypeError, r"needs states of arrays. state\['f'\] is"),
         ({"init": lambda h: [0.0] * (1 + h["seed"])}, ValueError, "Runs 0 and 1 differ in it"),
-        ({"step": 3}, TypeError, r"needs a step: a managed.train_step, or a function of \(state, batch, hyperparameters\)"),
+        (
+            {"step": 3},
+            TypeError,
+            r"needs a step: a managed.train_step, or a function of \(state, batch, hyperparameters\)",
+        ),
         ({"optimizer": lambda h: optax.sgd(0.1)}, TypeError, "can use optimizer= only with a managed state"),
         ({"mode": "best"}, ValueError, "needs mode 'min' or 'max'"),
         ({"at_once": 0}, ValueError, "needs at_once to be an int of at least 1"),
@@ -347,7 +359,7 @@ def bad_shapes(hyperparameters):
         (
             {"step": lambda s, batch: (ms.logs().add_output("x", batch[0]["x"]), s)},
             ValueError,
-            "sweep keeps numbers. <lambda> logs outputs: x.",
+            "sweep keeps numbers. <lambda> logs outputs.x. Leave that out",
         ),
         (
             {"step": managed_step, "init": lambda h: managed_init(optax.adam(h["lr"]))(h)},

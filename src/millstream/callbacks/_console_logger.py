@@ -14,6 +14,7 @@ class _Console(Sink):
     caller = "console_logger"
     separator = "."
     reserved = frozenset(("step", "epoch"))
+    patience = 30.0  # a pipe that is closed, or a terminal that is held, does not end a run
 
     def __init__(self, logger: logging.Logger | None) -> None:
         if not isinstance(logger, logging.Logger | None):
@@ -62,6 +63,7 @@ def console_logger(*, every: Every | None = None, logger: logging.Logger | None 
 
     Values stand below each other: an entry keeps the place at which it came up first. A row is printed when its step
     is over, by the first process only, so nothing waits for the device; what else the program prints may come before.
+    Lines that cannot be written, because nobody reads them any more, do not end the run: a warning says so.
 
     Args:
         every: Which rows, as for `csv_logger`: a number of steps, or a schedule such as

@@ -37,7 +37,7 @@ def draw_rates(caller: str, curve: Any) -> "Picture":
 def draw_runs(caller: str, title: str, curves: list[tuple[str, Any]]) -> "Picture":
     """See `Sweep.plot`; the best run comes first."""
     with needs(caller, "matplotlib", "plot"):
-        from millstream.loops.picture import COLORS, FAINT, LIGHT, Picture, set_style
+        from millstream.loops.picture import COLORS, FAINT, LIGHT, Picture, set_log_axis, set_style
     figure = Picture(figsize=(8.5, 4.4), layout="constrained", facecolor="white")
     axis = figure.subplots()
     set_style(axis, title)
@@ -57,7 +57,7 @@ def draw_runs(caller: str, title: str, curves: list[tuple[str, Any]]) -> "Pictur
     finite = [curve.values[curve.finite] for _, curve in curves]
     known = [values for values in finite if len(values)]
     if known and min(values.min() for values in known) > 0 and is_loss(title):
-        axis.set_yscale("log")
+        set_log_axis(axis)
     axis.set_xlabel("steps", fontsize=9, color=FAINT)
     handles, labels = axis.get_legend_handles_labels()
     axis.legend(

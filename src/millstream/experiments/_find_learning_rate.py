@@ -7,18 +7,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from millstream.experiments._learning_rate_curve import LearningRateCurve
+from millstream.experiments._learning_rate_curve import FEWEST, LearningRateCurve
 from millstream.experiments._trial_step import TrialStep, compiled_step
-from millstream.loops import Logs, loop
+from millstream.loops import History, Logs, loop
 from millstream.loops.learning_rates import Path, injected, is_scheduled, with_rate
+from millstream.loops.log_entries import describe_logged
 from millstream.loops.schedules import always
 from millstream.loops.signatures import Dataset
 from millstream.managed import ManagedState
 from millstream.pipeline.iterable import IterablePipeline
 from millstream.reading.contracts import PyTree
-from millstream.text.errors import require_callable, require_int, require_positive, require_text
+from millstream.text.errors import describe_leaf, require_callable, require_int, require_positive, require_text
 
 _CALLER = "find_learning_rate"
+_MOST = 1_000_000  # rates
 
 
 class _Carry(NamedTuple):
@@ -98,7 +100,7 @@ def find_learning_rate(
     require_positive(_CALLER, "high", high, "a finite number")
     if high <= low:
         raise ValueError(f"{_CALLER} needs low below high. Got low={low:g} and high={high:g}.")
-    require_int(_CALLER, "steps", steps, least=10)
+    require_int(_CALLER, "steps", steps, least=FEWEST, most=_MOST)
     require_text(_CALLER, "monitor", monitor)
     if optimizer is not None:
         require_callable(_CALLER, "optimizer", optimizer, "learning_rate")
@@ -110,7 +112,7 @@ def find_learning_rate(
         path = _injected_path(state)
     rates = np.geomspace(low, high, steps).astype(np.float32)
     carry = _Carry(state, jnp.asarray(rates), jnp.int32(0))
-    history = loop(
+    _, history, elapsed = loop(
         carry,
         dataset,
         {always(): _ramp(trial, path)},
@@ -118,9 +120,25 @@ def find_learning_rate(
         key=jax.random.key(0) if key is None else key,
         fuse=steps if _is_one_program(dataset) else None,
         name=_CALLER,
-    ).history
-    losses = np.asarray(history.collect(monitor), np.float64)
+    )
+    if elapsed.steps < FEWEST:
+        raise ValueError(f"{_CALLER} needs a dataset of at least {FEWEST} batches. It ended after {elapsed.steps}.")
+    losses = _numbers(history, monitor)
     return LearningRateCurve.of(rates[: len(losses)].astype(np.float64), losses)
+
+
+def _numbers(history: History, monitor: str) -> np.ndarray:
+    """The losses of all steps."""
+    if history.column(monitor) is None:
+        raise ValueError(
+            f"{_CALLER}: the monitor {monitor!r} was never logged. {describe_logged(monitor, history.columns())}"
+        )
+    values = np.asarray(history.collect(monitor))
+    if values.ndim != 1 or values.dtype.kind not in "biuf":
+        raise ValueError(
+            f"{_CALLER} needs {monitor!r} to be a single number per step. The step logs {describe_leaf(values[-1])}."
+        )
+    return values.astype(np.float64)
 
 
 def _injected_path(state: Any) -> Path:

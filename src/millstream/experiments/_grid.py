@@ -30,9 +30,9 @@ def runs_of(grid: Any) -> list[Hyperparameters]:
     names = set(rows[0])
     for number, row in enumerate(rows):
         if set(row) != names or not names:
+            ours, theirs = (", ".join(map(str, found)) or "none" for found in (rows[0], row))
             raise ValueError(
-                f"{_CALLER} needs the same hyperparameters for every run. Run 0 has {', '.join(map(str, rows[0])) or 'none'}; "
-                f"run {number} has {', '.join(map(str, row)) or 'none'}."
+                f"{_CALLER} needs the same hyperparameters for every run. Run 0 has {ours}; run {number} has {theirs}."
             )
     return [{_name(name): _number(name, row[name]) for name in rows[0]} for row in rows]
 

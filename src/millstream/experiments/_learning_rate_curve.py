@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from millstream.experiments._drawing import draw_rates
+from millstream.text.errors import describe_value
 from millstream.text.html import html_curves, html_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SHARE = 1 / 20  # of the steps, over which losses are averaged
-_FEWEST = 10  # steps before the loss diverges
+FEWEST = 10  # steps before the loss diverges
 _CLEAR = 8.0  # how many times its own noise the smoothed curve has to fall; that of noise alone spans about 4
 _FLAT = 0.01  # a fall by less than this share of the loss is none
 
@@ -26,8 +27,8 @@ class LearningRateCurve:
     Smoothed is the mean over a twentieth of the steps, half of them on each side. The loss diverges where a value is
     not finite, or where the smoothed loss is above its first value and more than three times its lowest value above
     that. The suggestion is the rate at which the smoothed loss falls most steeply over the logarithm of the rate; or a
-    tenth of the rate at which it diverges, if that is less. There is none if the smoothed loss falls by less than 1 % or by
-    less than eight times its noise, or if it diverges within the first steps: `reason` says which of all that it is.
+    tenth of the rate at which it diverges, if that is less. There is none if the smoothed loss falls by less than 1 %
+    or by less than eight times its noise, or if it diverges within the first steps: `reason` says which of all it is.
 
     Example:
         >>> rates = np.geomspace(1e-4, 1.0, 100)
@@ -61,10 +62,10 @@ class LearningRateCurve:
             rates: In ascending order, all above 0.
             losses: One for each.
         """
-        rates, losses = np.asarray(rates, np.float64), np.asarray(losses, np.float64)
-        if rates.ndim != 1 or rates.shape != losses.shape or len(rates) < _FEWEST or not _ascends(rates):
+        rates, losses = _floats("rates", rates), _floats("losses", losses)
+        if rates.shape != losses.shape or len(rates) < FEWEST or not _ascends(rates):
             raise ValueError(
-                f"LearningRateCurve.of needs at least {_FEWEST} rates above 0 in ascending order, and a loss for each. "
+                f"LearningRateCurve.of needs at least {FEWEST} rates above 0 in ascending order, and losses for each. "
                 f"Got shapes {rates.shape} and {losses.shape}."
             )
         half = max(int(len(losses) * _SHARE / 2), 1)
@@ -118,10 +119,24 @@ class LearningRateCurve:
 
     def _ends(self) -> str:
         through = f"{self.rates[0]:.2g} to {self.rates[-1]:.2g}" if len(self.rates) else "none of them finite"
-        return f"{through}; " + ("it never diverges" if self.diverges_at is None else f"diverges at {self.diverges_at:.2g}")
+        return f"{through}; " + (
+            "it never diverges" if self.diverges_at is None else f"diverges at {self.diverges_at:.2g}"
+        )
 
     def __repr__(self) -> str:
-        return f"LearningRateCurve({len(self.rates)} rates, suggestion {self._rate_text(self.suggestion)}: {self.reason})"
+        return (
+            f"LearningRateCurve({len(self.rates)} rates, suggestion {self._rate_text(self.suggestion)}: {self.reason})"
+        )
+
+
+def _floats(name: str, values: object) -> np.ndarray:
+    try:
+        found = np.asarray(values, np.float64)
+    except Exception:
+        found = np.empty(())
+    if found.ndim != 1:
+        raise TypeError(f"LearningRateCurve.of needs {name} to be an array of numbers. Got {describe_value(values)}.")
+    return found
 
 
 def _ascends(rates: np.ndarray) -> bool:
@@ -149,8 +164,8 @@ def _suggestion(
     rates: np.ndarray, losses: np.ndarray, smoothed: np.ndarray, half: int, diverges_at: float | None
 ) -> tuple[float | None, str]:
     """A rate and why it is that; or why it is none."""
-    if len(rates) < _FEWEST:
-        return None, f"the loss diverges within {_FEWEST} steps; begin with a smaller low="
+    if len(rates) < FEWEST:
+        return None, f"the loss diverges within {FEWEST} steps; begin with a smaller low="
     # The ends are averaged over fewer values, so they are noisier and count neither as a fall nor as its noise.
     inner = slice(half, len(rates) - half)
     fall = float(smoothed[half] - smoothed[inner].min())

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from millstream.callbacks import record
+from millstream.experiments._grid import Hyperparameters
 from millstream.experiments._sweep_group import split_history, split_rows
 from millstream.loops import LoopState, Observer
 from millstream.reading.contracts import PyTree
@@ -21,15 +22,15 @@ class RunRecords(Observer):
 
     Args:
         folder: Where.
-        names: The folder of each run.
+        runs: The hyperparameters of each run, by the name of its folder.
     """
 
     named_schedules = ("on_train_batch_end",)
     only_real_runs = True
     patience = float("inf")
 
-    def __init__(self, folder: pathlib.Path, names: list[str]) -> None:
-        self._writers = [record(folder / name, overwrite=True) for name in names]
+    def __init__(self, folder: pathlib.Path, runs: dict[str, Hyperparameters]) -> None:
+        self._writers = [record(folder / name, overwrite=True) for name in runs]
         self._runs: list[LoopState] = []  # what each writer sees as its loop
 
     def start(self, loop_state: LoopState) -> None:

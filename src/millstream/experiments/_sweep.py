@@ -72,11 +72,11 @@ def sweep(
         >>> len(output.histories), output.best.hyperparameters["lr"]
         (6, 1.0)
 
-    It is one `train_loop` whose state are the states of all runs, stacked, and whose step is yours under `jax.vmap`: one
-    program makes a step of all runs, and a batch is read once for all. A run that diverges does not touch the others.
-    The numbers of a run are those that it would have alone, up to rounding: XLA multiplies many matrices at once in
-    a different order than one, so a loss may differ in its last digits, and more after many steps. With `at_once=1` nothing
-    is stacked, and a run has the numbers of its own program, bit for bit.
+    It is one `train_loop` over the states of all runs, stacked, with your step under `jax.vmap`: one program makes a
+    step of all runs, and a batch is read once for all. A run that diverges does not touch the others. The numbers of a
+    run are those that it would have alone, up to rounding: XLA multiplies many matrices at once in a different order
+    than one, so a loss may differ in its last digits, and more after many steps. With `at_once=1` nothing is stacked,
+    and a run has the numbers of its own program, bit for bit.
 
     How hyperparameters reach a run: `init(hyperparameters)` makes its state, from a dict of Python numbers; a step of
     three arguments is called as `step(state, batch, hyperparameters)`, with a dict of arrays; and with `optimizer=`, a
@@ -100,8 +100,8 @@ def sweep(
         mode: Whether "min" or "max" is better.
         at_once: At most that many runs are trained together; the groups come one after the other. By default all,
             whose states have to fit into memory together.
-        directory: Where a record of every run is written as it runs, in a folder of its own: `millstream report sweep/*`
-            compares them.
+        directory: Where a record of every run is written as it runs, in a folder of its own: `millstream report
+            sweep/*` compares them.
         resume: Whether to save the states in the directory at the end of every epoch, and to continue with what an
             earlier process has saved there.
         callbacks: As in `train_loop`. What the step logs are arrays there, with a number per run; the lowest of each
@@ -130,6 +130,8 @@ def sweep(
         raise ValueError(f"{_CALLER} with resume=True needs directory=, where the states are saved.")
     if folder is not None and not resume:
         _refuse_old_records(folder)
+    if not isinstance(sharding, jax.sharding.Sharding | None):
+        raise TypeError(f"{_CALLER} needs sharding to be a jax.sharding.Sharding. Got {describe_value(sharding)}.")
     _refuse_savers(callbacks)
     trial = TrialStep(_CALLER, step, "hyperparameters", optimizer)
     test = None if test_step is None else TrialStep(_CALLER, test_step, "hyperparameters")
@@ -137,13 +139,16 @@ def sweep(
     found: list[SweptRun] = []
     largest, interrupted = 0, False
     for first in range(0, len(runs), size):
-        group = make_group(runs[first : first + size], first, init)
+        last = min(first + size, len(runs))
+        group = make_group(runs[first:last], first, init)
         states = group.states
         states = states if sharding is None or group.count == 1 else jax.device_put(states, sharding)
         largest = max(largest, nbytes(states))
         own = list(callbacks or ())
-        own += [] if folder is None else [RunRecords(folder, names[first : first + size])]
-        saved = folder / _STATES / _group_name(runs[first : first + size]) if resume and folder is not None else None
+        own += (
+            [] if folder is None else [RunRecords(folder, dict(zip(names[first:last], runs[first:last], strict=True)))]
+        )
+        saved = folder / _STATES / _group_name(runs[first:last]) if resume and folder is not None else None
         own += [] if saved is None else [checkpoint(saved, keep=1)]
         options: dict[str, Any] = {"stop": stop, "key": key, "epoch_duration": epoch_duration, "fuse": fuse}
         options |= {"callbacks": own, "test_dataset": test_dataset, "resume": saved is not None}
@@ -174,8 +179,8 @@ def _train(
         return train_loop(states, dataset, tasks, **options)
     except Exception as error:
         error.add_note(
-            f"Raised in sweep, which trains {group.count} runs at once. Their states take {size_text(nbytes(states))}, "
-            "and a step needs more; at_once= trains fewer together."
+            f"Raised in sweep with {group.count} runs at once. Their states take {size_text(nbytes(states))}, and a "
+            "step needs more; at_once= trains fewer together."
         )
         raise
 
@@ -198,4 +203,6 @@ def _refuse_savers(callbacks: Any) -> None:
     if callbacks is not None and not isinstance(callbacks, list | tuple):
         raise TypeError(f"{_CALLER} needs callbacks as a list. Got {describe_value(callbacks)}. Write callbacks=[...].")
     if any(getattr(callback, "saves", False) for callback in callbacks or ()):
-        raise ValueError(f"{_CALLER} saves its states itself: give directory= and resume=True instead of ms.checkpoint.")
+        raise ValueError(
+            f"{_CALLER} saves its states itself: give directory= and resume=True instead of ms.checkpoint."
+        )

@@ -15,9 +15,10 @@ from millstream.experiments._trial_step import TrialStep, compiled_step
 from millstream.loops import History, Logs
 from millstream.loops.metrics import with_computed
 from millstream.managed import ManagedState
-from millstream.text.errors import describe_leaf, describe_value, shortened
+from millstream.text.errors import describe_leaf, describe_value, raised_in, shortened
 
 _CALLER = "sweep"
+_LARGE = ("outputs", "images", "histograms")  # collections whose arrays have an axis that is not that of the runs
 BEST = "best_"  # of all runs; before the name of a loss
 
 
@@ -99,7 +100,7 @@ class Group:
                     f"{_CALLER} needs one {trial.__name__} for all runs. Those of runs {self.first} and "
                     f"{self.first + number} differ, because of what their states hold besides arrays"
                     f"{_differences(self.kinds[0], kind)}. A learning rate: give optimizer=lambda hyperparameters: "
-                    "optax.adam(hyperparameters['lr']). Other numbers: take them in step(state, batch, hyperparameters)."
+                    "optax.adam(hyperparameters['lr']). Other numbers: write step(state, batch, hyperparameters)."
                 )
 
 
@@ -111,7 +112,8 @@ def make_group(runs: list[Hyperparameters], first: int, init: Callable[[Hyperpar
         first: The number of the first.
         init: Makes the state of a run.
     """
-    states = [init(dict(run)) for run in runs]
+    with raised_in("sweep: init(hyperparameters)"):
+        states = [init(dict(run)) for run in runs]
     hyperparameters = {name: jnp.asarray(np.array([run[name] for run in runs])) for name in runs[0]}
     if len(runs) == 1:
         alone = {name: values[0] for name, values in hyperparameters.items()}
@@ -175,10 +177,11 @@ def _with_best(logs: Logs) -> Logs:
 
 
 def _numbers(name: str, logs: Logs) -> Logs:
-    if "outputs" in logs:
+    wrong = [f"{collection}.{entry}" for (collection, entry), _ in logs.entries() if collection in _LARGE]
+    if wrong:
         raise ValueError(
-            f"{_CALLER} keeps numbers. {name} logs outputs: {', '.join(logs['outputs'])}. Leave them out, and predict "
-            "with the best state afterwards: ms.predict_loop(output.best.state, ...)."
+            f"{_CALLER} keeps numbers. {name} logs {', '.join(wrong)}. Leave that out, and ask the best state "
+            "afterwards: ms.predict_loop(output.best.state, ...)."
         )
     return logs
 

@@ -58,7 +58,7 @@ class SweptRun:
         return self.states if self.place is None else jax.tree.map(lambda leaf: leaf[self.place], self.states)
 
     def value(self, monitor: str) -> float:
-        """The mean over the last tenth of the values of an entry; NaN if one of them is not finite, or there are none."""
+        """The mean over the last tenth of the values of an entry; NaN if there are none, or one is not finite."""
         column = self.history.column(monitor)
         if column is None or not len(column):
             return math.nan
@@ -171,18 +171,16 @@ class Sweep:
         Returns:
             The path, or without one a `matplotlib.figure.Figure`, which a notebook shows.
         """
-        names = [(self._words(run), self.curve(run)) for run in self.ranked]
+        names = [(self._words(run), self._curve(run)) for run in self.ranked]
         figure = draw_runs("Sweep.plot", self.monitor, names)
         return figure if path is None else figure.save("Sweep.plot", path, dpi)
 
-    def curve(self, run: SweptRun) -> Curve:
+    def _curve(self, run: SweptRun) -> Curve:
         """The monitored entry of a run over its steps."""
         column = run.history.column(self.monitor)
         if column is None:
             return Curve(self.monitor, np.empty(0), np.empty(0), None)
-        return Curve(
-            self.monitor, np.array(run.history.units()["steps"])[column.row_numbers()], column.floats(), None
-        )
+        return Curve(self.monitor, np.array(run.history.units()["steps"])[column.row_numbers()], column.floats(), None)
 
     def _words(self, run: SweptRun) -> str:
         return ", ".join(f"{name} {value_text(value)}" for name, value in run.hyperparameters.items())
@@ -208,7 +206,7 @@ class Sweep:
         header = self._header()
         curves = []
         for run in self.ranked[:_PICTURED]:
-            steps, values = self.curve(run).thinned(_BINS)
+            steps, values = self._curve(run).thinned(_BINS)
             curves.append((self._words(run), steps.tolist(), values.tolist()))
         more = f", the best {_PICTURED} of {len(self)}" if len(self) > _PICTURED else ""
         picture = html_curves(f"{self.monitor}{more}", curves)

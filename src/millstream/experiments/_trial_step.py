@@ -73,7 +73,9 @@ def _required(caller: str, step: Any, third: str) -> int:
         parameters = inspect.signature(step).parameters.values() if callable(step) else ()
     except ValueError:
         parameters = ()
-    required = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [
+        p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
     if len(required) not in (2, 3):
         raise TypeError(
             f"{caller} needs a step: a managed.train_step, or a function of (state, batch, {third}) or (state, batch) "

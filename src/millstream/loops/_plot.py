@@ -57,11 +57,11 @@ def draw(
 
 
 def _panel(axis: "Axes", subject: str, curves: list[Curve], log: bool | None, inches: float) -> None:
-    from millstream.loops.picture import COLORS, set_style
+    from millstream.loops.picture import COLORS, set_log_axis, set_style
 
     set_style(axis, subject)
     if _is_logarithmic(subject, curves, log):
-        _log_axis(axis)
+        set_log_axis(axis)
     axis.margins(x=0.02, y=0.08)
     colors = [COLORS[i % len(COLORS)] for i in range(len(curves))]
     for curve, color in zip(curves, colors, strict=True):
@@ -78,15 +78,6 @@ def _is_logarithmic(subject: str, curves: list[Curve], log: bool | None) -> bool
     if not len(values) or values.min() <= 0:
         return False
     return (is_loss(subject) and bool(values.max() / values.min() >= _DECADES)) if log is None else log
-
-
-def _log_axis(axis: "Axes") -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axis.set_yscale("log")
-    axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=9))
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _curve(axis: "Axes", curve: Curve, color: str) -> None:

@@ -44,7 +44,9 @@ def with_rate(state: PyTree, path: Path, rate: jax.Array) -> Any:
         if where != path:
             return node
         old = node.hyperparams["learning_rate"]
-        return node._replace(hyperparams={**node.hyperparams, "learning_rate": jnp.asarray(rate, jnp.asarray(old).dtype)})
+        return node._replace(
+            hyperparams={**node.hyperparams, "learning_rate": jnp.asarray(rate, jnp.asarray(old).dtype)}
+        )
 
     return jax.tree_util.tree_map_with_path(replaced, state, is_leaf=_has_rate)
 
@@ -87,7 +89,9 @@ def used_rate(caller: str, tx: Any, opt_state: PyTree) -> UsedRate:
         return UsedRate(None, paths[0])
     if paths:
         places = "".join(f"\n  opt_state{jax.tree_util.keystr(path)}" for path in paths)
-        raise ValueError(f"{caller} finds several learning rates in the optimizer's state. There are:{places}\n{_LATER}")
+        raise ValueError(
+            f"{caller} finds several learning rates in the optimizer's state. There are:{places}\n{_LATER}"
+        )
     found = list(_scalings(tx))
     schedules = list({id(fn): fn for kind, fn in found if kind == "schedule"}.values())
     if len(schedules) == 1 and not any(kind == "other" for kind, _ in found):
@@ -109,7 +113,7 @@ _LATER = "Or log it in the step: logs.add_stateful_metric('learning_rate', ...).
 
 
 def _is_rate(number: Any) -> bool:
-    """Whether a constant factor of updates can be a rate, which optax makes negative; that of a traced one is unknown."""
+    """Whether a constant factor of updates can be a rate, which optax makes negative; a traced one may be anything."""
     return number < 0 if isinstance(number, int | float) else isinstance(number, jax.Array)
 
 

@@ -6,9 +6,11 @@ import pathlib
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from millstream.files.atomic import require_place
 from millstream.loops.history_table import whole_file
+from millstream.text.errors import require_int
 
 # Okabe and Ito's colors, which people with any kind of color vision can tell apart.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -25,6 +27,7 @@ class Picture(Figure):
 
     def save(self, caller: str, path: str | os.PathLike[str], dpi: int) -> pathlib.Path:
         """Write it to a file, which gets its name when it is whole."""
+        require_int(caller, "dpi", dpi, least=1)
         picture = io.BytesIO()
         self.savefig(picture, dpi=dpi, format=require_place(caller, path).suffix[1:] or "png")
         with whole_file(caller, path) as (final, file):
@@ -40,3 +43,11 @@ def set_style(axis: Axes, title: str) -> None:
     axis.tick_params(which="both", colors=FAINT, labelsize=8.5)
     axis.grid(axis="y", color=PALE, linewidth=0.7)
     axis.set_axisbelow(True)
+
+
+def set_log_axis(axis: Axes) -> None:
+    """Give the values of an axis a logarithmic scale, with numbers as people write them."""
+    axis.set_yscale("log")
+    axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=9))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.yaxis.set_minor_formatter(NullFormatter())

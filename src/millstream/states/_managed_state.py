@@ -175,7 +175,9 @@ def updated(state: Any, grads: PyTree, otherwise: Any, **extra: Any) -> tuple[An
         norms = {"grad_norm": grads, "param_norm": params, "update_norm": updates}
         facts |= {name: global_norm(tree) for name, tree in norms.items()}
     if options.log_learning_rate:
-        facts["learning_rate"] = used_rate("log_learning_rate", state.tx, opt_state).of_update(state.opt_state, opt_state)
+        facts["learning_rate"] = used_rate("log_learning_rate", state.tx, opt_state).of_update(
+            state.opt_state, opt_state
+        )
     new = state.replace(step=state.step + 1, params=params, opt_state=opt_state)
     if options.ema is not None:
         new = new.replace(ema_params=_average(state.ema_params, params, options.ema))

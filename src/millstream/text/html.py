@@ -82,7 +82,10 @@ def html_curves(
     parts = [_label(_LEFT, _TOP - 8, title, "start", weight="bold")]
     parts += [_label(_LEFT - 6, _TOP + 8, f"{high:.3g}"), _label(_LEFT - 6, _TOP + _HEIGHT, f"{low:.3g}")]
     ends = (f"{left:g}", f"step {right:g}") if x_text is None else (x_text(left), x_text(right))
-    parts += [_label(_LEFT, _TOP + _HEIGHT + 14, ends[0], "start"), _label(_LEFT + _WIDTH, _TOP + _HEIGHT + 14, ends[1])]
+    parts += [
+        _label(_LEFT, _TOP + _HEIGHT + 14, ends[0], "start"),
+        _label(_LEFT + _WIDTH, _TOP + _HEIGHT + 14, ends[1]),
+    ]
     for x, text in marks:
         at = place(x, high).split(",")[0]
         line = f'd="M{at},{_TOP} v{_HEIGHT}" stroke="currentColor" stroke-opacity="0.6" stroke-dasharray="4 3"'
@@ -102,7 +105,7 @@ def html_curves(
         parts.append(_label(_LEFT + _WIDTH + 8, _TOP + 10 + 14 * number, text, "start", color))
     width, height = _LEFT + _WIDTH + 150, _TOP + _HEIGHT + _BOTTOM
     box = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {box} role="img">{"".join(parts)}</svg>'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {box} role="img" style="overflow: visible">{"".join(parts)}</svg>'
 
 
 def _row(tag: str, cells: Iterable[str], sides: Iterable[str]) -> str:
