@@ -381,4 +381,4 @@ def test_an_error_says_how_much_the_states_take():
     with pytest.raises(ZeroDivisionError) as caught:
         ms.sweep(broken, GRID, init, LOADER, stop=3, key=KEY)
     notes = "\n".join(caught.value.__notes__)
-    assert "sweep, which trains 4 runs at once. Their states take 352 B" in notes and "at_once=" in notes
+    assert "sweep with 4 runs at once. Their states take 352 B" in notes and "at_once=" in notes

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value, listed
 
 _CALLER = "sweep"
-Hyperparameters = dict[str, Any]
+Hyperparameters = dict[str, PyTree]  # numbers: a seed has to pass for an int, a rate for a float
 
 
 def runs_of(grid: Any) -> list[Hyperparameters]:

@@ -464,7 +464,7 @@ class History(Sequence[Logs]):
             history.append_state(state)
         return history
 
-    def append_state(self, state: dict[str, Any]) -> None:
+    def append_state(self, state: dict[str, PyTree]) -> None:
         """Add the rows of what `to_state` gave, which follow those there are.
 
         Example:
