@@ -129,6 +129,14 @@ def test_a_run_that_diverges_does_not_touch_the_others():
         lost.best  # noqa: B018
 
 
+def test_as_many_runs_as_rows_are_not_taken_for_rows():
+    grid = [{"lr": 0.1, "seed": seed} for seed in range(8)]  # and 8 rows
+    output = ms.sweep(step, grid, init, LOADER, stop=3, key=KEY, test_step=evaluate, test_dataset=LOADER)
+    assert output.runs[0].history.names() == ["losses.loss", "metrics.loss_test"]
+    losses = np.array([run.history.collect("losses.loss") for run in output])
+    assert losses.shape == (8, 3) and len(np.unique(losses[:, 0])) == 8
+
+
 def test_a_batch_is_read_once_for_all_runs():
     read = []
 

@@ -19,6 +19,8 @@ from millstream.text.errors import describe_leaf, describe_value, raised_in, sho
 
 _CALLER = "sweep"
 _LARGE = ("outputs", "images", "histograms")  # collections whose arrays have an axis that is not that of the runs
+_OF_RUNS = "_of_runs"  # after the name of a collection
+_STATEFUL = "stateful_metrics"  # which has its name, by which its last value counts in a test
 BEST = "best_"  # of all runs; before the name of a loss
 
 
@@ -62,7 +64,7 @@ class Group:
                 return _outputs(trial, state, batch, hyperparameters, elapsed)
 
             logs, states = (jax.vmap(one) if several else one)(swept.states, swept.hyperparameters)
-            logs = _with_best(logs) if best and several else logs
+            logs = _of_runs(logs, best) if several else logs
             return logs, None if states is None else swept._replace(states=states)
 
         def without(swept: SweptStates, batch: Any) -> tuple[Logs, SweptStates | None]:
@@ -171,9 +173,11 @@ def _outputs(trial: TrialStep, state: Any, batch: Any, hyperparameters: Any, ela
     return _numbers(trial.__name__, with_computed(logs)), None if new is state else new
 
 
-def _with_best(logs: Logs) -> Logs:
-    lowest = {f"{BEST}{name}": jnp.nanmin(losses) for name, losses in logs.get("losses", {}).items()}
-    return Logs(logs).add_metrics(lowest) if lowest else logs
+def _of_runs(logs: Logs, best: bool) -> Logs:
+    """Logs with a number per run, in collections of their own: a loop takes a vector of losses for one per row."""
+    named = Logs({name if name == _STATEFUL else f"{name}{_OF_RUNS}": entries for name, entries in logs.items()})
+    lowest = {f"{BEST}{name}": jnp.nanmin(losses) for name, losses in logs.get("losses", {}).items() if best}
+    return named.add_metrics(lowest) if lowest else named
 
 
 def _numbers(name: str, logs: Logs) -> Logs:
@@ -198,17 +202,22 @@ def split_rows(history: History, count: int, start: int, stop: int) -> list[Any]
 
 
 def _of_run(state: Any, number: int, count: int) -> Any:
-    losses = {column["name"] for column in state["columns"] if column["collection"] == "losses"}
+    losses = {column["name"] for column in state["columns"] if column["collection"] == f"losses{_OF_RUNS}"}
+    lowest = {f"{BEST}{name}" for name in losses}
     columns = []
     for column in state["columns"]:
-        if column["collection"] == "metrics" and column["name"] in {f"{BEST}{name}" for name in losses}:
+        collection = column["collection"].removesuffix(_OF_RUNS)
+        is_of_runs = collection != column["collection"]
+        if collection == "metrics" and not is_of_runs and column["name"] in lowest:
             continue
         values = [
-            {**run, "array": run["array"][:, number]} if _is_of_runs(run, count) else run for run in column["values"]
+            {**run, "array": run["array"][:, number]} if is_of_runs or _is_vector(collection, run, count) else run
+            for run in column["values"]
         ]
-        columns.append({**column, "values": values})
+        columns.append({**column, "collection": collection, "values": values})
     return {**state, "columns": columns}
 
 
-def _is_of_runs(run: Any, count: int) -> bool:
-    return "array" in run and run["array"].ndim > 1 and run["array"].shape[1] == count
+def _is_vector(collection: str, run: Any, count: int) -> bool:
+    """Whether values of a stateful metric are those of the runs: a callback may have logged one for all of them."""
+    return collection == _STATEFUL and "array" in run and run["array"].ndim > 1 and run["array"].shape[1] == count
