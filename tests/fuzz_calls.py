@@ -228,7 +228,9 @@ def _names_call(name: str, text: str) -> bool:
     if any(owner in text for owner in owners if owner[0].isupper()):
         return True
     if re.fullmatch("[a-z]+", plain):
-        verbs = "needs|got|has|cannot|can|takes|finds|found|knows|reads|decorates|does|with|over|resumes|was|monitors"
+        verbs = (
+            "needs|got|has|calls|cannot|can|takes|finds|found|knows|reads|decorates|does|with|over|resumes|was|monitors"
+        )
         return re.search(rf"(?<!\w){plain}(\(|:| ({verbs})\b)| at step \d+ of {plain}\.", text) is not None
     return plain in text
 

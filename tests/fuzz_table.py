@@ -33,17 +33,16 @@ ROOMS += [f"integrations.{room.name}" for room in pkgutil.iter_modules(millstrea
 
 # What only the library makes: results, errors, and classes to inherit from.
 RESULTS = """
-Backend BatchInfo BatchIterator Callback Checkpoint DataPartitionType Difference Drift DriftRow
-Entries Executor ExplainedStage Explanation GymnaxSourceState HostSource
-IndexedSource Layout LeafStatistics LoaderState LoaderStats LoopOutput LoopState ManagedState ManagedStep
-NumberSummary Observer Overview OverviewRow PlanFolder ReadBatch Reading ReplayedStep Report Request SavedRun Schedule
-ShownBatch ShownRow Statistics Strategy Stream
-StreamItem StreamIterator TimedStage Transform TriedOptions Tuning Verification VerificationRow View
+Backend BatchInfo BatchIterator BucketPadding Callback Checkpoint DataPartitionType Difference Drift DriftRow
+Entries EpochOrders Executor ExplainedStage Explanation GymnaxSourceState HostSource
+IndexedSource Layout LeafStatistics LearningRateCurve LengthDistribution LoaderState LoaderStats LoopOutput LoopState ManagedState
+ManagedStep MixturePlan NumberSummary Observer OrderedEpoch Overview OverviewRow PlanFolder ReadBatch Reading ReplayedStep Report Request
+SavedRun Schedule ShownBatch ShownRow Statistics Strategy Stream StreamItem StreamIterator Sweep SweptRun TimedStage
+Transform TriedOptions Tuning Verification VerificationRow View
 """.split()
-RESULTS += "BucketPadding EpochOrders LengthDistribution MixturePlan OrderedEpoch".split()
 # Methods that only the library calls, and functions whose caller is named.
 PROTOCOL = """
-ahead apply batching begin_run check columns commit commit_block commit_columns compile constrain
+ahead append_state apply batching begin_run check columns commit commit_block commit_columns compile constrain
 contents count_samples fetch finish from_state get_state item joined next next_due observe open per_channel place
 ranked read read_keyed read_row read_rows read_sample read_samples rows run_steps sample_counter shard spec start
 state_sharding step_key take to_delete to_state updated
@@ -148,6 +147,20 @@ def _parameters(function: Any) -> dict[str, bool]:
 def step(state: Any, batch: Any) -> Any:
     """A step of a loop, without JAX."""
     return ms.logs().add_metric("loss", 1.0 / (1 + state)), state + 1
+
+
+def tried_step(state: Any, batch: Any, tried: Any) -> Any:
+    """A step that is given what is tried."""
+    return ms.logs().add_loss("loss", jax.numpy.float32(0.5)), state
+
+
+def _curve() -> dict[str, Any]:
+    rates = np.geomspace(1e-4, 1.0, 20)
+    return {"rates": rates, "losses": 1 / (1 + rates)}
+
+
+def _run_of_sweep() -> Any:
+    return ms.loops.SweptRun("0-lr=0.1", {"lr": 0.1}, INSTANCES["History"](), np.float32(1), None)
 
 
 def read(state: Any, batch: Any) -> Any:
@@ -463,11 +476,14 @@ INSTANCES: dict[str, Callable[[], Any]] = {
     "Elapsed": lambda: ms.loops.Elapsed(steps=3, samples=12, epochs=1),
     "History": lambda: ms.loop(0, [np.ones(2)] * 3, {ms.every(1): step}).history,
     "Logs": lambda: ms.logs().add_metric("loss", 1.0),
+    "LearningRateCurve": lambda: ms.loops.LearningRateCurve.of(*_curve().values()),
     "LoopState": _weighted_run,
     "Metrics": lambda: ms.loops.Metrics(loss=_own),
     "MixedLoader": mixed,
     "Period": lambda: ms.at(3),
     "PreparedSource": lambda: ms.prepare(pipelines.source(), tempfile.mkdtemp(dir=".")),
+    "Sweep": lambda: ms.loops.Sweep((_run_of_sweep(),), "loss", "min", 4),
+    "SweptRun": lambda: _run_of_sweep(),
     "TrainStream": stream,
     "checkpoints.CheckpointStore": _store,
     "tokenizers.Tokenizer": ms.tokenizers.byte_tokenizer,
@@ -575,8 +591,10 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "early_stopping": lambda f: {"patience": 2},
     "elapse": lambda f: {"dataset": BATCHES},
     "every": lambda f: {"steps": 2},
+    "find_learning_rate": lambda f: {"step": tried_step, "state": np.float32(1), "dataset": loader(), "steps": 10},
     "first": lambda f: {"steps": 2, "samples": None, "epochs": None, "time": None, "date": None},
     "inner_loop": lambda f: {"name": "test", "fn": lambda state: ms.test_loop(state, BATCHES, {ms.on_test_step: read})},
+    "LearningRateCurve.of": lambda f: _curve(),
     "log_learning_rate": lambda f: {"source": lambda step: 0.1},
     "loop": lambda f: _run({ms.every(1): step}),
     "once": lambda f: {"steps": 3, "samples": None, "epochs": None, "time": None, "date": None},
@@ -591,6 +609,14 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
         "state": _state(_buffered()),
         "indices": np.array([0]),
         "priorities": np.array([1.0], np.float32),
+    },
+    "sweep": lambda f: {
+        "step": tried_step,
+        "grid": {"lr": [0.1, 0.2]},
+        "init": lambda hyperparameters: np.float32(1),
+        "dataset": loader(),
+        "stop": 2,
+        "key": _key(),
     },
     "test_loop": lambda f: _run({ms.on_test_step: read}),
     "train_loop": lambda f: _run({ms.on_train_step: step}) | {"stop": 3},

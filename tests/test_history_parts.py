@@ -256,14 +256,23 @@ def test_a_reader_beside_a_run_gets_whole_histories(folder):
     run.checkpoint.close()
 
 
-def test_values_that_are_arrays_are_left_out_and_the_others_stay(folder):
+def test_outputs_and_matrices_are_left_out_and_the_others_stay(folder):
     run = Run(folder)
-    for value in (1.0, 2.0, jnp.ones(3), 4.0, jnp.ones((2, 2))):
+    for value in (1.0, 2.0, jnp.ones((3, 1)), 4.0, jnp.ones((2, 2))):
         run.log(1)
         run.history.commit(ms.loops.Elapsed(run.steps, 4 * run.steps), {"x": value, "outputs": {"y": np.ones(2)}})
         run.save()
     found = restored(folder).history
     assert found.collect("steps", "x") == ([1, 2, 4], [1.0, 2.0, 4.0]) and "outputs.y" not in found.names()
+
+
+def test_metrics_that_are_vectors_are_kept(folder):
+    run = Run(folder)
+    for number in range(3):
+        run.log(1)
+        run.history.commit(ms.loops.Elapsed(run.steps, 4 * run.steps), {"per_class": jnp.arange(3) + number})
+        run.save()
+    np.testing.assert_array_equal(restored(folder).history.collect("per_class"), [[0, 1, 2], [1, 2, 3], [2, 3, 4]])
 
 
 def test_a_checkpoint_of_an_earlier_format_is_refused_with_what_to_do(folder, monkeypatch):

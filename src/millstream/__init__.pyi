@@ -16,6 +16,8 @@ from millstream import tokenizers as tokenizers
 from millstream import transforms as transforms
 from millstream import views as views
 from millstream.callbacks._record import record as record
+from millstream.experiments._find_learning_rate import find_learning_rate as find_learning_rate
+from millstream.experiments._sweep import sweep as sweep
 from millstream.inspect._replay import replay as replay
 from millstream.loader.loader import DataLoader as DataLoader
 from millstream.loader.phased import phases as phases

@@ -1,5 +1,6 @@
 """What a loop can do besides its steps: bars, writers, checkpoints, and watchers that stop or measure."""
 
+from millstream.callbacks._console_logger import console_logger as console_logger
 from millstream.callbacks._csv_logger import csv_logger as csv_logger
 from millstream.callbacks._early_stopping import early_stopping as early_stopping
 from millstream.callbacks._jsonl_logger import jsonl_logger as jsonl_logger

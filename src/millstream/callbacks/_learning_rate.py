@@ -1,6 +1,6 @@
 """Logging the learning rate."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 
 from millstream.loops.callback import Callback
 from millstream.loops.elapsed import Elapsed
+from millstream.loops.learning_rates import injected, read_rate, used_rate
 from millstream.loops.log_entries import Logs
 from millstream.loops.loop_state import LoopState
 from millstream.reading.contracts import PyTree
@@ -34,7 +35,9 @@ class log_learning_rate(Callback):
 
     Args:
         source: A function of the number of updates before this one, such as an optax schedule. None: it is looked up in
-            the state, where `optax.inject_hyperparams` keeps it.
+            the state: where `optax.inject_hyperparams` keeps it, or, in a state with `tx` and `opt_state` such as a
+            managed one, as the number or schedule that its optimizer was given as `learning_rate`. A managed state
+            with `log_learning_rate=True` logs it by itself, also in fused loops.
         name: What it is logged as.
         within: If the state has several learning rates: a part of the path of the one that is meant.
     """
@@ -59,11 +62,11 @@ class log_learning_rate(Callback):
         self._name = name
         self._schedule = None if source is None else _on_host(source)
         self._within = within
-        self._path: tuple[Any, ...] | None = None
+        self._read: Callable[[Any], Any] | None = None  # from a state like those of this loop
 
     def start(self, loop_state: LoopState) -> None:
         """A loop begins, perhaps with a different kind of state."""
-        self._path = None
+        self._read = None
 
     def __loop_callback__(self, loop_state: LoopState) -> Logs:
         return self(loop_state.elapsed, loop_state.state)
@@ -86,9 +89,9 @@ class log_learning_rate(Callback):
         return Logs().add_stateful_metric(self._name, rate)
 
     def _from_state(self, state: Any) -> Any:
-        if self._path is None:
-            self._path = _find(state, self._within)
-        rate = _follow(state, self._path)
+        if self._read is None:
+            self._read = _find(state, self._within)
+        rate = self._read(state)
         # The next step may take the state's memory for its results, before anybody has read the logs.
         return _copy(rate) if isinstance(rate, jax.Array) else rate
 
@@ -130,13 +133,15 @@ def _host_device() -> Any:
         return jax.local_devices()[0]
 
 
-def _find(state: Any, within: str | None) -> tuple[Any, ...]:
-    """Where in a state the learning rate is."""
-    nodes, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=_has_rate)
-    paths = [path for path, node in nodes if _has_rate(node)]
+def _find(state: Any, within: str | None) -> Callable[[Any], Any]:
+    """What reads the learning rate of a state."""
+    paths = injected(state)
     chosen = [path for path in paths if within is None or within in jax.tree_util.keystr(path)]
     if len(chosen) == 1:
-        return chosen[0]
+        return lambda state: read_rate(state, chosen[0])
+    if not paths and within is None and hasattr(state, "tx") and hasattr(state, "opt_state"):
+        rate = jax.jit(used_rate(_CALLER, state.tx, state.opt_state).of_last)
+        return lambda state: rate(state.opt_state)
     if not paths:
         raise ValueError(
             f"{_CALLER} without a source finds no learning rate in the state. Build the optimizer with "
@@ -149,21 +154,3 @@ def _find(state: Any, within: str | None) -> tuple[Any, ...]:
         f"{_CALLER} finds {rule} in the state. There are:{places}\n"
         "Use one for each, with a name: ms.callbacks.log_learning_rate(within=<a part of its path>, name=...)."
     )
-
-
-def _has_rate(node: Any) -> bool:
-    hyperparams = getattr(node, "hyperparams", None)
-    return isinstance(hyperparams, Mapping) and "learning_rate" in hyperparams
-
-
-def _follow(state: Any, path: tuple[Any, ...]) -> Any:
-    """The learning rate of the optimizer state at a path."""
-    for key in path:
-        if isinstance(key, jax.tree_util.GetAttrKey):
-            state = getattr(state, key.name)
-        elif isinstance(key, jax.tree_util.FlattenedIndexKey):
-            state = list(jax.tree_util.default_registry.flatten_one_level(state)[0])[key.key]
-        else:
-            state = state[key.idx if isinstance(key, jax.tree_util.SequenceKey) else key.key]
-    (rate,) = jax.tree.leaves(state.hyperparams["learning_rate"])
-    return rate

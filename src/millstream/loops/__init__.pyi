@@ -1,5 +1,10 @@
 """Loops: what drives a run, when callbacks are due, what is logged, and what becomes of it."""
 
+from millstream.experiments._find_learning_rate import find_learning_rate as find_learning_rate
+from millstream.experiments._learning_rate_curve import LearningRateCurve as LearningRateCurve
+from millstream.experiments._sweep import sweep as sweep
+from millstream.experiments._sweep_result import Sweep as Sweep
+from millstream.experiments._sweep_result import SweptRun as SweptRun
 from millstream.loops._checkpoint import restore as restore
 from millstream.loops._elapse import elapse as elapse
 from millstream.loops._history import History as History

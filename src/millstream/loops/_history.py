@@ -462,7 +462,8 @@ class History(Sequence[Logs]):
         Args:
             start: The first row.
             stop: The row after the last; None for all there are. The newest row may still get more values of its step.
-            outputs: Whether to keep values that are arrays with axes, too.
+            outputs: Whether to keep outputs, and other arrays with several axes, too. A vector that is a loss or a
+                metric, such as one number per class or per run, is kept in any case.
 
         Returns:
             Dicts, lists and tuples of arrays of plain dtypes, numbers, text and None.
@@ -470,7 +471,8 @@ class History(Sequence[Logs]):
         start, stop, _ = slice(start, stop).indices(len(self))
         columns = []
         for (collection, name), column in self._columns.items():
-            state = column.to_state(start, stop, arrays=outputs)
+            most_axes = None if outputs else 0 if collection == "outputs" else 1
+            state = column.to_state(start, stop, most_axes=most_axes)
             if state is not None:
                 columns.append({"collection": collection, "name": name, **state})
         return {"start": start, "moments": self._moments.to_state(start, stop), "columns": columns}
@@ -492,11 +494,19 @@ class History(Sequence[Logs]):
         """
         history = cls()
         for state in states:
-            history._append_state(state)
+            history.append_state(state)
         return history
 
-    def _append_state(self, state: dict[str, Any]) -> None:
-        """Take in the rows of a state, which follow those there are."""
+    def append_state(self, state: dict[str, PyTree]) -> None:
+        """Add the rows of what `to_state` gave, which follow those there are.
+
+        Example:
+            >>> history, copy = ms.loops.history(), ms.loops.history()
+            >>> history.commit(ms.loops.Elapsed(steps=1), {"loss": 0.5})
+            >>> copy.append_state(history.to_state())
+            >>> copy.collect("loss")
+            [0.5]
+        """
         start = state["start"]
         if start != len(self):
             raise ValueError(f"History.from_state needs row {len(self)} next. Got a part that starts with row {start}.")
@@ -544,7 +554,7 @@ class History(Sequence[Logs]):
             The path, or without one a `matplotlib.figure.Figure`, which a notebook shows.
         """
         figure = _plot.draw(self, names=names, title=title, smooth=smooth, log=log)
-        return figure if path is None else _plot.save(figure, path, dpi)
+        return figure if path is None else figure.save("History.plot", path, dpi)
 
     def _repr_html_(self) -> str:
         return _history_html.history_html(self)

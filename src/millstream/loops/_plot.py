@@ -1,27 +1,19 @@
 """An image of a history: one panel per metric, with labels on the curves."""
 
-import io
-import os
-import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from millstream.files.atomic import require_place
 from millstream.loops.curves import Curve, is_loss, panels
-from millstream.loops.history_table import whole_file
 from millstream.text.errors import needs, require_bool, require_names, require_number, require_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from millstream.loops._history import History
+    from millstream.loops.picture import Picture
 
-# Okabe and Ito's colors, which people with any kind of color vision can tell apart.
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-_INK, _FAINT, _LIGHT, _PALE = "#222222", "#767676", "#a0a0a0", "#e4e4e4"
 _ALARM = "#B00020"
 _LINE_HEIGHT = 0.17  # inches between labels
 _DECADES = 100  # losses that span this factor get a logarithmic axis
@@ -31,7 +23,7 @@ _STRIDES = [digit * 10**power for power in range(7) for digit in (1, 2, 5)]
 
 def draw(
     history: "History", *, names: Sequence[str] | None, title: str | None, smooth: float | None, log: bool | None
-) -> "Figure":
+) -> "Picture":
     """See `History.plot`."""
     if names is not None:
         require_names("History.plot", "names", names)
@@ -44,7 +36,7 @@ def draw(
     if log is not None:
         require_bool("History.plot", "log", log)
     with needs("History.plot", "matplotlib", "plot"):
-        from millstream.loops._picture import Picture
+        from millstream.loops.picture import INK, Picture
     curves = panels(history, None if names is None else list(names), smooth)
     width, height = (7.5, 4.4) if len(curves) == 1 else (5.4, 3.5)
     across = len(curves) if len(curves) < 4 else (2 if len(curves) == 4 else 3)
@@ -52,7 +44,7 @@ def draw(
     # A figure of its own, without pyplot, changes nothing for other images of the program.
     figure = Picture(figsize=(width * across, height * down), layout="constrained", facecolor="white")
     if title is not None:
-        figure.suptitle(title, color=_INK, fontsize=13)
+        figure.suptitle(title, color=INK, fontsize=13)
     axes = figure.subplots(down, across, squeeze=False).reshape(-1)
     units = history.units()
     for number, (axis, (subject, members)) in enumerate(zip(axes, curves.items(), strict=False)):
@@ -64,26 +56,14 @@ def draw(
     return figure
 
 
-def save(figure: "Figure", path: str | os.PathLike[str], dpi: int) -> pathlib.Path:
-    """Write a figure to a file, which gets its name when it is whole."""
-    picture = io.BytesIO()
-    figure.savefig(picture, dpi=dpi, format=require_place("History.plot", path).suffix[1:] or "png")
-    with whole_file("History.plot", path) as (final, file):
-        file.write(picture.getvalue())
-    return final
-
-
 def _panel(axis: "Axes", subject: str, curves: list[Curve], log: bool | None, inches: float) -> None:
-    axis.set_title(subject, loc="left", fontsize=11, fontweight="bold", color=_INK)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.spines[["left", "bottom"]].set_color(_FAINT)
-    axis.tick_params(which="both", colors=_FAINT, labelsize=8.5)
-    axis.grid(axis="y", color=_PALE, linewidth=0.7)
-    axis.set_axisbelow(True)
+    from millstream.loops.picture import COLORS, set_log_axis, set_style
+
+    set_style(axis, subject)
     if _is_logarithmic(subject, curves, log):
-        _log_axis(axis)
+        set_log_axis(axis)
     axis.margins(x=0.02, y=0.08)
-    colors = [_COLORS[i % len(_COLORS)] for i in range(len(curves))]
+    colors = [COLORS[i % len(COLORS)] for i in range(len(curves))]
     for curve, color in zip(curves, colors, strict=True):
         _curve(axis, curve, color)
     axis.autoscale_view()  # labels are placed by the limits of the axis
@@ -98,15 +78,6 @@ def _is_logarithmic(subject: str, curves: list[Curve], log: bool | None) -> bool
     if not len(values) or values.min() <= 0:
         return False
     return (is_loss(subject) and bool(values.max() / values.min() >= _DECADES)) if log is None else log
-
-
-def _log_axis(axis: "Axes") -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axis.set_yscale("log")
-    axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=9))
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _curve(axis: "Axes", curve: Curve, color: str) -> None:
@@ -181,16 +152,20 @@ def _apart(heights: list[float], gap: float) -> list[tuple[int, float]]:
 def _steps_axis(axis: "Axes", steps: list[int], *, named: bool) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+    from millstream.loops.picture import FAINT
+
     if steps[0] == steps[-1]:
         axis.set_xlim(steps[0] - 1, steps[0] + 1)
     axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axis.xaxis.set_major_formatter(FuncFormatter(lambda step, _: _count(step)))
     if named:
-        axis.set_xlabel("steps", fontsize=9, color=_FAINT)
+        axis.set_xlabel("steps", fontsize=9, color=FAINT)
 
 
 def _epochs_axis(axis: "Axes", steps: list[int], epochs: list[Any], *, named: bool) -> None:
     """Light ticks on top where epochs ended."""
+    from millstream.loops.picture import LIGHT
+
     ends = {e: s for s, e in reversed(list(zip(steps, epochs, strict=True))) if e is not None and e > 0}
     if not ends:
         return
@@ -199,7 +174,7 @@ def _epochs_axis(axis: "Axes", steps: list[int], epochs: list[Any], *, named: bo
     labels = [f"epoch {epoch:,}" if i == 0 else f"{epoch:,}" for i, epoch in enumerate(chosen)]
     top = axis.secondary_xaxis("top")
     top.set_xticks([ends[epoch] for epoch in chosen], labels if named else [""] * len(labels))
-    top.tick_params(colors=_LIGHT, labelsize=7.5, length=3, pad=1)
+    top.tick_params(colors=LIGHT, labelsize=7.5, length=3, pad=1)
     top.spines["top"].set_visible(False)
 
 

@@ -266,18 +266,18 @@ class Column:
         self.read()
         return self._values.runs(position, stop)
 
-    def to_state(self, start: int, stop: int, *, arrays: bool = True) -> dict[str, Any] | None:
+    def to_state(self, start: int, stop: int, *, most_axes: int | None = None) -> dict[str, Any] | None:
         """What it has from row `start` to before `stop`, exactly; None if that is nothing.
 
         Args:
             start: The first row.
             stop: The row after the last.
-            arrays: Whether to keep values that are arrays with axes.
+            most_axes: Values that are arrays with more axes are left out; None keeps all.
         """
         position, last = self.position(start), self.position(stop)
         rows, runs = [np.empty(0, np.int64)], []
         for run in self.runs(position, last) if position < last else []:
-            if arrays or isinstance(run, list) or run.ndim == 1:
+            if most_axes is None or isinstance(run, list) or run.ndim <= 1 + most_axes:
                 rows.append(self.row_numbers(position, position + len(run)))
                 runs.append(self._run_state(run))
             position += len(run)

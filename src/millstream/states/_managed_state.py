@@ -11,6 +11,7 @@ from typing import Any, Protocol, Self, TypedDict
 import jax
 import jax.numpy as jnp
 
+from millstream.loops.learning_rates import used_rate
 from millstream.reading.contracts import PyTree
 from millstream.states._new_arrays import as_arrays, check_key, check_params, copied, split_fields, unshared, wide_copy
 from millstream.states._precision import LossScale, Precision, as_loss_scale, as_precision, at_least_32_bits, cast
@@ -118,6 +119,7 @@ class ManagedOptions(TypedDict, total=False):
     ema: float | None
     skip_nonfinite: bool
     log_norms: bool
+    log_learning_rate: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +132,7 @@ class Options:
     ema: float | None = None
     skip_nonfinite: bool = False
     log_norms: bool = False
+    log_learning_rate: bool = False
 
 
 def checked_options(caller: str, accumulate: int | Accumulate, **options: Any) -> Options:
@@ -142,7 +145,7 @@ def checked_options(caller: str, accumulate: int | Accumulate, **options: Any) -
             f"{caller} needs ema, the share of the average that is kept at a step, to be from 0 to below 1, such as "
             f"0.999. Got {describe_value(ema)}."
         )
-    for name in ("skip_nonfinite", "log_norms"):
+    for name in ("skip_nonfinite", "log_norms", "log_learning_rate"):
         require_bool(caller, name, options[name])
     if not isinstance(accumulate, Accumulate):
         require_int(caller, "accumulate", accumulate, least=1)
@@ -171,6 +174,10 @@ def updated(state: Any, grads: PyTree, otherwise: Any, **extra: Any) -> tuple[An
     if options.log_norms:
         norms = {"grad_norm": grads, "param_norm": params, "update_norm": updates}
         facts |= {name: global_norm(tree) for name, tree in norms.items()}
+    if options.log_learning_rate:
+        facts["learning_rate"] = used_rate("log_learning_rate", state.tx, opt_state).of_update(
+            state.opt_state, opt_state
+        )
     new = state.replace(step=state.step + 1, params=params, opt_state=opt_state)
     if options.ema is not None:
         new = new.replace(ema_params=_average(state.ema_params, params, options.ema))
@@ -272,6 +279,7 @@ class ManagedState:
         ema: float | None = None,
         skip_nonfinite: bool = False,
         log_norms: bool = False,
+        log_learning_rate: bool = False,
         **fields: PyTree,
     ) -> Self:
         """A new state, at step 0.
@@ -296,6 +304,9 @@ class ManagedState:
             skip_nonfinite: Leave out updates whose gradients are not finite: nothing but the step changes. Their share
                 is logged as the metric `skipped_updates`. Always so with a loss scale.
             log_norms: Log the metrics `grad_norm` (before clipping), `param_norm` and `update_norm`.
+            log_learning_rate: Log the rate that the optimizer uses at each train step, as the stateful metric
+                `learning_rate`: a number or schedule that was given to an optimizer of optax as `learning_rate`, or
+                what `optax.inject_hyperparams` keeps. It is a part of the compiled step, so fused loops log it, too.
             **fields: The fields of a subclass.
         """
         caller = f"{cls.__name__}.create"
@@ -308,7 +319,7 @@ class ManagedState:
             check_key(caller, key)
         mixed = as_precision(caller, precision)
         asked = dict(clip_norm=clip_norm, ema=ema, skip_nonfinite=skip_nonfinite, log_norms=log_norms)
-        options = checked_options(caller, accumulate, precision=mixed, **asked)
+        options = checked_options(caller, accumulate, precision=mixed, log_learning_rate=log_learning_rate, **asked)
         run = get_strategy(strategy, caller)
         own, static = split_fields(caller, fields_of(cls)[len(fields_of(ManagedState)) :], fields)
 
@@ -319,6 +330,8 @@ class ManagedState:
         check_params(caller, params)
         params = run.place(params if mixed is None else cast(params, mixed.param))
         opt_state = run.place(as_arrays(caller, "opt_state", unshared(tx.init(params), params), copy=False))
+        if log_learning_rate:
+            used_rate(f"{caller} with log_learning_rate=True", tx, opt_state)
         return cls(
             params=params,
             opt_state=opt_state,

@@ -222,6 +222,8 @@ def _train(caller: str, call: Call, state: Any, batch: PyTree) -> tuple[Logs, An
         grads = jax.tree.map(lambda grad: grad / scale.astype(grad.dtype), grads)
         logs.add_stateful_metric("loss_scale", scale)
     new, facts = updated(new, grads, otherwise=state)
+    if "learning_rate" in facts:
+        logs.add_stateful_metric("learning_rate", facts.pop("learning_rate"))
     return logs.add_metrics(facts) if facts else logs, new
 
 

@@ -2,9 +2,9 @@
 
 import html
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-_COLORS = ("#2b8cd6", "#d55e00", "#009e73", "#cc79a7")  # seen on white as well as on black
+_COLORS = ("#2b8cd6", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # seen on white as well as on black
 _WIDTH, _HEIGHT = 300, 90  # of the lines of a curve, in pixels
 _LEFT, _TOP, _BOTTOM = 56, 20, 18  # room for the texts around it
 
@@ -53,12 +53,20 @@ def html_text(text: str) -> str:
     return f"<pre>{html.escape(text)}</pre>"
 
 
-def html_curves(title: str, curves: Sequence[tuple[str, Sequence[float], Sequence[float]]]) -> str:
+def html_curves(
+    title: str,
+    curves: Sequence[tuple[str, Sequence[float], Sequence[float]]],
+    *,
+    x_text: Callable[[float], str] | None = None,
+    marks: Sequence[tuple[float, str]] = (),
+) -> str:
     """A small picture of curves that share their axes. Points that are not finite are gaps.
 
     Args:
         title: Stands above it.
         curves: Name, steps and values of each.
+        x_text: How a place on the axis below is called; by default it is a step.
+        marks: Places on that axis with a line through them, and what each is called.
     """
     points = [
         (x, y) for _, xs, ys in curves for x, y in zip(xs, ys, strict=True) if math.isfinite(x) and math.isfinite(y)
@@ -73,8 +81,15 @@ def html_curves(title: str, curves: Sequence[tuple[str, Sequence[float], Sequenc
 
     parts = [_label(_LEFT, _TOP - 8, title, "start", weight="bold")]
     parts += [_label(_LEFT - 6, _TOP + 8, f"{high:.3g}"), _label(_LEFT - 6, _TOP + _HEIGHT, f"{low:.3g}")]
-    parts += [_label(_LEFT, _TOP + _HEIGHT + 14, f"{left:g}", "start")]
-    parts += [_label(_LEFT + _WIDTH, _TOP + _HEIGHT + 14, f"step {right:g}")]
+    ends = (f"{left:g}", f"step {right:g}") if x_text is None else (x_text(left), x_text(right))
+    parts += [
+        _label(_LEFT, _TOP + _HEIGHT + 14, ends[0], "start"),
+        _label(_LEFT + _WIDTH, _TOP + _HEIGHT + 14, ends[1]),
+    ]
+    for x, text in marks:
+        at = place(x, high).split(",")[0]
+        line = f'd="M{at},{_TOP} v{_HEIGHT}" stroke="currentColor" stroke-opacity="0.6" stroke-dasharray="4 3"'
+        parts += [f"<path {line}/>", _label(float(at), _TOP + _HEIGHT + 14, text, "middle")]
     parts.append(
         f'<path d="M{_LEFT},{_TOP} v{_HEIGHT} h{_WIDTH}" fill="none" stroke="currentColor" stroke-opacity="0.35"/>'
     )
@@ -90,7 +105,7 @@ def html_curves(title: str, curves: Sequence[tuple[str, Sequence[float], Sequenc
         parts.append(_label(_LEFT + _WIDTH + 8, _TOP + 10 + 14 * number, text, "start", color))
     width, height = _LEFT + _WIDTH + 150, _TOP + _HEIGHT + _BOTTOM
     box = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {box} role="img">{"".join(parts)}</svg>'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {box} role="img" style="overflow: visible">{"".join(parts)}</svg>'
 
 
 def _row(tag: str, cells: Iterable[str], sides: Iterable[str]) -> str:

@@ -1,0 +1,1 @@
+"""Experiments: a ramp of learning rates, and many runs at once."""
