@@ -342,6 +342,76 @@ def test_shards_in_order_are_read_ahead_by_one_request_each(server, folder, key,
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("first", [0, 7], ids=["from the beginning", "from the middle"])
+def test_blocks_of_a_shuffle_are_one_request_each_ahead_of_need(server, folder, key, kind, first):
+    """Eight of thirty blocks are in flight at a time; each is fetched as a whole, once, but for those of two lanes."""
+    shards, batch = 10, 16
+    ordering, steps = ms.Shuffle("blocks", block_size=GROUP, lanes=4, window=2 * GROUP), shards * ROWS // batch - first
+
+    def streamed(paths):
+        source = source_of(kind, paths, ordering)
+        server.start_counting()
+        with ms.DataLoader([source, ms.BatchTransform(batch)], executor=ms.Threads(4)) as loader:
+            state = loader.init_state(key, step=first)
+            return [jax.device_get(pair) for pair in loader.iterate(state, steps=steps)]
+
+    expected = streamed(put_near(folder, kind, shards))
+    assert_trees_equal(streamed(put(server, kind, shards)), expected)
+    blocks = shards * ROWS // GROUP
+    assert len(server.requests) <= blocks + 4
+    assert server.nbytes <= 1.2 * blocks * GROUP * ROW_BYTES
+    assert fetch_pool(cloud.options_for("http://x").read_ahead).nbytes == 0
+
+
+def test_a_full_shuffle_of_tar_files_reads_samples_and_no_more(server, key):
+    source = source_of("tar", put(server, "tar", 30))
+    server.start_counting()
+    stream_of(source, key, ms.Threads(4), steps=4)
+    assert server.nbytes <= 4 * 16 * (ROW_BYTES + 512) * 2
+
+
+def test_blocks_that_would_not_fit_into_memory_are_read_by_the_sample(server, folder, key):
+    cloud.configure(read_ahead=4 * GROUP * ROW_BYTES)
+    ordering = ms.Shuffle("blocks", block_size=GROUP, lanes=4, window=4 * GROUP)  # which are sixteen
+    expected = stream_of(source_of("tar", put_near(folder, "tar", 10), ordering), key, ms.Threads(4), steps=15)
+    source = source_of("tar", put(server, "tar", 10), ordering)
+    server.start_counting()
+    assert_trees_equal(stream_of(source, key, ms.Threads(4), steps=15), expected)
+    assert server.nbytes <= 2.1 * 10 * ROWS * ROW_BYTES
+
+
+def test_of_a_block_only_the_files_that_are_read_are_fetched(server, key):
+    """Large files beside the small ones that are wanted stay where they are."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        for number in range(64):
+            for name, size in (("cls", 1), ("big", 20_000)):
+                info = tarfile.TarInfo(f"{number:03}.{name}")
+                info.size = size
+                archive.addfile(info, io.BytesIO(b"1" * size))
+    ordering = ms.Shuffle("blocks", block_size=8, lanes=4, window=16)
+    source = WebDatasetSource(server.put("/x.tar", stream.getvalue()), ["cls"], ordering=ordering)
+    server.start_counting()
+    stream_of(source, key, ms.Threads(2), steps=4)
+    assert server.nbytes <= 64 * 4096
+
+
+def test_blocks_of_views_joins_and_functions_are_fetched_as_a_whole_too(server, folder, key):
+    ordering = ms.Shuffle("blocks", block_size=GROUP, lanes=4, window=2 * GROUP)
+
+    def made(paths):
+        parts = [source_of("tar", paths[:5], ordering), source_of("tar", paths[5:], ordering)]
+        joined = ms.views.concat(*parts, ordering=ordering)
+        return [joined.map(lambda sample: {"x": sample["x"] + 1}), joined[ROWS:-ROWS]]
+
+    for near, far in zip(made(put_near(folder, "tar", 10)), made(put(server, "tar", 10)), strict=True):
+        server.start_counting()
+        assert_trees_equal(stream_of(far, key, ms.Threads(4), 12), stream_of(near, key, ms.Threads(4), 12))
+        assert len(server.requests) <= 10 * ROWS // GROUP + 4
+        assert server.nbytes <= 1.2 * 10 * ROWS * ROW_BYTES
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_is_fetched_ahead_is_bounded(server, folder, key, kind):
     cloud.configure(read_ahead=300_000, connections=4)
     pool = fetch_pool(300_000)
@@ -492,8 +562,10 @@ def test_expected_spans_are_fetched_in_bounded_memory_and_taken_once(wanted, lim
     spans = [(files[number], (start, size)) for number, start, size in wanted]
     pool = FetchPool(limit)
     first = data.draw(st.integers(0, len(spans)))
-    pool.expect(spans[:first], 3)
-    pool.expect(spans[first:], 3)
+    wide = data.draw(st.integers(0, 5_000))  # what is fetched around each
+    around = [(file, (start, size), (max(start - wide, 0), min(start, wide) + size)) for file, (start, size) in spans]
+    pool.expect(around[:first], 3)
+    pool.expect(around[first:], 3)
     for file, (start, size) in spans:
         assert pool.take(file, (start, size)) == file.data[start : start + size]
         assert pool.take(file, (start, size + 1)) is None
@@ -519,20 +591,21 @@ def test_threads_that_ask_at_the_same_time_get_one_cache_and_one_pool(folder):
 def test_what_lies_in_a_piece_that_is_fetched_anyway_is_not_fetched_again():
     data = np.random.default_rng(0).bytes(100_000)
     file, pool = Recorded(data), FetchPool(1 << 20)
-    pool.expect([(file, (0, 100)), (file, (2000, 100))], 1)  # a gap that is asked for with them
-    pool.expect([(file, (1000, 100)), (file, (3000, 100))], 1)
+    expect = lambda *starts: pool.expect([(file, (start, 100), (start, 100)) for start in starts], 1)  # noqa: E731
+    expect(0, 2000)  # a gap that is asked for with them
+    expect(1000, 3000)
     for start in (0, 2000, 1000, 3000):
         assert pool.take(file, (start, 100)) == data[start : start + 100]
     assert sorted(file.fetched) == [(0, 2100), (3000, 100)]
     assert pool.nbytes == 0 and not file.expected
-    pool.expect([(file, (1000, 100))], 1)  # the piece it was in is gone
+    expect(1000)  # the piece it was in is gone
     assert pool.take(file, (1000, 100)) == data[1000:1100]
     assert file.fetched[-1] == (1000, 100)
 
 
 def test_what_is_forgotten_is_not_held():
     file, pool = Recorded(bytes(100_000)), FetchPool(1 << 20)
-    pool.expect([(file, (start, 100)) for start in range(0, 100_000, 10_000)], 2)
+    pool.expect([(file, (start, 100), (start, 100)) for start in range(0, 100_000, 10_000)], 2)
     pool.forget([file])
     assert pool.take(file, (0, 100)) is None
     while pool.nbytes:  # a thread may have been at a piece

@@ -268,9 +268,16 @@ def at_once(call: Callable[[_Item], _Result], items: Sequence[_Item], is_far: bo
             raise
 
 
-def expect(wanted: Sequence[tuple[File, tuple[int, int]]]) -> None:
-    """Say which spans will be read next, in order: those of other machines are fetched ahead, many at a time."""
-    remote: list[Any] = [(file, span) for file, span in wanted if not isinstance(file, LocalFile)]
+def expect(wanted: Sequence[tuple[File, tuple[int, int]]], around: Sequence[tuple[int, int]] | None = None) -> None:
+    """Say which spans will be read next, in order: those of other machines are fetched ahead, many at a time.
+
+    Args:
+        wanted: Spans, each with its file.
+        around: For each, the span of the same file around it that will be read soon, and is fetched as one.
+    """
+    all_around = [span for _, span in wanted] if around is None else around
+    spans = zip(wanted, all_around, strict=True)
+    remote: list[Any] = [(file, span, wide) for (file, span), wide in spans if not isinstance(file, LocalFile)]
     if remote:
         from millstream.files.remote_file import expect_remote
 

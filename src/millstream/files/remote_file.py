@@ -80,16 +80,23 @@ def _is_worth_a_try(options: CloudOptions, attempt: int, begun: float) -> bool:
     return attempt < options.retries and time.monotonic() - begun < options.deadline
 
 
-def expect_remote(wanted: Sequence[tuple["RemoteFile", Span]]) -> None:
-    """Fetch spans of files that will be read in this order: whole blocks to disk where they are kept, or to memory."""
-    in_memory = [(file, span) for file, span in wanted if file.cache is None]
+def expect_remote(wanted: Sequence[tuple["RemoteFile", Span, Span]]) -> None:
+    """Fetch spans of files that will be read in this order: whole blocks to disk where they are kept, or to memory.
+
+    What lies around a span comes with it, unless all that is around these spans is more than may wait in memory: it
+    would be given up and fetched again before it is used.
+    """
+    in_memory = [(file, span, around) for file, span, around in wanted if file.cache is None]
     if in_memory:
         options = in_memory[0][0].options
+        if sum(size for _, (_, size) in {(file, around) for file, _, around in in_memory}) > options.read_ahead:
+            in_memory = [(file, span, span) for file, span, _ in in_memory]
         fetch_pool(options.read_ahead).expect(in_memory, options.connections)
     if len(in_memory) < len(wanted):
         options = wanted[0][0].options
-        blocks = [(file, unit) for file, span in wanted if file.cache is not None for unit in file.new_blocks(span)]
-        fetch_pool(options.read_ahead).expect(dict.fromkeys(blocks), options.connections, kept=False)
+        around = dict.fromkeys((file, around) for file, _, around in wanted if file.cache is not None)
+        blocks = dict.fromkeys((file, unit) for file, span in around for unit in file.new_blocks(span))
+        fetch_pool(options.read_ahead).expect([(*block, block[1]) for block in blocks], options.connections, kept=False)
 
 
 def forget_remote(files: Sequence["RemoteFile"]) -> None:

@@ -54,7 +54,7 @@ class CloudOptions:
     backoff: float = 0.25
     connections: int = 32
     hedge: float | None = None
-    read_ahead: int = 256 << 20
+    read_ahead: int = 512 << 20
     cache_folder: str | os.PathLike[str] | None = None
     cache_limit: int = 4 << 30
     stage: bool = False

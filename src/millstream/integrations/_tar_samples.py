@@ -21,6 +21,7 @@ _EXTENDED = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 _LONG_LIMIT = 1 << 20  # bytes of a name or of extended headers
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _TAIL = 64 << 10
+_NEAR = 4 << 10  # bytes beside a file that are read with it: its header, and small files that are not wanted
 _END = bytes(_BLOCK)
 _RECORD = re.compile(rb"(\d{1,7}) ([^=\n]+)=")
 _MEMBER = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
@@ -180,6 +181,25 @@ class SampleIndex:
     shards: np.ndarray
     keys: np.ndarray
     spans: np.ndarray
+
+    def around(self, indices: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+        """For each file of some samples, where all of its block lies, or itself where mostly other files lie there.
+
+        Args:
+            indices: The samples.
+            bounds: The first and the last sample of the block of each.
+        """
+        _, firsts, which = np.unique(bounds[:, 0], return_index=True, return_inverse=True)
+        hulls = np.array([self._hull(first, last) for first, last in bounds[firsts].tolist()], np.int64)
+        wide = hulls.reshape(-1, 1, 2)[which.ravel()]
+        return np.where(wide[..., 1:], wide, self.spans[indices])
+
+    def _hull(self, first: int, last: int) -> tuple[int, int]:
+        """Where the files of samples that stand next to each other begin, and their bytes; 0 if others are more."""
+        spans = self.spans[first : last + 1].reshape(-1, 2)
+        start, size = int(spans[:, 0].min()), int(spans.sum(axis=1).max() - spans[:, 0].min())
+        is_worth_it = size <= 2 * int(spans[:, 1].sum()) + _NEAR * len(spans)
+        return (start, size) if is_worth_it and self.shards[first] == self.shards[last] else (0, 0)
 
 
 def index_samples(

@@ -115,6 +115,9 @@ class MappedSource(SampleReader):
     def expect(self, indices: np.ndarray | None) -> None:
         self._inner.expect(indices)
 
+    def expect_blocks(self, indices: np.ndarray, bounds: np.ndarray) -> None:
+        self._inner.expect_blocks(indices, bounds)
+
     def read_row(self, index: int, out: Sequence[np.ndarray], row: int, key: np.ndarray | None) -> Any:
         mapped, extra = self._map_sample(index, key)
         if out[0].dtype.hasobject:  # for another function, which needs no spec
@@ -279,6 +282,9 @@ class CollatedSource(HostSource):
 
     def expect(self, indices: np.ndarray | None) -> None:
         self._inner.expect(indices)
+
+    def expect_blocks(self, indices: np.ndarray, bounds: np.ndarray) -> None:
+        self._inner.expect_blocks(indices, bounds)
 
     def item(self, index: int) -> Any:
         """The item as the source was given it."""

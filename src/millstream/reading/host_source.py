@@ -98,6 +98,15 @@ class HostSource(Subscriptable):
             indices: Which samples; None if those that were expected will not be read.
         """
 
+    def expect_blocks(self, indices: np.ndarray, bounds: np.ndarray) -> None:
+        """As `expect`, for samples whose neighbours are all read soon, too: those of a block shuffle.
+
+        Args:
+            indices: Which samples.
+            bounds: The first and the last sample of the block of each, (samples, 2).
+        """
+        self.expect(indices)
+
     def read_runs(self, starts: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
         """Write the samples from each of `starts` on into a row of `out`: as many as its second axis is long.
 
