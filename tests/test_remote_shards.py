@@ -27,7 +27,7 @@ import millstream as ms
 from millstream.files import remote_options
 from millstream.files.data_files import open_file, open_files
 from millstream.files.fetch_pool import FetchPool, fetch_pool
-from millstream.files.file_cache import file_cache
+from millstream.files.file_cache import FileCache, file_cache
 from millstream.files.remote_file import BLOCK
 from millstream.integrations import cloud
 from millstream.integrations.arrow import ArrowSource
@@ -586,6 +586,19 @@ def test_threads_that_ask_at_the_same_time_get_one_cache_and_one_pool(folder):
 
         with concurrent.futures.ThreadPoolExecutor(8) as threads:
             assert len(set(threads.map(ask, range(8)))) == 1
+
+
+def test_pieces_that_threads_keep_at_the_same_time_are_all_kept_and_counted(folder):
+    cache, names = FileCache(folder / "c", 1 << 20), [f"{number:040x}-0" for number in range(200)]
+    with concurrent.futures.ThreadPoolExecutor(16) as threads:
+        list(threads.map(lambda name: cache.write({name: name.encode() * 10}), names))
+    again = FileCache(folder / "c", 1 << 20)
+    assert [again.read(name) for name in names] == [name.encode() * 10 for name in names]
+    assert again.read(names[0], 40, 3) == names[0][40:].encode() + b"0"
+    cache.write({names[0]: bytes(2 << 20)})  # more than there is room for at all
+    assert cache.read(names[0]) == names[0].encode() * 10
+    kept = sum(path.stat().st_size for path in (folder / "c").glob("??/*"))
+    assert kept == sum(12 + 10 * len(name) for name in names) <= int((folder / "c" / ".used").read_text())
 
 
 def test_what_lies_in_a_piece_that_is_fetched_anyway_is_not_fetched_again():

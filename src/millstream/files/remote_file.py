@@ -257,18 +257,15 @@ class RemoteFile:
 
     def kept(self, name: str) -> bytes | None:
         """What was found in the file before, under this name, in this process or another."""
-        size = None if self._cache is None else self._cache.read(self._note(name), 0, 8)
-        if self._cache is None or size is None:
-            return None
-        return self._cache.read(self._note(name), 8, int.from_bytes(size, "little"))
+        return None if self._cache is None else self._cache.read(self._note(name))
 
     def keep(self, name: str, data: bytes) -> None:
         """Keep what was found in the file, on disk, as long as there is room."""
         if self._cache is not None:
-            self._cache.write({self._note(name): len(data).to_bytes(8, "little") + data})
+            self._cache.write({self._note(name): data})
 
     def _note(self, name: str) -> str:
-        return f"{hashlib.sha256(f'{self._prefix} {name}'.encode()).hexdigest()[:40]}-0"
+        return f"{hashlib.sha256(f'{self._prefix} note {name}'.encode()).hexdigest()[:40]}-0"
 
     def _read(self, ranges: Sequence[Span]) -> Iterator[bytes]:
         """The bytes of each of these ranges: from memory or disk, or asked for, each unit by one reader at a time."""
