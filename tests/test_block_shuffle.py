@@ -336,6 +336,9 @@ def test_what_is_not_given_is_chosen_for_memory_and_batch_size():
     assert function.lanes == 2 and function.window + 10_000 == pytest.approx(2**28 / 4096 / 2, rel=0.01)
     function, table = made([1_000_000] * 10, 128, sample_bytes=4096, divisible=True)
     assert np.diff(table).max() == 2**28 // 4096 // (4 * 128)  # four blocks in flight for each row
+    kept = blocks.StoredBlocks(np.array([100] * 100_000), 4096, False, 64 << 20)
+    function, _ = blocks.block_order(ms.Shuffle("blocks"), kept, 128)
+    assert 32 * (function.window + 100) == pytest.approx(2**25 / 4096, rel=0.01) and function.lanes == 32
     function, _ = made([10] * 10, 96)
     assert function.lanes == 32 and function.window == 4  # all of a lane
     function, table = made([100, 7], 4, block_size=30)

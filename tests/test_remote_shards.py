@@ -363,6 +363,30 @@ def test_blocks_of_a_shuffle_are_one_request_each_ahead_of_need(server, folder, 
     assert fetch_pool(cloud.options_for("http://x").read_ahead).nbytes == 0
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_the_blocks_in_flight_fit_into_the_cache_of_the_source(server, key, kind):
+    """By default: an eighth of the data is kept, and every group is fetched about once in an epoch."""
+    source = source_of(kind, put(server, kind, 16), ms.Shuffle("blocks"), cache_bytes=2 * ROWS * ROW_BYTES)
+    server.start_counting()
+    stream_of(source, key, ms.Threads(4), steps=24)
+    assert server.nbytes <= 1.2 * 16 * ROWS * ROW_BYTES  # threads that read ahead of others may have one given up
+    assert len(server.requests) <= 1.2 * 16 * ROWS // GROUP
+
+
+def test_explain_says_that_workers_fetch_blocks_each_for_itself(server):
+    source = source_of("tar", put(server, "tar", 4), ms.Shuffle("blocks"))
+
+    def words(executor):
+        loader = ms.DataLoader([source, ms.BatchTransform(8)], executor=executor)
+        return " ".join(str(ms.inspect.explain(loader)).split())
+
+    assert "fetched each worker fetches the blocks of its own batches" in words(ms.Processes(2))
+    assert "cloud.configure(stage=True)" in words(ms.Processes(2))
+    assert "each worker fetches" not in words(ms.Threads(2)) + words(ms.Processes(1))
+    cloud.configure(stage=True)
+    assert "each worker fetches" not in words(ms.Processes(2))
+
+
 def test_a_full_shuffle_of_tar_files_reads_samples_and_no_more(server, key):
     source = source_of("tar", put(server, "tar", 30))
     server.start_counting()

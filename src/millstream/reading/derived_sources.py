@@ -75,6 +75,7 @@ class MappedSource(SampleReader):
         self.ordering = self._inner.ordering
         self.prefetch_size = self._inner.prefetch_size
         self.blocks, self.divides_blocks = self._inner.blocks, self._inner.divides_blocks
+        self.cache_bytes = self._inner.cache_bytes
         self.readers = readers
         self.functions = [*self._inner.functions, fn]
         self.looks_ahead = self._inner.looks_ahead
