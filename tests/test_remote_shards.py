@@ -9,6 +9,7 @@ import json
 import pathlib
 import tarfile
 import threading
+import time
 from typing import Any
 
 import jax
@@ -526,6 +527,24 @@ def test_windows_joins_and_functions_look_ahead_too(server, folder, key):
         assert_trees_equal(stream_of(found, key, ms.Threads(2), steps=1, batch=4), local)
 
 
+@pytest.mark.parametrize("rule", ["concat", "first-fit"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_documents_of_packed_rows_are_fetched_ahead(server, folder, key, kind, rule):
+    """In order, they are as many requests as the documents alone, and nothing stays in memory."""
+
+    def made(paths):
+        documents = source_of(kind, paths, "sequential")
+        lengths = np.full(len(documents), WIDTH)
+        return ms.views.pack(documents, 1500, rule, leaves="x", lengths=lengths, seed=None)
+
+    expected = stream_of(made(put_near(folder, kind, 6)), key, steps=6, batch=8)
+    source = made(put(server, kind, 6))
+    server.start_counting()
+    assert_trees_equal(stream_of(source, key, ms.Threads(4), steps=6, batch=8), expected)
+    assert len(server.requests) <= 6 + 6  # a document that two batches share may be asked for again
+    assert fetch_pool(cloud.options_for("http://x").read_ahead).nbytes == 0
+
+
 def test_steps_that_are_asked_for_out_of_order_are_not_read_far_ahead(server, key):
     """`next_batch` at any step costs its batch and the few that are read ahead, not all that might come."""
     source = source_of("tar", put(server, "tar", 30), "sequential")
@@ -638,6 +657,26 @@ def test_what_lies_in_a_piece_that_is_fetched_anyway_is_not_fetched_again():
     expect(1000)  # the piece it was in is gone
     assert pool.take(file, (1000, 100)) == data[1000:1100]
     assert file.fetched[-1] == (1000, 100)
+
+
+def test_what_is_expected_and_never_read_makes_room_in_time():
+    file, pool = Recorded(bytes(1 << 20)), FetchPool(1 << 16)
+    never, span = [(file, (start, 4096), (start, 4096)) for start in range(0, 1 << 16, 8192)], (500_000, 4096)
+    pool.expect(never, 2)
+    for _ in range(1 << 15):
+        pool.expect([(file, span, span)], 2)
+        assert pool.take(file, span) == bytes(4096)
+    while pool.nbytes > 8 * 4096:  # a thread may be at one
+        pass
+    later = range(600_000, 600_000 + 16 * 8192, 8192)
+    pool.expect([(file, (start, 4096), (start, 4096)) for start in later], 2)
+    deadline = time.monotonic() + 20
+    while sum(start >= 600_000 for start, _ in file.fetched) < 16:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    for start in later:
+        assert pool.take(file, (start, 4096)) == bytes(4096)
+    assert pool.take(file, (0, 4096)) == bytes(4096)  # which is fetched again
 
 
 def test_what_is_forgotten_is_not_held():

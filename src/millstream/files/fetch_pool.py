@@ -21,6 +21,7 @@ _PIECE = 2 << 20  # bytes of neighbours that are asked for together: more would 
 _PIECES = 16  # of which there is room for so many at least: few large ones would be given up for each other
 _GAP = 4 << 10  # bytes between two wanted spans that are always asked for with them: headers, and small neighbours
 _WASTE = 1  # how often longer gaps must fit into what is wanted around them; what is wanted later may lie there
+_OVERDUE = 1 << 14  # uses after which one that should have come is not waited for: samples may be read once for two
 _LOOKED_AT = 4  # pieces that a span is looked for in
 _IDLE_SECONDS = 5.0  # after which a thread ends
 
@@ -81,6 +82,7 @@ class FetchPool:
         self._held: set[Piece] = set()
         self._pieces: dict[Fetchable, list[Piece]] = {}  # that have uses, by where they start
         self._numbers = itertools.count()
+        self._last_taken = 0
         self._threads = 0
 
     def expect(self, wanted: Iterable[tuple[Fetchable, Span, Span]], connections: int, kept: bool = True) -> None:
@@ -130,7 +132,7 @@ class FetchPool:
         finally:
             with self._changed:
                 if piece.uses:
-                    piece.uses.popleft()
+                    self._last_taken = max(self._last_taken, piece.uses.popleft())
                 if not piece.uses:
                     self._release(piece)
                     self._end(piece)
@@ -214,8 +216,14 @@ class FetchPool:
         return None
 
     def _evict(self, use: int) -> bool:
-        """Give up the piece that is needed last, if that is after a use."""
-        last = max((piece for piece in self._held if _is_here(piece)), key=lambda piece: piece.uses[0], default=None)
+        """Give up a piece whose uses never came, or the one that is needed last, if that is after a use."""
+        here = [piece for piece in self._held if _is_here(piece)]
+        for piece in here:
+            if piece.uses[-1] < self._last_taken - _OVERDUE:
+                self._release(piece)
+                piece.answer = None  # who reads it after all fetches it
+                return True
+        last = max(here, key=lambda piece: piece.uses[0], default=None)
         if last is None or last.uses[0] <= use:
             return False
         self._release(last)

@@ -317,7 +317,7 @@ class _Selected(HostSource):
         ordering: Any = view.ordering  # which the plan checks
         self.ordering = ordering
         self.sample_spec, self.whole_samples = inner.sample_spec, inner.whole_samples
-        self.reads_together = inner.reads_together
+        self.reads_together, self.divides_blocks = inner.reads_together, inner.divides_blocks
         read_like(self, [inner])
         view.locate(np.zeros(0, np.int64))  # refuses a view that needs a key
 
