@@ -20,7 +20,7 @@ import safetensors.numpy
 from conftest import assert_trees_equal
 from hostile import named
 from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import strategies
 from loopback import Loopback
 from test_bad_input import refuses
 
@@ -178,9 +178,9 @@ def test_every_kind_of_tar_and_long_names(folder, format):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.tuples(st.integers(0, 30_000), st.sampled_from(["", "long", "folder", "prefix"])), max_size=40),
-    st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
-    st.booleans(),
+    strategies.lists(strategies.tuples(strategies.integers(0, 30_000), strategies.sampled_from(["", "long", "folder", "prefix"])), max_size=40),
+    strategies.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
+    strategies.booleans(),
 )
 def test_members_are_those_that_tarfile_finds(drawn, format, ends):
     """Plain headers are read many at a time, and others one by one, in any mixture and any window."""
