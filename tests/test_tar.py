@@ -19,8 +19,7 @@ import pytest
 import safetensors.numpy
 from conftest import assert_trees_equal
 from hostile import named
-from hypothesis import given, settings
-from hypothesis import strategies
+from hypothesis import given, settings, strategies
 from loopback import Loopback
 from test_bad_input import refuses
 
@@ -178,7 +177,10 @@ def test_every_kind_of_tar_and_long_names(folder, format):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    strategies.lists(strategies.tuples(strategies.integers(0, 30_000), strategies.sampled_from(["", "long", "folder", "prefix"])), max_size=40),
+    strategies.lists(
+        strategies.tuples(strategies.integers(0, 30_000), strategies.sampled_from(["", "long", "folder", "prefix"])),
+        max_size=40,
+    ),
     strategies.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
     strategies.booleans(),
 )
