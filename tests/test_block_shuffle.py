@@ -336,6 +336,9 @@ def test_what_is_not_given_is_chosen_for_memory_and_batch_size():
     assert function.lanes == 2 and function.window + 10_000 == pytest.approx(2**28 / 4096 / 2, rel=0.01)
     function, table = made([1_000_000] * 10, 128, sample_bytes=4096, divisible=True)
     assert np.diff(table).max() == 2**28 // 4096 // (4 * 128)  # four blocks in flight for each row
+    kept = blocks.StoredBlocks(np.array([100] * 100_000), 4096, False, 64 << 20)
+    function, _ = blocks.block_order(ms.Shuffle("blocks"), kept, 128)
+    assert 32 * (function.window + 100) == pytest.approx(2**25 / 4096, rel=0.01) and function.lanes == 32
     function, _ = made([10] * 10, 96)
     assert function.lanes == 32 and function.window == 4  # all of a lane
     function, table = made([100, 7], 4, block_size=30)
@@ -443,6 +446,7 @@ def test_views_know_the_blocks_of_their_samples():
         "mapped slice": (source[5:45].map(lambda sample: sample), [2, 3, 20, 0, 11, 4]),
         "concatenated": (ms.views.concat(source, Stored([4, 6])), [*SIZES, 4, 6]),
         "concatenated with one that has none": (ms.views.concat(source, Stored(None)), [*SIZES, 50]),
+        "concatenated slices": (ms.views.concat(source[5:45], source[:9]), [2, 3, 20, 11, 4, 7, 2]),
         "repeated": (ms.views.repeat(source[:9], 2), [7, 2, 7, 2]),
         "without blocks": (Stored(None)[3:], None),
         "weighted": (ms.views.weighted(source, np.ones(50)), None),
@@ -481,6 +485,15 @@ def _npy():
     return ms.views.concat(*parts)
 
 
+def _hugging_face():
+    import datasets
+
+    from millstream.integrations.huggingface import HuggingFaceSource
+
+    parts = [datasets.Dataset.from_dict({"x": list(range(length))}) for length in (4, 7)]
+    return HuggingFaceSource(datasets.concatenate_datasets(parts))
+
+
 def _source(make):
     return lambda: make()[0]
 
@@ -498,6 +511,7 @@ FORMATS = {
     "lines": (lambda: ms.sources.JsonlSource([formats.json_lines()] * 2), [11, 11], True),
     "token files": (_tokens, [2, 3], True),
     "tokens": (lambda: _tokens().tokens, [4, 6], True),
+    "record batches of Hugging Face": (_hugging_face, [4, 7], True),
     "joined .npy files": (_npy, [3, 4], True),
 }
 
@@ -509,6 +523,18 @@ def test_sources_of_files_say_their_blocks(name):
     sizes = block_sizes(source)
     assert sizes is not None and sizes.tolist() == expected
     assert source.divides_blocks == divides
+
+
+def test_a_dataset_of_hugging_face_that_lists_its_rows_has_no_blocks():
+    import datasets
+
+    from millstream.integrations.huggingface import HuggingFaceSource
+
+    dataset = datasets.Dataset.from_dict({"x": list(range(9))})
+    assert block_sizes(HuggingFaceSource(dataset.select([5, 1, 7]))) is None
+    ordering = ms.Shuffle("blocks", lanes=2, window=2)
+    loader = ms.DataLoader([HuggingFaceSource(dataset, ordering=ordering), ms.BatchTransform(4)])
+    assert sorted(samples_of(drawn(loader, loader.steps_per_epoch))) == list(range(9))
 
 
 # What is refused

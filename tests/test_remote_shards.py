@@ -9,6 +9,7 @@ import json
 import pathlib
 import tarfile
 import threading
+import time
 from typing import Any
 
 import jax
@@ -27,7 +28,7 @@ import millstream as ms
 from millstream.files import remote_options
 from millstream.files.data_files import open_file, open_files
 from millstream.files.fetch_pool import FetchPool, fetch_pool
-from millstream.files.file_cache import file_cache
+from millstream.files.file_cache import FileCache, file_cache
 from millstream.files.remote_file import BLOCK
 from millstream.integrations import cloud
 from millstream.integrations.arrow import ArrowSource
@@ -342,6 +343,100 @@ def test_shards_in_order_are_read_ahead_by_one_request_each(server, folder, key,
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("first", [0, 7], ids=["from the beginning", "from the middle"])
+def test_blocks_of_a_shuffle_are_one_request_each_ahead_of_need(server, folder, key, kind, first):
+    """Eight of thirty blocks are in flight at a time; each is fetched as a whole, once, but for those of two lanes."""
+    shards, batch = 10, 16
+    ordering, steps = ms.Shuffle("blocks", block_size=GROUP, lanes=4, window=2 * GROUP), shards * ROWS // batch - first
+
+    def streamed(paths):
+        source = source_of(kind, paths, ordering)
+        server.start_counting()
+        with ms.DataLoader([source, ms.BatchTransform(batch)], executor=ms.Threads(4)) as loader:
+            state = loader.init_state(key, step=first)
+            return [jax.device_get(pair) for pair in loader.iterate(state, steps=steps)]
+
+    expected = streamed(put_near(folder, kind, shards))
+    assert_trees_equal(streamed(put(server, kind, shards)), expected)
+    blocks = shards * ROWS // GROUP
+    assert len(server.requests) <= blocks + 4
+    assert server.nbytes <= 1.2 * blocks * GROUP * ROW_BYTES
+    assert fetch_pool(cloud.options_for("http://x").read_ahead).nbytes == 0
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_the_blocks_in_flight_fit_into_the_cache_of_the_source(server, key, kind):
+    """By default: an eighth of the data is kept, and every group is fetched about once in an epoch."""
+    source = source_of(kind, put(server, kind, 16), ms.Shuffle("blocks"), cache_bytes=2 * ROWS * ROW_BYTES)
+    server.start_counting()
+    stream_of(source, key, ms.Threads(4), steps=24)
+    assert server.nbytes <= 1.2 * 16 * ROWS * ROW_BYTES  # threads that read ahead of others may have one given up
+    assert len(server.requests) <= 1.2 * 16 * ROWS // GROUP
+
+
+def test_explain_says_that_workers_fetch_blocks_each_for_itself(server):
+    source = source_of("tar", put(server, "tar", 4), ms.Shuffle("blocks"))
+
+    def words(executor):
+        loader = ms.DataLoader([source, ms.BatchTransform(8)], executor=executor)
+        return " ".join(str(ms.inspect.explain(loader)).split())
+
+    assert "fetched each worker fetches the blocks of its own batches" in words(ms.Processes(2))
+    assert "cloud.configure(stage=True)" in words(ms.Processes(2))
+    assert "each worker fetches" not in words(ms.Threads(2)) + words(ms.Processes(1))
+    cloud.configure(stage=True)
+    assert "each worker fetches" not in words(ms.Processes(2))
+
+
+def test_a_full_shuffle_of_tar_files_reads_samples_and_no_more(server, key):
+    source = source_of("tar", put(server, "tar", 30))
+    server.start_counting()
+    stream_of(source, key, ms.Threads(4), steps=4)
+    assert server.nbytes <= 4 * 16 * (ROW_BYTES + 512) * 2
+
+
+def test_blocks_that_would_not_fit_into_memory_are_read_by_the_sample(server, folder, key):
+    cloud.configure(read_ahead=4 * GROUP * ROW_BYTES)
+    ordering = ms.Shuffle("blocks", block_size=GROUP, lanes=4, window=4 * GROUP)  # which are sixteen
+    expected = stream_of(source_of("tar", put_near(folder, "tar", 10), ordering), key, ms.Threads(4), steps=15)
+    source = source_of("tar", put(server, "tar", 10), ordering)
+    server.start_counting()
+    assert_trees_equal(stream_of(source, key, ms.Threads(4), steps=15), expected)
+    assert server.nbytes <= 2.1 * 10 * ROWS * ROW_BYTES
+
+
+def test_of_a_block_only_the_files_that_are_read_are_fetched(server, key):
+    """Large files beside the small ones that are wanted stay where they are."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        for number in range(64):
+            for name, size in (("cls", 1), ("big", 20_000)):
+                info = tarfile.TarInfo(f"{number:03}.{name}")
+                info.size = size
+                archive.addfile(info, io.BytesIO(b"1" * size))
+    ordering = ms.Shuffle("blocks", block_size=8, lanes=4, window=16)
+    source = WebDatasetSource(server.put("/x.tar", stream.getvalue()), ["cls"], ordering=ordering)
+    server.start_counting()
+    stream_of(source, key, ms.Threads(2), steps=4)
+    assert server.nbytes <= 64 * 4096
+
+
+def test_blocks_of_views_joins_and_functions_are_fetched_as_a_whole_too(server, folder, key):
+    ordering = ms.Shuffle("blocks", block_size=GROUP, lanes=4, window=2 * GROUP)
+
+    def made(paths):
+        parts = [source_of("tar", paths[:5], ordering), source_of("tar", paths[5:], ordering)]
+        joined = ms.views.concat(*parts, ordering=ordering)
+        return [joined.map(lambda sample: {"x": sample["x"] + 1}), joined[ROWS:-ROWS]]
+
+    for near, far in zip(made(put_near(folder, "tar", 10)), made(put(server, "tar", 10)), strict=True):
+        server.start_counting()
+        assert_trees_equal(stream_of(far, key, ms.Threads(4), 12), stream_of(near, key, ms.Threads(4), 12))
+        assert len(server.requests) <= 10 * ROWS // GROUP + 4
+        assert server.nbytes <= 1.2 * 10 * ROWS * ROW_BYTES
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_is_fetched_ahead_is_bounded(server, folder, key, kind):
     cloud.configure(read_ahead=300_000, connections=4)
     pool = fetch_pool(300_000)
@@ -432,6 +527,24 @@ def test_windows_joins_and_functions_look_ahead_too(server, folder, key):
         assert_trees_equal(stream_of(found, key, ms.Threads(2), steps=1, batch=4), local)
 
 
+@pytest.mark.parametrize("rule", ["concat", "first-fit"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_documents_of_packed_rows_are_fetched_ahead(server, folder, key, kind, rule):
+    """In order, they are as many requests as the documents alone, and nothing stays in memory."""
+
+    def made(paths):
+        documents = source_of(kind, paths, "sequential")
+        lengths = np.full(len(documents), WIDTH)
+        return ms.views.pack(documents, 1500, rule, leaves="x", lengths=lengths, seed=None)
+
+    expected = stream_of(made(put_near(folder, kind, 6)), key, steps=6, batch=8)
+    source = made(put(server, kind, 6))
+    server.start_counting()
+    assert_trees_equal(stream_of(source, key, ms.Threads(4), steps=6, batch=8), expected)
+    assert len(server.requests) <= 6 + 6  # a document that two batches share may be asked for again
+    assert fetch_pool(cloud.options_for("http://x").read_ahead).nbytes == 0
+
+
 def test_steps_that_are_asked_for_out_of_order_are_not_read_far_ahead(server, key):
     """`next_batch` at any step costs its batch and the few that are read ahead, not all that might come."""
     source = source_of("tar", put(server, "tar", 30), "sequential")
@@ -492,8 +605,10 @@ def test_expected_spans_are_fetched_in_bounded_memory_and_taken_once(wanted, lim
     spans = [(files[number], (start, size)) for number, start, size in wanted]
     pool = FetchPool(limit)
     first = data.draw(st.integers(0, len(spans)))
-    pool.expect(spans[:first], 3)
-    pool.expect(spans[first:], 3)
+    wide = data.draw(st.integers(0, 5_000))  # what is fetched around each
+    around = [(file, (start, size), (max(start - wide, 0), min(start, wide) + size)) for file, (start, size) in spans]
+    pool.expect(around[:first], 3)
+    pool.expect(around[first:], 3)
     for file, (start, size) in spans:
         assert pool.take(file, (start, size)) == file.data[start : start + size]
         assert pool.take(file, (start, size + 1)) is None
@@ -516,23 +631,57 @@ def test_threads_that_ask_at_the_same_time_get_one_cache_and_one_pool(folder):
             assert len(set(threads.map(ask, range(8)))) == 1
 
 
+def test_pieces_that_threads_keep_at_the_same_time_are_all_kept_and_counted(folder):
+    cache, names = FileCache(folder / "c", 1 << 20), [f"{number:040x}-0" for number in range(200)]
+    with concurrent.futures.ThreadPoolExecutor(16) as threads:
+        list(threads.map(lambda name: cache.write({name: name.encode() * 10}), names))
+    again = FileCache(folder / "c", 1 << 20)
+    assert [again.read(name) for name in names] == [name.encode() * 10 for name in names]
+    assert again.read(names[0], 40, 3) == names[0][40:].encode() + b"0"
+    cache.write({names[0]: bytes(2 << 20)})  # more than there is room for at all
+    assert cache.read(names[0]) == names[0].encode() * 10
+    kept = sum(path.stat().st_size for path in (folder / "c").glob("??/*"))
+    assert kept == sum(12 + 10 * len(name) for name in names) <= int((folder / "c" / ".used").read_text())
+
+
 def test_what_lies_in_a_piece_that_is_fetched_anyway_is_not_fetched_again():
     data = np.random.default_rng(0).bytes(100_000)
     file, pool = Recorded(data), FetchPool(1 << 20)
-    pool.expect([(file, (0, 100)), (file, (2000, 100))], 1)  # a gap that is asked for with them
-    pool.expect([(file, (1000, 100)), (file, (3000, 100))], 1)
+    expect = lambda *starts: pool.expect([(file, (start, 100), (start, 100)) for start in starts], 1)  # noqa: E731
+    expect(0, 2000)  # a gap that is asked for with them
+    expect(1000, 3000)
     for start in (0, 2000, 1000, 3000):
         assert pool.take(file, (start, 100)) == data[start : start + 100]
     assert sorted(file.fetched) == [(0, 2100), (3000, 100)]
     assert pool.nbytes == 0 and not file.expected
-    pool.expect([(file, (1000, 100))], 1)  # the piece it was in is gone
+    expect(1000)  # the piece it was in is gone
     assert pool.take(file, (1000, 100)) == data[1000:1100]
     assert file.fetched[-1] == (1000, 100)
 
 
+def test_what_is_expected_and_never_read_makes_room_in_time():
+    file, pool = Recorded(bytes(1 << 20)), FetchPool(1 << 16)
+    never, span = [(file, (start, 4096), (start, 4096)) for start in range(0, 1 << 16, 8192)], (500_000, 4096)
+    pool.expect(never, 2)
+    for _ in range(1 << 15):
+        pool.expect([(file, span, span)], 2)
+        assert pool.take(file, span) == bytes(4096)
+    while pool.nbytes > 8 * 4096:  # a thread may be at one
+        pass
+    later = range(600_000, 600_000 + 16 * 8192, 8192)
+    pool.expect([(file, (start, 4096), (start, 4096)) for start in later], 2)
+    deadline = time.monotonic() + 20
+    while sum(start >= 600_000 for start, _ in file.fetched) < 16:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    for start in later:
+        assert pool.take(file, (start, 4096)) == bytes(4096)
+    assert pool.take(file, (0, 4096)) == bytes(4096)  # which is fetched again
+
+
 def test_what_is_forgotten_is_not_held():
     file, pool = Recorded(bytes(100_000)), FetchPool(1 << 20)
-    pool.expect([(file, (start, 100)) for start in range(0, 100_000, 10_000)], 2)
+    pool.expect([(file, (start, 100), (start, 100)) for start in range(0, 100_000, 10_000)], 2)
     pool.forget([file])
     assert pool.take(file, (0, 100)) is None
     while pool.nbytes:  # a thread may have been at a piece

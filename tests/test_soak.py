@@ -30,6 +30,8 @@ def test_a_case_is_a_function_of_its_number():
     many = [case_of(number) for number in range(100, 1000)]
     assert {case.way for case in many} == set(WAYS)
     assert {part.source for case in many for part in case.parts} == set(SOURCES)
+    orders = [part.ordering.mode for case in many for part in case.parts]
+    assert set(orders) == {"itemwise", "reseed", "repeat", "batchwise", "blocks"}
     assert {len(case.parts) for case in many} == {1, 2}
     assert {case.buffered for case in many} == {case.ordered for case in many} == {True, False}
 

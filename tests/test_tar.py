@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import tarfile
+import tempfile
 import tracemalloc
 
 import jax
@@ -18,11 +19,13 @@ import pytest
 import safetensors.numpy
 from conftest import assert_trees_equal
 from hostile import named
+from hypothesis import given, settings, strategies
 from loopback import Loopback
 from test_bad_input import refuses
 
 import millstream as ms
 from millstream.files import remote_options
+from millstream.files.data_files import LocalFile
 from millstream.integrations import _tar_samples, cloud
 from millstream.integrations.safetensors import SafetensorsSource
 from millstream.integrations.webdataset import WebDatasetSource
@@ -170,6 +173,38 @@ def test_every_kind_of_tar_and_long_names(folder, format):
     source = WebDatasetSource(path, ordering="sequential")
     assert list(source.keys) == [name.removesuffix(".cls") for name in names]
     assert source.read(np.arange(len(names)))["cls"].tolist() == list(range(len(names)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    strategies.lists(
+        strategies.tuples(strategies.integers(0, 30_000), strategies.sampled_from(["", "long", "folder", "prefix"])),
+        max_size=40,
+    ),
+    strategies.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
+    strategies.booleans(),
+)
+def test_members_are_those_that_tarfile_finds(drawn, format, ends):
+    """Plain headers are read many at a time, and others one by one, in any mixture and any window."""
+    pairs = []
+    for number, (size, kind) in enumerate(drawn):
+        name = {"long": "n" * 90 + "/" + "m" * 60, "prefix": "p" * 60 + "/" + "q" * 60}.get(kind, "x")
+        name = f"{name}{number}.bin"
+        pairs.append((named(name, tarfile.DIRTYPE) if kind == "folder" else name, bytes(size)))
+    data = tar(pairs, format)
+    with tempfile.NamedTemporaryFile(suffix=".tar") as file:
+        file.write(data)
+        file.flush()
+        if not ends:
+            file.truncate(len(data.rstrip(b"\0")) // 512 * 512)  # cut short
+        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+            expected = [(one.name, one.offset_data, one.size) for one in archive if one.isreg()]
+        if ends:
+            found = list(_tar_samples.tar_members("Test", LocalFile("Test", file.name)))
+            assert [tuple(one) for one in found] == expected
+        else:
+            with pytest.raises(ValueError, match=r"cannot read .* as a tar file"):
+                list(_tar_samples.tar_members("Test", LocalFile("Test", file.name)))
 
 
 def test_own_decoders_and_pictures(folder):

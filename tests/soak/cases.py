@@ -13,6 +13,7 @@ WAYS = (*DRAWN, "jit", "scan", "train", "fused")
 LEFT_OUT = ("iterate", "block", "kept", "broken", "train")  # ways in which "skip batch" leaves a batch out
 FILES = ("sqlite", "parquet", "arrow", "tar", "images")
 SOURCES = ("arrays", "function", "fill", "items", "npy", "csv", *FILES)
+GROUP = 8  # samples of the row groups and record batches of files
 PROGRAMS = ("killed program", "terminated program", "interrupted program")
 
 
@@ -200,6 +201,12 @@ def _policy(chance: random.Random, fault: str, way: str) -> str:
     return chance.choice(["raise", "raise", "raise", tolerant])
 
 
+def _in_blocks(chance: random.Random) -> Shuffle | None:
+    """A block shuffle, for one case of four; by a chance of its own, so that all else of a number stays what it is."""
+    lanes, window = chance.choice([1, 2]), chance.choice([3, 8, 30])
+    return Shuffle("blocks", block_size=GROUP, lanes=lanes, window=window) if chance.random() < 0.25 else None
+
+
 def _part(chance: random.Random, first: int, sources: list[str], executor: str, buffered: bool) -> Part:
     ordering = Shuffle(chance.choice(["itemwise", "itemwise", "reseed", "repeat", "batchwise"]), chance.random() < 0.8)
     endings = ["pad", "drop"] if ordering.recurs else ["pad", "drop", "wrap"]
@@ -207,6 +214,7 @@ def _part(chance: random.Random, first: int, sources: list[str], executor: str, 
     if chance.random() < 0.2 and not buffered:
         batches.append((2, chance.choice(endings)))
     compiled = ["before", "random", "after"]
+    ordering = _in_blocks(random.Random(hash(chance.getstate()[1]))) or ordering
     return Part(
         chance.choice(sources),
         first,

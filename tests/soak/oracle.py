@@ -13,11 +13,13 @@ import numpy as np
 
 from millstream.loader.mixed import WeightedOrder
 from millstream.plan import order
+from millstream.plan.block_order import StoredBlocks, block_order
 from millstream.plan.keys import fold, name_words, named_key
 from soak import trouble
 from soak.cases import Case, Part
 
-Row = tuple[int, int] | None  # the epoch that a sample has its keys from, and its number; None for padding
+# The epoch that a sample has its keys from, its number, and the position that its keys depend on; None for padding.
+Row = tuple[int, int, int] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,17 +98,25 @@ class Epochs:
         self._part = part
         self._words = words
         self.length = part.samples
+        if part.ordering.mode == "blocks":
+            stored = StoredBlocks(np.array([self.length]), 1, False)
+            self._blocks, self._bounds = block_order(part.ordering, stored, None)
 
     @functools.cache  # noqa: B019 (it lives as long as its case)
     def at(self, epoch: int) -> list[Row]:
         """The rows of one epoch, each sample once."""
         shuffle = self._part.ordering
+        if shuffle.mode == "blocks":
+            positions = np.arange(self.length, dtype=np.uint64)
+            found = self._blocks.locate(np, self._bounds, self._words, np.uint32(epoch), positions).tolist()
+            assert sorted(found) == list(range(self.length)), f"no permutation: {found}"
+            return [(epoch, index, position) for position, index in enumerate(found)]
         keys_of = 0 if shuffle.recurs else epoch
         ordered_by = epoch if shuffle.mode == "itemwise" else 0
         if ordered_by == 0 and not shuffle.first_epoch:
-            return [(keys_of, index) for index in range(self.length)]
+            return [(keys_of, index, index) for index in range(self.length)]
         key = order.epoch_key(np, self._words, np.uint32(ordered_by))
-        return [(keys_of, index) for index in permutation(self.length, key)]
+        return [(keys_of, index, index) for index in permutation(self.length, key)]
 
     @property
     def padding(self) -> Any:
@@ -120,10 +130,12 @@ class Batches:
         inner: What is batched.
         size: How many are a batch.
         ending: What becomes of the last ones of an epoch.
+        lanes: How many lanes take turns in what is batched; each has rows of its own in a batch.
     """
 
-    def __init__(self, inner: Any, size: int, ending: str) -> None:
+    def __init__(self, inner: Any, size: int, ending: str, lanes: int = 1) -> None:
         self._inner = inner
+        self._lanes = lanes
         self._size = size
         self._ending = ending
         self.length = inner.length // size if ending == "drop" else -(-inner.length // size)
@@ -138,7 +150,8 @@ class Batches:
         else:
             elements = list(self._inner.at(epoch))
             elements += [self._inner.padding] * (self.length * self._size - len(elements))
-        return [elements[number * self._size : (number + 1) * self._size] for number in range(self.length)]
+        batches = [elements[number * self._size : (number + 1) * self._size] for number in range(self.length)]
+        return [[row for lane in range(self._lanes) for row in batch[lane :: self._lanes]] for batch in batches]
 
     @property
     def padding(self) -> Any:
@@ -159,8 +172,9 @@ class PartStream:
         self._part = part
         self._words = words
         self._outermost: Any = Epochs(part, words)
+        lanes = part.ordering.lanes or 1
         for size, ending in part.batches if batched else ():
-            self._outermost = Batches(self._outermost, size, ending)
+            self._outermost, lanes = Batches(self._outermost, size, ending, lanes), 1
         self.steps_per_epoch = self._outermost.length
 
     def at(self, step: int) -> Expected:
@@ -184,23 +198,23 @@ class PartStream:
         return Expected(leaves, np.stack([batch.mask for batch in inner]))
 
     @np.errstate(over="ignore")
-    def _sample(self, epoch: int, index: int) -> dict[str, Any]:
+    def _sample(self, epoch: int, index: int, position: int) -> dict[str, Any]:
         part, value = self._part, trouble.sample(self._part.first + index)
         if part.host_map == "doubled":
             value = trouble.doubled(value)
         elif part.host_map == "shaken":
-            key = [*self._key("millstream sample 1", epoch, index), *name_words("RandomHostMapTransform(shaken)")]
+            key = [*self._key("millstream sample 1", epoch, position), *name_words("RandomHostMapTransform(shaken)")]
             philox = np.random.Philox(key=np.array(key, np.uint32).view(np.uint64))
             value = trouble.shaken(value, np.random.Generator(philox))
         if part.device_map in ("before", "after"):
             value["x"] = value["x"] * np.float32(2)
         elif part.device_map == "random":
-            word = self._key("millstream stage 1 RandomMapTransform(jitter)", epoch, index)[0]
+            word = self._key("millstream stage 1 RandomMapTransform(jitter)", epoch, position)[0]
             value["x"] = value["x"] + np.float32(word >> np.uint32(8)) * np.float32(2**-24)
         return value
 
-    def _key(self, name: str, epoch: int, index: int) -> tuple[np.uint32, np.uint32]:
-        return fold(np, fold(np, named_key(self._words, name), np.uint32(epoch)), np.uint32(index))
+    def _key(self, name: str, epoch: int, position: int) -> tuple[np.uint32, np.uint32]:
+        return fold(np, fold(np, named_key(self._words, name), np.uint32(epoch)), np.uint32(position))
 
 
 class Buffered:

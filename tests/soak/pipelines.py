@@ -15,7 +15,7 @@ import numpy as np
 
 import millstream as ms
 from soak import trouble as readers
-from soak.cases import Case, Part
+from soak.cases import GROUP, Case, Part
 from soak.trouble import Trouble
 
 
@@ -79,7 +79,7 @@ def _table(arrays: dict[str, np.ndarray]) -> Any:
 def _write_parquet(arrays: dict[str, np.ndarray], path: pathlib.Path) -> None:
     import pyarrow.parquet as pq
 
-    pq.write_table(_table(arrays), path, row_group_size=8)
+    pq.write_table(_table(arrays), path, row_group_size=GROUP)
 
 
 def _write_arrow(arrays: dict[str, np.ndarray], path: pathlib.Path) -> None:
@@ -87,7 +87,7 @@ def _write_arrow(arrays: dict[str, np.ndarray], path: pathlib.Path) -> None:
 
     table = _table(arrays)
     with pa.ipc.new_file(path, table.schema) as file:
-        file.write_table(table, max_chunksize=8)
+        file.write_table(table, max_chunksize=GROUP)
 
 
 def _write_tar(arrays: dict[str, np.ndarray], path: pathlib.Path) -> None:

@@ -17,6 +17,8 @@ from millstream.files.urls import shown
 from millstream.text.errors import require_path, require_posix
 
 _AT_ONCE = 64  # files of other machines that are opened at a time: 1,000 of them at 30 ms take half a second
+_GAP = 64 << 10  # bytes between two wanted pieces that are rather thrown away than asked around
+_TOGETHER = 8 << 20  # bytes that are asked for together
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _GONE = (FileNotFoundError, NotADirectoryError)  # other failures, such as too many open files, say what they are
@@ -268,9 +270,37 @@ def at_once(call: Callable[[_Item], _Result], items: Sequence[_Item], is_far: bo
             raise
 
 
-def expect(wanted: Sequence[tuple[File, tuple[int, int]]]) -> None:
-    """Say which spans will be read next, in order: those of other machines are fetched ahead, many at a time."""
-    remote: list[Any] = [(file, span) for file, span in wanted if not isinstance(file, LocalFile)]
+def read_at_once(wanted: Sequence[tuple[File, Sequence[tuple[int, int]]]]) -> list[list[bytes]]:
+    """The bytes of spans of many files, all of them asked for at once; neighbours together."""
+    runs: list[tuple[int, int, int]] = []  # file, start and end
+    for number, (_, spans) in enumerate(wanted):
+        for start, size in sorted(spans):
+            if runs and runs[-1][0] == number and start - runs[-1][2] <= _GAP and start - runs[-1][1] <= _TOGETHER:
+                runs[-1] = (number, runs[-1][1], max(runs[-1][2], start + size))
+            else:
+                runs.append((number, start, start + size))
+    answers = at_once(lambda run: wanted[run[0]][0].read_at(run[1], run[2] - run[1]), runs)
+    of_file: dict[int, list[tuple[int, bytes]]] = {}
+    for (number, start, _), data in zip(runs, answers, strict=True):
+        of_file.setdefault(number, []).append((start, data))
+    return [[_cut(of_file[number], *span) for span in spans] for number, (_, spans) in enumerate(wanted)]
+
+
+def _cut(runs: list[tuple[int, bytes]], start: int, size: int) -> bytes:
+    first, data = next((first, data) for first, data in reversed(runs) if first <= start)
+    return data[start - first : start - first + size]
+
+
+def expect(wanted: Sequence[tuple[File, tuple[int, int]]], around: Sequence[tuple[int, int]] | None = None) -> None:
+    """Say which spans will be read next, in order: those of other machines are fetched ahead, many at a time.
+
+    Args:
+        wanted: Spans, each with its file.
+        around: For each, the span of the same file around it that will be read soon, and is fetched as one.
+    """
+    all_around = [span for _, span in wanted] if around is None else around
+    spans = zip(wanted, all_around, strict=True)
+    remote: list[Any] = [(file, span, wide) for (file, span), wide in spans if not isinstance(file, LocalFile)]
     if remote:
         from millstream.files.remote_file import expect_remote
 

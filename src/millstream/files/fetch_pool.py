@@ -18,12 +18,15 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 _PIECE = 2 << 20  # bytes of neighbours that are asked for together: more would make the first of them wait
+_PIECES = 16  # of which there is room for so many at least: few large ones would be given up for each other
 _GAP = 4 << 10  # bytes between two wanted spans that are always asked for with them: headers, and small neighbours
 _WASTE = 1  # how often longer gaps must fit into what is wanted around them; what is wanted later may lie there
+_OVERDUE = 1 << 14  # uses after which one that should have come is not waited for: samples may be read once for two
 _LOOKED_AT = 4  # pieces that a span is looked for in
 _IDLE_SECONDS = 5.0  # after which a thread ends
 
 Span = tuple[int, int]  # start and size
+_Use = tuple[Span, int, Span]  # what is fetched, the number of the use, and what is read
 
 
 class Fetchable(Protocol):
@@ -79,23 +82,25 @@ class FetchPool:
         self._held: set[Piece] = set()
         self._pieces: dict[Fetchable, list[Piece]] = {}  # that have uses, by where they start
         self._numbers = itertools.count()
+        self._last_taken = 0
         self._threads = 0
 
-    def expect(self, wanted: Iterable[tuple[Fetchable, Span]], connections: int, kept: bool = True) -> None:
+    def expect(self, wanted: Iterable[tuple[Fetchable, Span, Span]], connections: int, kept: bool = True) -> None:
         """Fetch these spans, which will be read in this order, as soon as there is room.
 
         Args:
-            wanted: Spans, each with its file.
+            wanted: Spans, each with its file, and with the span around it that is fetched in its place: what is
+                expected there later then comes with it.
             connections: How many threads may fetch.
             kept: Whether their bytes wait in memory until each was taken.
         """
-        by_file: dict[Fetchable, list[tuple[Span, int]]] = {}
-        for file, span in wanted:
-            by_file.setdefault(file, []).append((span, next(self._numbers)))
+        by_file: dict[Fetchable, list[_Use]] = {}
+        for file, span, around in wanted:
+            by_file.setdefault(file, []).append((around, next(self._numbers), span))
         with self._changed:
-            for file, spans in by_file.items():
-                left = [(span, use) for span, use in spans if not self._found_in_piece(file, span, use)]
-                for run in _runs(left):
+            for file, uses in by_file.items():
+                left = [use for use in uses if not self._found_in_piece(file, use)]
+                for run in _runs(left, min(_PIECE, self.limit // _PIECES)):
                     self._add(file, run, kept)
             for _ in range(min(connections, len(self._waiting)) - self._threads):
                 self._threads += 1
@@ -127,7 +132,7 @@ class FetchPool:
         finally:
             with self._changed:
                 if piece.uses:
-                    piece.uses.popleft()
+                    self._last_taken = max(self._last_taken, piece.uses.popleft())
                 if not piece.uses:
                     self._release(piece)
                     self._end(piece)
@@ -152,19 +157,20 @@ class FetchPool:
                 piece.uses.clear()
                 self._release(piece)
 
-    def _add(self, file: Fetchable, run: list[tuple[Span, int]], kept: bool) -> None:
+    def _add(self, file: Fetchable, run: "list[_Use]", kept: bool) -> None:
         start = run[0][0][0]
-        size = max(sum(span) for span, _ in run) - start
-        piece = Piece(file, (start, size), collections.deque(sorted(use for _, use in run)), kept)
+        size = max(sum(around) for around, _, _ in run) - start
+        run.sort(key=_number)  # a span that comes twice is taken in the order of its uses
+        piece = Piece(file, (start, size), collections.deque(map(_number, run)), kept)
         if kept:
-            for span, _ in run:
+            for _, _, span in run:
                 file.expected.setdefault(span, collections.deque()).append(piece)
             bisect.insort(self._pieces.setdefault(file, []), piece, key=_start)
         self._wait(piece)
 
-    def _found_in_piece(self, file: Fetchable, span: Span, use: int) -> bool:
+    def _found_in_piece(self, file: Fetchable, wanted: "_Use") -> bool:
         """Whether a span lies in a piece that is to be read anyway, and is now one of its uses."""
-        pieces = self._pieces.get(file, [])
+        (_, use, span), pieces = wanted, self._pieces.get(file, [])
         place = bisect.bisect_right(pieces, span[0], key=_start)
         for piece in reversed(pieces[max(place - _LOOKED_AT, 0) : place]):
             if sum(span) <= sum(piece.span):
@@ -210,8 +216,14 @@ class FetchPool:
         return None
 
     def _evict(self, use: int) -> bool:
-        """Give up the piece that is needed last, if that is after a use."""
-        last = max((piece for piece in self._held if _is_here(piece)), key=lambda piece: piece.uses[0], default=None)
+        """Give up a piece whose uses never came, or the one that is needed last, if that is after a use."""
+        here = [piece for piece in self._held if _is_here(piece)]
+        for piece in here:
+            if piece.uses[-1] < self._last_taken - _OVERDUE:
+                self._release(piece)
+                piece.answer = None  # who reads it after all fetches it
+                return True
+        last = max(here, key=lambda piece: piece.uses[0], default=None)
         if last is None or last.uses[0] <= use:
             return False
         self._release(last)
@@ -250,19 +262,23 @@ def _start(piece: Piece) -> int:
     return piece.span[0]
 
 
+def _number(use: _Use) -> int:
+    return use[1]
+
+
 def _is_here(piece: Piece) -> bool:
     return piece.kept and bool(piece.uses) and piece.answer is not None and piece.answer.done()
 
 
-def _runs(spans: Sequence[tuple[Span, int]]) -> Iterable[list[tuple[Span, int]]]:
-    """Spans that are asked for together: neighbours, with little between them."""
-    run: list[tuple[Span, int]] = []
+def _runs(uses: Sequence[_Use], most: int) -> Iterable[list[_Use]]:
+    """Spans that are asked for together: neighbours, with little between them, up to so many bytes."""
+    run: list[_Use] = []
     start = end = wanted = 0
-    for entry in sorted(spans):
+    for entry in sorted(uses):
         first, size = entry[0]
         gap = first - end
         near = gap <= _GAP or _WASTE * (end - start - wanted + gap) <= wanted + size
-        if run and near and first + size - start <= _PIECE:
+        if run and (first + size <= end or (near and first + size - start <= most)):
             wanted += max(first + size - max(first, end), 0)
             end = max(end, first + size)
         else:

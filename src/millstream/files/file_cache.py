@@ -50,6 +50,7 @@ class FileCache:
         self.folder = folder
         self.limit = limit
         self._writing = threading.Lock()
+        self._unwritten: collections.deque[Mapping[str, bytes]] = collections.deque()  # of threads that wait
         self._wanted: collections.Counter[tuple[str, int]] = collections.Counter()
         self._counting = threading.RLock()  # a finalizer may run while it is held
         self._wanted_bytes = 0
@@ -83,8 +84,8 @@ class FileCache:
         """Whether this process has read or written a piece lately."""
         return name in self._known
 
-    def read(self, name: str, start: int, size: int) -> bytes | None:
-        """A part of a piece; None if the piece is not there or was damaged, and is now gone."""
+    def read(self, name: str, start: int = 0, size: int | None = None) -> bytes | None:
+        """A part of a piece, or all of it; None if the piece is not there or was damaged, and is now gone."""
         path = self._path(name)
         try:
             handle = open_plain(path)
@@ -94,6 +95,7 @@ class FileCache:
             if name not in self._known and not _is_whole(os.pread(handle, os.fstat(handle).st_size, 0)):
                 os.unlink(path)  # left by a power cut
                 return None
+            size = os.fstat(handle).st_size - _HEAD - start if size is None else size
             data = os.pread(handle, size, _HEAD + start)
         except OSError:
             return None
@@ -103,14 +105,26 @@ class FileCache:
         return data if len(data) == size else None
 
     def write(self, pieces: Mapping[str, bytes]) -> None:
-        """Keep these pieces, if they fit at all. A disk that is full or gone is warned about, once."""
-        needed = sum(map(_size, pieces.values()))
-        if needed > self.limit:
+        """Keep these pieces, if they fit at all. A disk that is full or gone is warned about, once.
+
+        What several threads write at the same time, one of them writes for all: the lock and the count take most of
+        the time where pieces are small.
+        """
+        if _sizes(pieces) > self.limit:
             return
+        self._unwritten.append(pieces)
+        with self._writing:
+            due: dict[str, bytes] = {}
+            while self._unwritten and (not due or _sizes(due) + _sizes(self._unwritten[0]) <= self.limit // 8):
+                due.update(self._unwritten.popleft())
+            if due:  # else another thread has written them
+                self._write(due)
+
+    def _write(self, pieces: Mapping[str, bytes]) -> None:
         try:
             # A lock that is not to be had is no reason to wait: the bytes are in hand.
-            with self._writing, contextlib.suppress(TimeoutError), locked(self.folder / ".lock", _LOCK_SECONDS):
-                self._make_room(needed)
+            with contextlib.suppress(TimeoutError), locked(self.folder / ".lock", _LOCK_SECONDS):
+                self._make_room(_sizes(pieces))
                 for name, data in pieces.items():
                     path = pathlib.Path(self._path(name))
                     path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -176,8 +190,8 @@ class FileCache:
         return total
 
 
-def _size(data: bytes) -> int:
-    return len(data) + _HEAD
+def _sizes(pieces: Mapping[str, bytes]) -> int:
+    return sum(len(data) + _HEAD for data in pieces.values())
 
 
 def _is_whole(data: bytes) -> bool:
@@ -186,7 +200,7 @@ def _is_whole(data: bytes) -> bool:
 
 @functools.cache
 def _warn_once(text: str) -> None:
-    warnings.warn(text, stacklevel=4)
+    warnings.warn(text, stacklevel=5)
 
 
 _caches: dict[tuple[pathlib.Path, int], FileCache] = {}

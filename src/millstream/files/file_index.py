@@ -35,20 +35,28 @@ def file_index(
         scan: What is found, in order, each part with the position that was reached. It finds something in every file.
         folder: Where it is kept; None for memory, and, of a file of another machine, its cache on disk.
     """
+    kept = find_index(caller, file, kind, folder)
+    # Before the lock of a plan is held: who waits for it looks at its file to see whether its maker gets on.
+    return keep_index(caller, file, kind, _found(caller, file, scan), folder) if kept is None else kept
+
+
+def find_index(caller: str, file: File, kind: str, folder: PlanFolder | None) -> np.ndarray | None:
+    """What was found in a file before, and kept; None if nothing was."""
     if folder is None:
         kept = file.kept(f"{VERSION} {caller} {kind}")
-        if kept is not None:
-            return plain.decode(kept)
-        found = _found(caller, file, scan)
+        return None if kept is None else plain.decode(kept)
+    plan = find_plan(folder, f"{caller}-{file.stamp[0]}", file_identity(caller, file, kind))
+    return None if plan is None else np.asarray(plan[0])  # which is mapped all the same
+
+
+def keep_index(caller: str, file: File, kind: str, found: np.ndarray, folder: PlanFolder | None) -> np.ndarray:
+    """Keep what was found in a file."""
+    if folder is None:
         file.keep(f"{VERSION} {caller} {kind}", plain.encode(found, caller))
         return found
     name, of = f"{caller}-{file.stamp[0]}", file_identity(caller, file, kind)
-    kept = find_plan(folder, name, of)
-    if kept is None:
-        # Before the lock of the plan is held: who waits for it looks at its file to see whether its maker gets on.
-        found = _found(caller, file, scan)
-        kept = kept_array(folder, caller, name, of, lambda making: making.store(found.dtype, len(found), [found]))
-    return np.asarray(kept[0])  # which is mapped all the same
+    plan = kept_array(folder, caller, name, of, lambda making: making.store(found.dtype, len(found), [found]))
+    return np.asarray(plan[0])
 
 
 def file_identity(caller: str, file: File, kind: str) -> bytes:

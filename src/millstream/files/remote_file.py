@@ -80,16 +80,23 @@ def _is_worth_a_try(options: CloudOptions, attempt: int, begun: float) -> bool:
     return attempt < options.retries and time.monotonic() - begun < options.deadline
 
 
-def expect_remote(wanted: Sequence[tuple["RemoteFile", Span]]) -> None:
-    """Fetch spans of files that will be read in this order: whole blocks to disk where they are kept, or to memory."""
-    in_memory = [(file, span) for file, span in wanted if file.cache is None]
+def expect_remote(wanted: Sequence[tuple["RemoteFile", Span, Span]]) -> None:
+    """Fetch spans of files that will be read in this order: whole blocks to disk where they are kept, or to memory.
+
+    What lies around a span comes with it, unless all that is around these spans is more than may wait in memory: it
+    would be given up and fetched again before it is used.
+    """
+    in_memory = [(file, span, around) for file, span, around in wanted if file.cache is None]
     if in_memory:
         options = in_memory[0][0].options
+        if sum(size for _, (_, size) in {(file, around) for file, _, around in in_memory}) > options.read_ahead:
+            in_memory = [(file, span, span) for file, span, _ in in_memory]
         fetch_pool(options.read_ahead).expect(in_memory, options.connections)
     if len(in_memory) < len(wanted):
         options = wanted[0][0].options
-        blocks = [(file, unit) for file, span in wanted if file.cache is not None for unit in file.new_blocks(span)]
-        fetch_pool(options.read_ahead).expect(dict.fromkeys(blocks), options.connections, kept=False)
+        around = dict.fromkeys((file, around) for file, _, around in wanted if file.cache is not None)
+        blocks = dict.fromkeys((file, unit) for file, span in around for unit in file.new_blocks(span))
+        fetch_pool(options.read_ahead).expect([(*block, block[1]) for block in blocks], options.connections, kept=False)
 
 
 def forget_remote(files: Sequence["RemoteFile"]) -> None:
@@ -250,18 +257,15 @@ class RemoteFile:
 
     def kept(self, name: str) -> bytes | None:
         """What was found in the file before, under this name, in this process or another."""
-        size = None if self._cache is None else self._cache.read(self._note(name), 0, 8)
-        if self._cache is None or size is None:
-            return None
-        return self._cache.read(self._note(name), 8, int.from_bytes(size, "little"))
+        return None if self._cache is None else self._cache.read(self._note(name))
 
     def keep(self, name: str, data: bytes) -> None:
         """Keep what was found in the file, on disk, as long as there is room."""
         if self._cache is not None:
-            self._cache.write({self._note(name): len(data).to_bytes(8, "little") + data})
+            self._cache.write({self._note(name): data})
 
     def _note(self, name: str) -> str:
-        return f"{hashlib.sha256(f'{self._prefix} {name}'.encode()).hexdigest()[:40]}-0"
+        return f"{hashlib.sha256(f'{self._prefix} note {name}'.encode()).hexdigest()[:40]}-0"
 
     def _read(self, ranges: Sequence[Span]) -> Iterator[bytes]:
         """The bytes of each of these ranges: from memory or disk, or asked for, each unit by one reader at a time."""

@@ -54,7 +54,7 @@ class CloudOptions:
     backoff: float = 0.25
     connections: int = 32
     hedge: float | None = None
-    read_ahead: int = 256 << 20
+    read_ahead: int = 512 << 20
     cache_folder: str | os.PathLike[str] | None = None
     cache_limit: int = 4 << 30
     stage: bool = False
@@ -87,6 +87,7 @@ class CloudOptions:
         return user_cache() / "blocks"
 
 
+_last_options: dict[str, tuple[dict[str, Any], CloudOptions]] = {}  # of thousands of files, most have the same
 # Fields by the beginning of the address they are for; of several, the longest has the last word.
 _configured: dict[str, dict[str, Any]] = {}
 
@@ -136,4 +137,7 @@ def options_for(url: str) -> CloudOptions:
     for prefix in sorted(_configured, key=len):
         if url.startswith(prefix):
             found |= _configured[prefix]
-    return CloudOptions(**found)
+    last = _last_options.get("last")
+    if last is None or last[0] != found:
+        last = _last_options["last"] = found, CloudOptions(**found)  # checking them takes longer than all else here
+    return last[1]

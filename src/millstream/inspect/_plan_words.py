@@ -8,6 +8,8 @@ import jax
 import numpy as np
 
 from millstream.files.changed import ABSENT, Stamp
+from millstream.files.data_files import is_remote
+from millstream.files.remote_options import options_for
 from millstream.loader.build import stages
 from millstream.loader.loader import DataLoader
 from millstream.pipeline.bucketed import BucketedPipeline
@@ -25,6 +27,7 @@ from millstream.plan.plan import Batching, Plan
 from millstream.plan.selection import Selection
 from millstream.reading.contracts import IndexedSource
 from millstream.reading.derived_sources import is_random, named_parts
+from millstream.reading.host_source import HostSource
 from millstream.reading.iterable import UNKNOWN_LENGTH
 from millstream.reading.memory import mapped_file, nbytes
 from millstream.reading.processes import Processes
@@ -125,12 +128,23 @@ def _indexed_words(pipeline: IndexedPipeline, made_ahead: int) -> dict[str, str]
         several = isinstance(host.executor, Processes) and host.executor.workers > 1
         each = ", each at a batch of its own" if several else ""
         words["read"] = f"by {reader_words(host)}{each}, {_ahead_words(host.ahead(plan))}, {order}"
+        if several and plan.shuffle.mode == "blocks" and _is_fetched_by_each(host.source):
+            words["fetched"] = (
+                "each worker fetches the blocks of its own batches, so that most come once per worker; with "
+                "millstream.integrations.cloud.configure(stage=True) they come once for all, or use Threads"
+            )
         words["errors"] = _ERRORS[host.on_error]
         if host.cache is not None:
             words["cache"] = f"{host.cache.folder} ({host.cache.mode})"
     if pipeline.placement is not None:
         words["shards"] = _shard_words(pipeline.placement)
     return words | {"state": "a key and a step"}
+
+
+def _is_fetched_by_each(source: HostSource) -> bool:
+    """Whether files of other machines are read that no disk keeps for all processes."""
+    addresses = [name for name, _, _ in source.stamps if is_remote(name)]
+    return source.looks_ahead and not all(options_for(address).stage for address in addresses)
 
 
 def _view_words(selection: Selection, samples: int) -> dict[str, str]:

@@ -84,6 +84,7 @@ class ChunkedTable:
         self.in_memory: InMemoryColumns | None = None
         self.stamps = getattr(chunks, "stamps", ())  # of those in files
         self.blocks = chunks.sizes
+        self.cache_bytes = getattr(chunks, "cache_bytes", None)
         self._chunks = chunks
         self._ends = np.cumsum(chunks.sizes, dtype=np.int64)
         self._firsts = self._ends - chunks.sizes

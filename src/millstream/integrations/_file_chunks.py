@@ -119,6 +119,7 @@ class FileChunks:
 
     Attributes:
         regular: Whether all columns that were read so far are arrays.
+        cache_bytes: Bytes to keep.
         is_remote: Whether some of the files are on another machine.
     """
 
@@ -138,7 +139,7 @@ class FileChunks:
         self._files = files
         self._places = [(file, number) for file, of_file in enumerate(sizes) for number in range(len(of_file))]
         self._decode = decode
-        self._limit = limit
+        self.cache_bytes = self._limit = limit
         self._at_once = min(limit, _TOGETHER) if together else -1
         self._begin()
 

@@ -141,6 +141,7 @@ class TableSource(HostSource):
         self.stamps = getattr(table, "stamps", ())  # of those in files
         self.blocks = getattr(table, "blocks", None)  # of those that are stored in some
         self.divides_blocks = getattr(table, "divides_blocks", False)
+        self.cache_bytes = getattr(table, "cache_bytes", None)
         self.looks_ahead = getattr(table, "looks_ahead", False)
         self.ordering: Ordering = ordering
         self.prefetch_size = prefetch_size

@@ -1,7 +1,6 @@
 """Which files of which tar file are a sample: those that are equal up to the first dot of their name."""
 
 import dataclasses
-import io
 import re
 import tarfile
 from collections.abc import Iterator, Sequence
@@ -10,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from millstream.files import plain
-from millstream.files.data_files import File, at_once, buffered, is_remote
+from millstream.files.data_files import File, at_once, is_remote
 from millstream.files.file_index import file_index
 from millstream.files.plan_folder import PlanFolder
 
@@ -21,9 +20,42 @@ _EXTENDED = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 _LONG_LIMIT = 1 << 20  # bytes of a name or of extended headers
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _TAIL = 64 << 10
+_NEAR = 4 << 10  # bytes beside a file that are read with it: its header, and small files that are not wanted
 _END = bytes(_BLOCK)
 _RECORD = re.compile(rb"(\d{1,7}) ([^=\n]+)=")
 _MEMBER = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
+
+
+class _Window:
+    """A file that is read some bytes at a time, from any position on.
+
+    Args:
+        file: The file.
+        size: How many bytes at least.
+    """
+
+    def __init__(self, file: File, size: int) -> None:
+        self._file, self._size = file, size
+        self._start, self._data = 0, b""
+
+    @property
+    def end(self) -> int:
+        """Where what is in memory ends."""
+        return self._start + len(self._data)
+
+    def read(self, position: int, size: int) -> bytes:
+        """Bytes from a position on, fewer at the end of the file."""
+        left = max(self._file.size - position, 0)
+        if not self._start <= position <= position + min(size, left) <= self.end:
+            data = self._file.read_at(position, min(left, max(size, self._size))) if left else b""
+            self._start, self._data = position, data
+        start = position - self._start
+        return self._data[start : start + size]
+
+    def held_at(self, position: int) -> tuple[bytes, int]:
+        """What is in memory around a header, and where that begins there."""
+        self.read(position, _BLOCK)
+        return self._data, position - self._start
 
 
 class Member(NamedTuple):
@@ -48,34 +80,82 @@ def tar_members(caller: str, file: File) -> Iterator[Member]:
         file: The archive: ustar, pax or GNU, not compressed.
     """
     # From afar, a megabyte is as quick as a header; what is larger is jumped over.
-    with buffered(file, 1 << 20 if is_remote(file.name) else 16 << 10) as stream:
-        _require_plain(caller, file, stream)
-        name: str | None = None
-        fields: dict[str, str] = {}
-        position = 0
-        while (header := _header(caller, file, stream, position)) is not None:
-            position += _BLOCK
-            size = _size(caller, file, header, fields, position)
-            if header.type in (tarfile.GNUTYPE_LONGNAME, *_EXTENDED):
-                data = _extra(caller, file, stream, header)
-                if header.type == tarfile.GNUTYPE_LONGNAME:
-                    name = data.rstrip(b"\0").decode("utf-8", "surrogateescape")
-                elif header.type != tarfile.XGLTYPE:
-                    fields = _records(caller, file, data)
-            else:
-                if header.type == tarfile.GNUTYPE_SPARSE or any(field.startswith("GNU.sparse") for field in fields):
-                    raise _damaged(caller, file, f"{header.name!r} is stored with holes; write it without --sparse")
-                if header.type in _REGULAR:
-                    yield Member(fields.get("path", header.name if name is None else name), position, size)
-                if header.type != tarfile.GNUTYPE_LONGLINK:
-                    name, fields = None, {}
-            position += -(-size // _BLOCK) * _BLOCK
-            stream.seek(position)
-        _require_end(caller, file, stream, position)
+    window = _Window(file, 1 << 20 if is_remote(file.name) else 16 << 10)
+    _require_plain(caller, file, window)
+    name: str | None = None
+    fields: dict[str, str] = {}
+    position = looked_at = 0
+    while True:
+        if name is None and not fields and position >= looked_at:
+            for member in _plain_members(*window.held_at(position), position, file.size):
+                yield member
+                position = member.start + _padded(member.size)
+            looked_at = window.end
+        header = _header(caller, file, window, position)
+        if header is None:
+            break
+        position += _BLOCK
+        size = _size(caller, file, header, fields, position)
+        if header.type in (tarfile.GNUTYPE_LONGNAME, *_EXTENDED):
+            data = _extra(caller, file, window, header, position)
+            if header.type == tarfile.GNUTYPE_LONGNAME:
+                name = data.rstrip(b"\0").decode("utf-8", "surrogateescape")
+            elif header.type != tarfile.XGLTYPE:
+                fields = _records(caller, file, data)
+        else:
+            if header.type == tarfile.GNUTYPE_SPARSE or any(field.startswith("GNU.sparse") for field in fields):
+                raise _damaged(caller, file, f"{header.name!r} is stored with holes; write it without --sparse")
+            if header.type in _REGULAR:
+                yield Member(fields.get("path", header.name if name is None else name), position, size)
+            if header.type != tarfile.GNUTYPE_LONGLINK:
+                name, fields = None, {}
+        position += _padded(size)
+    _require_end(caller, file, window, position)
 
 
-def _require_plain(caller: str, file: File, stream: io.BufferedReader) -> None:
-    start = stream.peek(8)
+def _padded(size: int) -> int:
+    return -(-size // _BLOCK) * _BLOCK
+
+
+def _plain_members(data: bytes, at: int, position: int, end: int) -> list[Member]:
+    """Regular files whose headers are next, as far as these bytes go and all is as programs of today write it.
+
+    What is not is left to `_header`, one by one, which takes ten times as long; so are headers with wrong checksums.
+
+    Args:
+        data: Some of an archive.
+        at: Where a header begins in them.
+        position: Where it begins in the archive.
+        end: The size of the archive.
+    """
+    starts, next_at = [], at
+    try:
+        while next_at + _BLOCK <= len(data):
+            starts.append(next_at)
+            next_at += _BLOCK + _padded(int(data[next_at + 124 : next_at + 135], 8))
+    except ValueError:  # the end mark has no size
+        starts.pop()
+    places = np.array(starts, np.int64)
+    headers = np.frombuffer(data, np.uint8)[places[:, None] + np.arange(_BLOCK)]
+    sizes, sums = _octal(headers[:, 124:135]), _octal(headers[:, 148:154])
+    headers[:, 148:156] = 0x20
+    begins, is_known = places + (position - at + _BLOCK), (sizes >= 0) & (headers[:, 135] <= 0x20)
+    is_known &= (headers[:, 156] == 0x30) & (headers[:, 345] == 0) & (headers.sum(axis=1, dtype=np.int64) == sums)
+    is_known &= begins + sizes <= end
+    count = len(starts) if is_known.all() else int(np.argmin(is_known))
+    names = np.ascontiguousarray(headers[:count, :100]).view("S100").ravel().tolist()
+    return list(map(Member, map(_string, names), begins[:count].tolist(), sizes[:count].tolist()))
+
+
+def _octal(digits: np.ndarray) -> np.ndarray:
+    """The numbers that rows of digits in ASCII are; -1 if others are among them."""
+    values = digits.astype(np.int64) - 0x30
+    numbers = values @ 8 ** np.arange(digits.shape[1])[::-1]
+    return np.where(((values >= 0) & (values < 8)).all(axis=1), numbers, -1)
+
+
+def _require_plain(caller: str, file: File, window: _Window) -> None:
+    start = window.read(0, 8)
     for magic, kind in _PACKED.items():
         if start.startswith(magic):
             raise ValueError(
@@ -90,9 +170,9 @@ class _Header(NamedTuple):
     size: int
 
 
-def _header(caller: str, file: File, stream: io.BufferedReader, position: int) -> _Header | None:
+def _header(caller: str, file: File, window: _Window, position: int) -> _Header | None:
     """The next header; None at the end mark."""
-    block = stream.read(_BLOCK)
+    block = window.read(position, _BLOCK)
     if len(block) < _BLOCK:
         raise _damaged(caller, file, f"it ends at byte {position + len(block)} without the mark of an end")
     if block == _END:
@@ -135,10 +215,10 @@ def _size(caller: str, file: File, header: _Header, fields: dict[str, str], star
     return size
 
 
-def _extra(caller: str, file: File, stream: io.BufferedReader, header: _Header) -> bytes:
+def _extra(caller: str, file: File, window: _Window, header: _Header, position: int) -> bytes:
     if header.size > _LONG_LIMIT:
         raise _damaged(caller, file, f"a name or extended header has {header.size} bytes; {_LONG_LIMIT} are allowed")
-    return stream.read(header.size)
+    return window.read(position, header.size)
 
 
 def _records(caller: str, file: File, data: bytes) -> dict[str, str]:
@@ -155,9 +235,9 @@ def _records(caller: str, file: File, data: bytes) -> dict[str, str]:
     return fields
 
 
-def _require_end(caller: str, file: File, stream: io.BufferedReader, position: int) -> None:
+def _require_end(caller: str, file: File, window: _Window, position: int) -> None:
     """Nothing but padding follows the end: archives that were appended to others would be passed over in silence."""
-    if stream.read(_TAIL).strip(b"\0"):
+    if window.read(position + _BLOCK, _TAIL).strip(b"\0"):
         raise _damaged(caller, file, f"something follows its end at byte {position}; give joined archives one by one")
 
 
@@ -180,6 +260,25 @@ class SampleIndex:
     shards: np.ndarray
     keys: np.ndarray
     spans: np.ndarray
+
+    def around(self, indices: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+        """For each file of some samples, where all of its block lies, or itself where mostly other files lie there.
+
+        Args:
+            indices: The samples.
+            bounds: The first and the last sample of the block of each.
+        """
+        _, firsts, which = np.unique(bounds[:, 0], return_index=True, return_inverse=True)
+        hulls = np.array([self._hull(first, last) for first, last in bounds[firsts].tolist()], np.int64)
+        wide = hulls.reshape(-1, 1, 2)[which.ravel()]
+        return np.where(wide[..., 1:], wide, self.spans[indices])
+
+    def _hull(self, first: int, last: int) -> tuple[int, int]:
+        """Where the files of samples that stand next to each other begin, and their bytes; 0 if others are more."""
+        spans = self.spans[first : last + 1].reshape(-1, 2)
+        start, size = int(spans[:, 0].min()), int(spans.sum(axis=1).max() - spans[:, 0].min())
+        is_worth_it = size <= 2 * int(spans[:, 1].sum()) + _NEAR * len(spans)
+        return (start, size) if is_worth_it and self.shards[first] == self.shards[last] else (0, 0)
 
 
 def index_samples(

@@ -1,5 +1,6 @@
 """Arrow tables, and Arrow IPC files (Feather), as sources."""
 
+import contextlib
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -7,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from millstream.files import plain
-from millstream.files.data_files import at_once, forget
-from millstream.files.file_index import file_index
+from millstream.files.data_files import at_once, forget, read_at_once
+from millstream.files.file_index import find_index, keep_index
 from millstream.files.paths import Paths, find_files
 from millstream.files.plan_folder import PlanFolder, folder_of
 from millstream.integrations._chunked import ChunkedTable, as_columns, as_it_is, common_schema
@@ -70,21 +71,19 @@ class _RemoteIpcFile:
     """What the footer of an Arrow IPC file of another machine says: its schema, and where its record batches are.
 
     Args:
-        caller: The caller's name, for errors.
         file: The file.
-        folder: Where it is kept; None for the cache of its blocks.
+        found: What `_find_batches` has found in it.
 
     Attributes:
         blocks: Start and size of each record batch.
         is_plain: Whether a batch can be read without others, which hold dictionaries.
     """
 
-    def __init__(self, caller: str, file: DataFile, folder: PlanFolder | None) -> None:
+    def __init__(self, file: DataFile, found: np.ndarray) -> None:
         import pyarrow as pa
 
         self._name = file.name
-        kept = file_index(caller, file.file, "batches", _scan_batches(file), folder)
-        footer, self._sizes = plain.decode(kept.tobytes())
+        footer, self._sizes = plain.decode(found.tobytes())
         with readable("Arrow IPC", file):
             self.schema = pa.ipc.open_file(pa.BufferReader(_MAGIC + bytes(2) + footer)).schema
         self.blocks = [(start, head + body) for start, head, body in _blocks(footer, _BATCHES)]
@@ -115,8 +114,25 @@ _HEADER_TYPE, _HEADER, _LENGTH = 1, 2, 0  # fields of a message, and of a record
 _RECORD_BATCH = 3  # a type of message
 
 
-def _scan_batches(file: DataFile) -> Iterator[tuple[int, np.ndarray]]:
-    """The end of a file from its footer on, and how many rows each batch has, in two rounds of requests."""
+def _find_batches(caller: str, files: Sequence[DataFile], folder: PlanFolder | None) -> list[np.ndarray]:
+    """The end of each file from its footer on, and how many rows each batch has, in two rounds of requests for all."""
+    found = [find_index(caller, file.file, "batches", folder) for file in files]
+    new = [number for number, kept in enumerate(found) if kept is None]
+    footers = at_once(lambda number: _footer(files[number]), new)
+    heads = [
+        (files[number].file, _in_footer(files[number], footer)) for number, footer in zip(new, footers, strict=True)
+    ]
+    encoded = [
+        _encoded_sizes(caller, files[number], footer, data)
+        for number, footer, data in zip(new, footers, read_at_once(heads), strict=True)
+    ]
+    keep = lambda pair: keep_index(caller, files[pair[0]].file, "batches", pair[1], folder)  # noqa: E731
+    found_now = dict(zip(new, at_once(keep, list(zip(new, encoded, strict=True))), strict=True))
+    return [found_now[number] if kept is None else kept for number, kept in enumerate(found)]
+
+
+def _footer(file: DataFile) -> bytes:
+    """The end of a file, from its footer on."""
     import pyarrow as pa
 
     source = file.file
@@ -125,14 +141,29 @@ def _scan_batches(file: DataFile) -> Iterator[tuple[int, np.ndarray]]:
     if tail[-6:] != _MAGIC or not 10 < size <= source.size:
         raise ValueError(f"{file.name} is damaged, cut short, or no Arrow IPC file. Get it again, or write it again.")
     footer = tail[-size:] if size <= len(tail) else source.read_at(source.size - size, size - len(tail)) + tail
+    with readable("Arrow IPC", file):
+        pa.ipc.open_file(pa.BufferReader(_MAGIC + bytes(2) + footer))  # refuses a footer that points outside
+    return footer
+
+
+def _in_footer(file: DataFile, footer: bytes) -> list[Span]:
+    """Where the heads of the batches of a file are."""
+    with _undamaged(file):
+        return [(start, head) for start, head, _ in _blocks(footer, _BATCHES)]
+
+
+def _encoded_sizes(caller: str, file: DataFile, footer: bytes, heads: Sequence[bytes]) -> np.ndarray:
+    with _undamaged(file):
+        sizes = np.array([_rows(head) for head in heads], np.int64)
+    return np.frombuffer(plain.encode((footer, sizes), caller), np.uint8)
+
+
+@contextlib.contextmanager
+def _undamaged(file: DataFile) -> Iterator[None]:
     try:
-        with readable("Arrow IPC", file):
-            pa.ipc.open_file(pa.BufferReader(_MAGIC + bytes(2) + footer))  # refuses a footer that points outside
-        heads = [(start, head) for start, head, body in _blocks(footer, _BATCHES)]
-        sizes = [_rows(data) for data in source.read_ranges(heads)]
+        yield
     except (struct.error, IndexError) as error:
         raise ValueError(f"{file.name} is damaged: {error}. Get it again, or write it again.") from None
-    yield source.size, np.frombuffer(plain.encode((footer, np.array(sizes, np.int64)), "ArrowSource"), np.uint8)
 
 
 def _blocks(footer: bytes, field: int) -> list[tuple[int, int, int]]:
@@ -292,9 +323,8 @@ def _open_files(
     """The record batches of files."""
     files = open_data_files(caller, find_files(caller, paths, [".arrow", ".feather", ".ipc"]))
     folder, is_far = folder_of(caller, None), any(file.is_remote for file in files)
-    opened = at_once(
-        lambda file: _RemoteIpcFile(caller, file, folder) if file.is_remote else _IpcFile(file), files, is_far
-    )
+    found = iter(_find_batches(caller, [file for file in files if file.is_remote], folder)) if is_far else iter(())
+    opened = [_RemoteIpcFile(file, next(found)) if file.is_remote else _IpcFile(file) for file in files]
     forget([file.file for file in files])
     schema = common_schema(caller, [file.name for file in files], [file.schema for file in opened], columns)
     return _IpcBatches(files, opened, schema.names, decode, limit)

@@ -84,6 +84,7 @@ class _Hdf5Table:
     def __init__(self, paths: Sequence[str], columns: Sequence[str] | None, cache_bytes: int) -> None:
         self._watched = WatchedFiles(_CALLER, paths)
         self._files = [_Hdf5File(path, cache_bytes) for path in paths]
+        self.cache_bytes = cache_bytes
         self._columns = chosen_columns(_CALLER, self._files[0].names(), columns)
         for file in self._files:
             file.choose(self._columns)

@@ -61,7 +61,13 @@ class HuggingFaceSource(TableSource):
 
 
 class _DatasetTable:
-    """The rows of a dataset: of its Arrow table where they are numbers, otherwise as the dataset formats them."""
+    """The rows of a dataset: of its Arrow table where they are numbers, otherwise as the dataset formats them.
+
+    Attributes:
+        blocks: How many rows each of its record batches has; None if it lists rows of a table in another order.
+    """
+
+    divides_blocks = True  # they are mapped
 
     def __init__(self, dataset: Any, columns: Sequence[str] | None, as_arrays: bool) -> None:
         self._dataset = dataset
@@ -71,6 +77,8 @@ class _DatasetTable:
         self._as_arrays = as_arrays
         self._files = WatchedFiles(_CALLER, (file["filename"] for file in dataset.cache_files))
         self.stamps = self._files.stamps
+        is_in_order = dataset._indices is None and dataset.data.num_columns > 0
+        self.blocks = [len(chunk) for chunk in dataset.data.column(0).chunks] if is_in_order else None
         self._open()
 
     def __getstate__(self) -> dict[str, Any]:

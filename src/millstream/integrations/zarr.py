@@ -173,6 +173,7 @@ class ZarrSource(HostSource):
             raise ValueError(f"{self._caller} chooses columns of a group. {folder} is a single array.")
         members = {"": folder} if kind == "array" else self._members(folder, columns)
         self._arrays = {name: self._array(inner, cache_bytes) for name, inner in members.items()}
+        self.cache_bytes = cache_bytes
         self._require_rows()
         self.stamps = [stamp for array in self._arrays.values() for stamp in array.stamps]
         self.blocks = chunk_sizes(len(self), max(array.chunk_rows for array in self._arrays.values()))

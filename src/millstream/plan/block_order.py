@@ -23,7 +23,7 @@ from millstream.plan.selection import count_upto, digest_of, index_dtype
 VERSION = 1
 _NAME = f"millstream block order {VERSION}"
 _MOST_LANES = 64  # every number of hosts up to it that is a power of two divides it
-_IN_FLIGHT = 1 << 28  # bytes of samples: half of what sources keep of their blocks by default
+_IN_FLIGHT = 1 << 28  # bytes of samples, if a source keeps no blocks: half of what others keep by default
 _BLOCKS_PER_ROW = 4  # that a batch should have in flight for each of its rows, where blocks can be divided
 _NONE = 0xFFFFFFFF  # no epoch is above it
 
@@ -191,22 +191,25 @@ class StoredBlocks:
         sizes: How many samples each has, in order.
         sample_bytes: About how many bytes a sample takes.
         divisible: Whether a part of a block is as quickly read as all of it, for its size.
+        kept_bytes: How much of its blocks the source keeps in memory; 0 if that is not known.
     """
 
     sizes: np.ndarray
     sample_bytes: int
     divisible: bool
+    kept_bytes: int = 0
 
 
 def block_order(shuffle: Shuffle, stored: StoredBlocks, batch_size: int | None) -> tuple[BlockOrder, np.ndarray]:
     """The function and the table of a block shuffle, with what was not given chosen for batches of this size.
 
-    Samples of up to 256 MiB are in flight. Where blocks can be divided, they are, so that four of them are in flight
-    for each row of a batch: labels that follow the blocks then vary by 1.25 times as much as after a full shuffle.
+    Samples of up to 256 MiB are in flight, or of half of what the source keeps of its blocks, so that none is read
+    twice. Where blocks can be divided, they are, so that four of them are in flight for each row of a batch: labels
+    that follow the blocks then vary by 1.25 times as much as after a full shuffle.
     """
     sizes = stored.sizes[stored.sizes > 0]
     length, batch = int(sizes.sum()), _MOST_LANES if batch_size is None else batch_size
-    budget, most = max(1, _IN_FLIGHT // stored.sample_bytes), shuffle.block_size
+    budget, most = max(1, (stored.kept_bytes // 2 or _IN_FLIGHT) // stored.sample_bytes), shuffle.block_size
     if most is None and stored.divisible:
         in_flight = budget if shuffle.window is None else shuffle.window * (shuffle.lanes or lanes_for(batch))
         most = max(1, min(in_flight, length) // (_BLOCKS_PER_ROW * batch))

@@ -45,8 +45,8 @@ class Shuffle:
         lanes: For "blocks", how many parts of the data are read side by side. Each gives the same number of rows to
             every batch, so it divides the batch size; hosts whose number divides it read no block twice. By default up
             to 64.
-        window: For "blocks", how many samples of a lane are mixed at a time. By default as many as keep 256 MiB of
-            samples in use, of all lanes together.
+        window: For "blocks", how many samples of a lane are mixed at a time. By default as many as keep half of the
+            source's `cache_bytes` in use, of all lanes together, or 256 MiB where a source keeps no blocks.
     """
 
     mode: Mode = "itemwise"

@@ -241,6 +241,21 @@ class Plan:
         rest = self.selection.functions[1:]
         return Selection(rest, self.selection.tables[1:]) if rest else None
 
+    def block_bounds(self) -> np.ndarray | None:
+        """The first and the last sample in the source of each block of a block shuffle, rising, (blocks, 2).
+
+        None if there are none, or if a view takes them apart, so that mostly other samples lie between those of one.
+        """
+        if self.blocks is None or self.selection is None or self.draws:
+            return None
+        table, words = np.asarray(self.selection.tables[0]).astype(np.uint64), np.zeros(2, np.uint32)
+        bounds = np.stack([table[:-1], table[1:] - np.uint64(1)], axis=1)
+        in_sequence = dataclasses.replace(self, selection=self.view)
+        found = in_sequence.indices(np, words, np.zeros(bounds.shape, np.uint32), bounds).astype(np.int64)
+        sizes, spread = np.diff(table).astype(np.int64), found[:, 1] - found[:, 0] + 1
+        is_dense = ((sizes <= spread) & (spread <= 2 * sizes)).all()
+        return found if is_dense and (found[1:, 0] > found[:-1, 1]).all() else None
+
     @property
     def order_words(self) -> str:
         """What the order is, in words that differ for different orders."""

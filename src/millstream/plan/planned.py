@@ -145,6 +145,11 @@ class PlannedSteps:
         self._block: tuple[range, list[tuple[_Block, int]]] = range(0), []
         self._numbers: tuple[range, list[np.ndarray | None]] = range(0), []
 
+    @property
+    def plan(self) -> AnyPlan:
+        """The plan."""
+        return self._plan
+
     def again(self) -> "PlannedSteps":
         """The same steps, for a caller who is at other ones."""
         own = PlannedSteps(self._plan, self._words, coordinates=self._coordinates)

@@ -60,6 +60,7 @@ class PreparedSource(HostSource):
         self.stamps = [file.stamp]  # it has the checksums of all others
         self._index = index
         self._blocks = Blocks(place, index, cache_bytes)
+        self.cache_bytes = cache_bytes
         self.blocks: np.ndarray = self._blocks.sizes  # pyright: ignore[reportIncompatibleVariableOverride]
         self.ordering: Ordering = ordering
         self.prefetch_size = prefetch_size

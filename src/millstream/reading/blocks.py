@@ -61,7 +61,8 @@ def stored_blocks(shuffle: Shuffle, source: IndexedSource) -> StoredBlocks:
     if sizes is None:
         sizes = np.array([len(source)])
     base: Any = source.source if isinstance(source, View) else source
-    return StoredBlocks(sizes, _sample_bytes(base), bool(getattr(base, "divides_blocks", False)))
+    kept = getattr(base, "cache_bytes", None) or 0
+    return StoredBlocks(sizes, _sample_bytes(base), bool(getattr(base, "divides_blocks", False)), kept)
 
 
 def _sizes_in_view(view: View, ends: np.ndarray) -> np.ndarray:

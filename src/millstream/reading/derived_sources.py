@@ -75,6 +75,7 @@ class MappedSource(SampleReader):
         self.ordering = self._inner.ordering
         self.prefetch_size = self._inner.prefetch_size
         self.blocks, self.divides_blocks = self._inner.blocks, self._inner.divides_blocks
+        self.cache_bytes = self._inner.cache_bytes
         self.readers = readers
         self.functions = [*self._inner.functions, fn]
         self.looks_ahead = self._inner.looks_ahead
@@ -114,6 +115,9 @@ class MappedSource(SampleReader):
 
     def expect(self, indices: np.ndarray | None) -> None:
         self._inner.expect(indices)
+
+    def expect_blocks(self, indices: np.ndarray, bounds: np.ndarray) -> None:
+        self._inner.expect_blocks(indices, bounds)
 
     def read_row(self, index: int, out: Sequence[np.ndarray], row: int, key: np.ndarray | None) -> Any:
         mapped, extra = self._map_sample(index, key)
@@ -302,6 +306,9 @@ class CollatedSource(HostSource):
 
     def expect(self, indices: np.ndarray | None) -> None:
         self._inner.expect(indices)
+
+    def expect_blocks(self, indices: np.ndarray, bounds: np.ndarray) -> None:
+        self._inner.expect_blocks(indices, bounds)
 
     def item(self, index: int) -> Any:
         """The item as the source was given it."""

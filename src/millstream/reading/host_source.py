@@ -49,6 +49,8 @@ class HostSource(Subscriptable):
         blocks: How many samples each block that they are stored in has, in order: row groups, shards. None if there are
             none. `Shuffle("blocks")` reads them almost in sequence.
         divides_blocks: Whether a part of a block can be read without the rest, so that few large ones may be divided.
+        cache_bytes: How much of its blocks it keeps in memory, so that those in use are not read again; None if none or
+            not known. A block shuffle has half of that in use by default.
         functions: Those of the user's that samples go through, first to last.
         looks_ahead: Whether it makes use of `expect`.
     """
@@ -67,6 +69,7 @@ class HostSource(Subscriptable):
     stamps: Sequence[FileStamp] = ()
     blocks: Sequence[int] | np.ndarray | None = None
     divides_blocks: bool = False
+    cache_bytes: int | None = None
     functions: Sequence[Callable[..., object]] = ()
     looks_ahead: bool = False
 
@@ -97,6 +100,15 @@ class HostSource(Subscriptable):
         Args:
             indices: Which samples; None if those that were expected will not be read.
         """
+
+    def expect_blocks(self, indices: np.ndarray, bounds: np.ndarray) -> None:
+        """As `expect`, for samples whose neighbours are all read soon, too: those of a block shuffle.
+
+        Args:
+            indices: Which samples.
+            bounds: The first and the last sample of the block of each, (samples, 2).
+        """
+        self.expect(indices)
 
     def read_runs(self, starts: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
         """Write the samples from each of `starts` on into a row of `out`: as many as its second axis is long.
@@ -292,6 +304,7 @@ def read_like(source: HostSource, inner: Sequence[HostSource]) -> None:
     source.stamps = [stamp for part in inner for stamp in part.stamps]
     source.functions = [function for part in inner for function in part.functions]
     source.looks_ahead = any(part.looks_ahead for part in inner)
+    source.cache_bytes = min((part.cache_bytes for part in inner if part.cache_bytes is not None), default=None)
 
 
 class _Selected(HostSource):
@@ -304,7 +317,7 @@ class _Selected(HostSource):
         ordering: Any = view.ordering  # which the plan checks
         self.ordering = ordering
         self.sample_spec, self.whole_samples = inner.sample_spec, inner.whole_samples
-        self.reads_together = inner.reads_together
+        self.reads_together, self.divides_blocks = inner.reads_together, inner.divides_blocks
         read_like(self, [inner])
         view.locate(np.zeros(0, np.int64))  # refuses a view that needs a key
 
@@ -332,6 +345,7 @@ class _Adapted(HostSource):
         self.sample_spec = self._spec
         self.stamps = getattr(source, "stamps", ())
         self.blocks = getattr(source, "blocks", None)
+        self.cache_bytes = getattr(source, "cache_bytes", None)
 
     def __len__(self) -> int:
         return len(self._source)

@@ -70,7 +70,6 @@ class PackedSource(HostSource):
         self._unscored, self._ramp = leaves.unscored, np.arange(length, dtype=np.int32)
         self.ordering = host.ordering
         read_like(self, [host])
-        self.looks_ahead = False
         # Planning some rows costs as much as planning a batch, which pays only if documents take long to read.
         self.reads_together = host.reads_together or not self.calls_users
         kinds = self._kinds(leaves.names)
@@ -97,6 +96,14 @@ class PackedSource(HostSource):
     def plan(self) -> tuple[PackedRows, int]:
         """The rows as they are planned, and how many tokens each has room for."""
         return self._rows, self._length
+
+    def expect(self, indices: np.ndarray | None) -> None:
+        if indices is None:
+            return self._inner.expect(None)
+        documents = self._rows.pieces(indices).documents
+        if self.reads_together:  # a document that is cut is read once for all rows of a batch
+            documents = documents[np.sort(np.unique(documents, return_index=True)[1])]
+        self._inner.expect(documents)
 
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
         if not len(indices):

@@ -99,6 +99,9 @@ class PaddedSource(SampleReader):
     def expect(self, indices: np.ndarray | None) -> None:
         self._inner.expect(indices)
 
+    def expect_blocks(self, indices: np.ndarray, bounds: np.ndarray) -> None:
+        self._inner.expect_blocks(indices, bounds)
+
     @property
     def bucket_specs(self) -> tuple[SampleSpec, ...]:
         """The structure of a sample in each bucket of the plan."""

@@ -1,5 +1,6 @@
 """Reading for a loader: one backend for all who ask, and the batches of the future, which the plan knows."""
 
+import math
 import threading
 import weakref
 from collections.abc import Callable
@@ -7,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from millstream.plan.block_order import mixing
+from millstream.plan.plan import Plan
 from millstream.plan.planned import AnyPlan, Coordinates, PlannedSteps
 from millstream.reading.executor import Backend
 from millstream.reading.host_source import HostSource
@@ -17,6 +20,8 @@ from millstream.reading.threads import ThreadBackend
 
 _SLOW_SECONDS = 0.0003  # a batch that is read faster than this is read at once: handing it to a thread takes longer
 _OUTLOOK = 64  # steps that a source of other machines is told of before they are read
+_USES = 8  # of a block, on average, that are told ahead at any time: it is fetched once if it is never without one
+_MOST_OUTLOOK = 1024  # steps; where that is too few, samples of blocks are fetched one by one
 _RUNS = 16  # runs whose read-ahead is kept, for several runs that step in turn
 
 
@@ -34,7 +39,10 @@ class _Outlook:
         self._source = source
         self._steps = steps
         self._stop = stop
-        self._first_reach = self._reach = reach
+        self._most, self._bounds = _OUTLOOK, None
+        if source.divides_blocks and isinstance(steps.plan, Plan) and steps.plan.blocks is not None:
+            self._most, self._bounds = _outlook_on_blocks(steps.plan)
+        self._first_reach = self._reach = self._most if reach == _OUTLOOK else reach
         self._told = range(0)  # steps
 
     def look_from(self, step: int) -> None:
@@ -45,10 +53,18 @@ class _Outlook:
         if self._told.stop - step > self._reach // 2:
             return
         stop = max(self._told.stop, min(step + self._reach, self._stop))
-        self._reach = min(2 * self._reach, _OUTLOOK)
+        in_blocks, self._reach = self._reach == self._most, min(2 * self._reach, self._most)
         requests = [self._steps.request(number, False) for number in range(self._told.stop, stop)]
         if requests:
-            self._source.expect(np.concatenate([request.indices[request.real] for request in requests]))
+            indices = np.concatenate([request.indices[request.real] for request in requests])
+            if self._bounds is None or not in_blocks:
+                self._source.expect(indices)
+            else:
+                number = np.searchsorted(self._bounds[:-1, 1], indices)
+                bounds = self._bounds[number]
+                outside = (indices < bounds[:, 0]) | (indices > bounds[:, 1])  # a view may have a block in any order
+                bounds[outside] = indices[outside, None]
+                self._source.expect_blocks(indices, bounds)
         self._told = range(step, max(stop, step + 1))
 
     def close(self) -> None:
@@ -56,6 +72,15 @@ class _Outlook:
         if self._told:
             self._source.expect(None)
             self._told = range(0)
+
+
+def _outlook_on_blocks(plan: Plan) -> tuple[int, np.ndarray | None]:
+    """How many steps to look ahead so that blocks are fetched as a whole, and where they are; None if too many."""
+    assert plan.blocks is not None and plan.selection is not None
+    rows = math.prod(plan.axes)
+    in_flight = mixing(plan.blocks, np.asarray(plan.selection.tables[0]), rows).blocks
+    steps = max(_OUTLOOK, math.ceil(2 * _USES * in_flight / rows))  # half of them are told at any time
+    return (steps, plan.block_bounds()) if steps <= _MOST_OUTLOOK else (_OUTLOOK, None)
 
 
 class ReadAhead:

@@ -57,18 +57,29 @@ class RecordFiles:
         """Whether some of the files are on another machine."""
         return not all(isinstance(file, LocalFile) for file in self._files)
 
-    def expect(self, indices: np.ndarray | None) -> None:
-        """Prepare for these records, which will be read in this order; None for no more."""
+    def expect(self, indices: np.ndarray | None, blocks: np.ndarray | None = None) -> None:
+        """Prepare for these records, which will be read in this order; None for no more.
+
+        Args:
+            indices: Which records.
+            blocks: The first and the last record of the block of each, if blocks are read soon as a whole.
+        """
         if indices is None:
             return forget(self._files)
         numbers = np.searchsorted(self._ends, indices, side="right")
-        spans = np.empty((len(indices), 2), np.int64)
+        spans = self._spans(numbers, indices, indices)
+        wanted = [(self._files[number], span) for number, span in zip(numbers.tolist(), spans, strict=True)]
+        expect(wanted, None if blocks is None else self._spans(numbers, blocks[:, 0], blocks[:, 1]))
+
+    def _spans(self, numbers: np.ndarray, firsts: np.ndarray, lasts: np.ndarray) -> list[tuple[int, int]]:
+        """Start and size of neighbours in files, of which those in other files are left out."""
+        spans = np.empty((len(numbers), 2), np.int64)
         for number in np.unique(numbers).tolist():
             rows, bounds = numbers == number, self._bounds[number]
-            local = indices[rows] - (self._ends[number] - len(bounds) + 1)
-            spans[rows, 0], spans[rows, 1] = bounds[local], bounds[local + 1] - bounds[local]
-        places = zip(numbers.tolist(), spans.tolist(), strict=True)
-        expect([(self._files[number], (start, size)) for number, (start, size) in places])
+            begin, most = self._ends[number] - len(bounds) + 1, len(bounds) - 2
+            starts = bounds[np.clip(firsts[rows] - begin, 0, most)]
+            spans[rows, 0], spans[rows, 1] = starts, bounds[np.clip(lasts[rows] - begin, 0, most) + 1] - starts
+        return [(start, size) for start, size in spans.tolist()]
 
     def file(self, index: int) -> File:
         """The file that a record is in."""
@@ -107,6 +118,10 @@ class RecordSource(HostSource):
     def expect(self, indices: np.ndarray | None) -> None:
         if self.looks_ahead:
             self._records.expect(indices)
+
+    def expect_blocks(self, indices: np.ndarray, bounds: np.ndarray) -> None:
+        if self.looks_ahead:
+            self._records.expect(indices, bounds)
 
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
         caller = type(self).__name__

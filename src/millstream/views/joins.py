@@ -253,6 +253,13 @@ class JoinedSource(SampleReader):
         for number in np.unique(numbers).tolist():
             self._parts[number].expect(indices[numbers == number] - self._starts[number])
 
+    def expect_blocks(self, indices: np.ndarray, bounds: np.ndarray) -> None:
+        numbers = np.searchsorted(self._starts, indices, side="right") - 1
+        for number in np.unique(numbers).tolist():
+            own, start, part = numbers == number, self._starts[number], self._parts[number]
+            within = np.clip(bounds[own] - start, 0, len(part) - 1)
+            part.expect_blocks(indices[own] - start, within)
+
     def _at(self, index: int) -> tuple[int, HostSource, int]:
         number = int(np.searchsorted(self._starts, index, side="right")) - 1
         return number, self._parts[number], index - int(self._starts[number])

@@ -70,17 +70,18 @@ class PartReader:
         """The number of its process, and what its start raised."""
         return os.getpid(), self._error
 
-    def read(self, request: Request) -> tuple[np.ndarray | None, bytes]:
+    def read(self, asked: bytes) -> tuple[np.ndarray | None, bytes]:
         """Read some samples.
 
         Args:
-            request: The samples. They need not be a whole batch.
+            asked: A `Request` for them, pickled. They need not be a whole batch.
 
         Returns:
             The memory of `Layout.flat` for that many rows, None for Python objects and after an error, and what came
             of it. The memory is written to again by the next call.
         """
         begun, self._sample = time.perf_counter(), -1
+        request: Request = pickle.loads(asked)
         rows = len(request.indices)
         try:
             layout = part_layout(self._layout, request.bucket, rows)
