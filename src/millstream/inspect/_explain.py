@@ -44,7 +44,7 @@ from millstream.reading.workers.messages import SlotLayout
 from millstream.sources.file_source import OpenedRows, is_mapped
 from millstream.text.errors import describe_value
 from millstream.text.html import html_names, html_table
-from millstream.text.tables import WIDTH, name_table, size_text, text_table
+from millstream.text.tables import line_width, name_table, size_text, text_table
 from millstream.transforms.buffer import BufferTransform
 from millstream.transforms.device import DevicePutTransform
 
@@ -120,8 +120,9 @@ class Explanation:
         return {"stages": rows, "plan": dict(self.plan)}
 
     def __repr__(self) -> str:
-        table = text_table(_HEADER, map(_cells, self.rows), numbers=_NUMBERS, prose=("where", "note"), width=WIDTH)
-        return f"{table}\n\n{name_table(self.plan.items(), width=WIDTH)}"
+        width = line_width()
+        table = text_table(_HEADER, map(_cells, self.rows), numbers=_NUMBERS, prose=("where", "note"), width=width)
+        return f"{table}\n\n{name_table(self.plan.items(), width=width)}"
 
     def _repr_html_(self) -> str:
         return html_table(_HEADER, map(_cells, self.rows), numbers=_NUMBERS) + html_names(self.plan.items())

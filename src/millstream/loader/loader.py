@@ -458,8 +458,8 @@ class DataLoader(Generic[B, S]):
 
     def stats(self) -> LoaderStats:
         """Counts and times of all batches of this loader so far; printed, a table that names the bottleneck."""
-        stats = self._feed.stats
-        return dataclasses.replace(stats, reading=stats.reading.copy(), sources=self._feed.samples_by_source())
+        sources, stats = self._feed.samples_by_source(), self._feed.stats
+        return dataclasses.replace(stats, reading=stats.reading.copy(), sources=sources)
 
     def explain(self) -> "Explanation":
         """The pipeline as a table of its stages and its plan; see `ms.inspect.explain`.
