@@ -111,6 +111,21 @@ def size_text(nbytes: int) -> str:
     return f"{size:.3g} {units[0]}" if size < 999.5 else f"{size:,.0f} {units[0]}"
 
 
+def count_text(number: int) -> str:
+    """A number of things in words, with three digits if it is large.
+
+    Example:
+        >>> count_text(9_999), count_text(1_254_000)
+        ('9,999', '1.25M')
+    """
+    if number < 10_000:
+        return f"{number:,}"
+    for scale, unit in ((1e3, "k"), (1e6, "M"), (1e9, "B")):
+        if number < 999.5 * scale:
+            return f"{number / scale:.3g}{unit}"
+    return f"{number / 1e12:,.3g}T"
+
+
 def time_text(seconds: float) -> str:
     """A short time in words, with three digits.
 
