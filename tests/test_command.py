@@ -1,6 +1,8 @@
 """The command `millstream`, as a person runs it."""
 
+import doctest
 import os
+import pathlib
 import re
 import shlex
 import shutil
@@ -45,6 +47,9 @@ def test_the_demo_trains_is_killed_and_resumes_into_a_pipe(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"^epoch 20/20 .* loss 0\.0\d+$", done.stdout, re.MULTILINE)
     check_demo(done.stdout, tmp_path / "run")
+    page = (pathlib.Path(__file__).parent.parent / "docs" / "install.md").read_text()
+    written = page.partition("```text\nMillstream")[2].partition("```")[0]
+    assert doctest.OutputChecker().check_output("Millstream" + written, done.stdout, doctest.ELLIPSIS), done.stdout
 
 
 def test_the_demo_fits_a_narrow_terminal(tmp_path, monkeypatch):

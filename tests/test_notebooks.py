@@ -184,4 +184,4 @@ def test_functions_of_cells_reach_worker_processes_and_modules_may_be_loaded_aga
     )
     assert kernel.run("print(total())").split()[-1] == str(float(3 * 2016 + 64))
     said = kernel.run("fit('run').elapsed.steps")
-    assert said == "200"
+    assert said.endswith("200")

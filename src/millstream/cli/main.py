@@ -16,7 +16,7 @@ from millstream.cli._report import add_arguments as add_report
 _DEMO = """\
 Train a small network on handwritten digits that come with the package. The same run in a second
 process is killed and resumed: both end with the same weights, bit for bit. Nothing is downloaded;
-it takes about 15 seconds on two cores.
+it takes less than half a minute on two cores.
 """
 _EXAMPLES = {
     "completion": ["source <(millstream completion bash)", "millstream completion fish | source"],
