@@ -249,16 +249,24 @@ print(explanation.rows[1].where, explanation.rows[0].memory_bytes, explanation.p
 
 def test_tables_wrap_sentences_before_words():
     rows = [["DiskSampleSource(read)", "1", "a note that is longer than the table is wide"], ["short", "20", ""]]
-    table = text_table(["stage", "count", "note"], rows, numbers=["count"], prose=["note"], width=50)
+    table = text_table(["stage", "count", "note"], rows, numbers=["count"], prose=["note"], width=60)
     assert table.splitlines() == [
         "stage                   count  note",
-        "──────────────────────────────────────────────────",
-        "DiskSampleSource(read)      1  a note that is",
-        "                                 longer than the",
-        "                                 table is wide",
+        "────────────────────────────────────────────────────────────",
+        "DiskSampleSource(read)      1  a note that is longer than",
+        "                                 the table is wide",
         "short                      20",
     ]
-    assert name_table([("a", "one two three four five"), ("long", "")], width=20).splitlines() == [
+    table = text_table(["stage", "count", "note"], rows, numbers=["count"], prose=["note"], width=40)
+    assert table.splitlines() == [
+        "stage                   count",
+        "────────────────────────────────────────",
+        "DiskSampleSource(read)      1",
+        "  a note that is longer than the table",
+        "    is wide",
+        "short                      20",
+    ]
+    assert name_table([("a", "one two three four five"), ("long", "")], width=22).splitlines() == [
         "a     one two three",
         "        four five",
         "long",
@@ -272,7 +280,7 @@ def test_sizes_and_times_have_three_digits():
         "1 kB",
         "999 kB",
         "1 MB",
-        "1e+04 TB",
+        "10,000 TB",
     ]
     assert [time_text(s) for s in (0.0, 4.1e-5, 9.999e-4, 0.0123, 12.34)] == [
         "0 us",

@@ -3,6 +3,7 @@
 import html.parser
 import re
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -65,10 +66,50 @@ def test_what_is_known_of_a_loader_is_shown_as_tables():
     loader = ms.DataLoader([ms.ArraySampleSource({"<x>": np.arange(4.0)}), ms.BatchTransform(2)])
     explanation = parsed(loader.explain())
     assert "<x> (2,) float32" in explanation.words and explanation.seen.count("table") == 2
-    assert {"bottleneck", "nothing has been read yet"} <= set(parsed(loader.stats()).words)
+    assert parsed(loader.stats()).words == ["nothing read yet"]
     assert "inf" not in str(loader.stats())
     verification = loader.verify(executors=[], hosts=[1], progress=False)
     assert {"check", "stages", "ok", "all"} <= set(parsed(verification).words)
+
+
+def test_a_source_a_view_and_a_loader_are_shown_as_small_tables():
+    source = ms.ArraySampleSource({"<x>": np.zeros((10, 2), np.uint8), "label": np.arange(10)})
+    loader = ms.DataLoader([source, ms.BatchTransform(4)], executor=ms.Threads(2))
+    rows = ["samples", "10", "<x>", "u8[2]", "label", "i32[]"]
+    assert parsed(source).words == ["source", "ArraySampleSource", *rows]
+    assert parsed(source[:3]).words[:4] == ["view", "[0:3] of ArraySampleSource", "samples", "3"]
+    stages, batch = ["ArraySampleSource(10 samples)", "BatchTransform(4)"], ["<x> u8[4,2]", "label i32[4]"]
+    options = ["epoch", "3 steps", "executor", "Threads(2)"]
+    assert parsed(loader).words == ["stages", *stages, "batch", *batch, *options]
+    assert parsed(loader.init_state(jax.random.key(7), step=2)).words[:4] == ["key", "[0, 7]", "step", "2"]
+
+
+def test_a_source_of_notebooks_reads_no_sample_to_show_itself():
+    class Items(list):
+        def __getitem__(self, index):
+            raise AssertionError("read")
+
+    for source in (ms.DatasetSource(Items("ab")), ms.DatasetSource(Items("ab"))[:1]):
+        assert "Items" in repr(source) or "DatasetSource" in parsed(source).words[1]
+    mapped = ms.DatasetSource(Items("ab")).map(lambda item: item)
+    assert parsed(mapped).words[1] == "DatasetSource(2 items of Items) -> HostMapTransform(<lambda>)"
+
+
+def test_the_output_of_a_run_is_shown_with_its_curves():
+    output = ms.train_loop(
+        {"w": jnp.zeros(3)},
+        [np.ones(4)] * 3,
+        {ms.on_train_step: lambda state, batch: ({"metrics": {"<l>": 1.0}}, state)},
+    )
+    page = parsed(output)
+    assert page.words[0] == "done" and page.words[1].startswith("3 steps, 12 samples in ")
+    assert {"{w: f32[3]}", "<l>"} <= set(page.words) and page.seen.count("svg") == 1
+
+
+def test_what_cannot_be_shown_as_a_page_is_shown_as_text(monkeypatch):
+    source = ms.ArraySampleSource(np.arange(3))
+    monkeypatch.setattr(type(source), "shown_spec", lambda self: 1 / 0)
+    assert parsed(source).words == [repr(source)]
 
 
 def test_a_tuning_is_shown_as_tables():

@@ -2,14 +2,20 @@
 
 import dataclasses
 import functools
+import re
 
+import fuzz_table
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from pipelines import PIPELINES
+from test_views import VIEWS, arrays, dataset
 
 import millstream as ms
 from millstream.text.summaries import array_text, value_text
+from millstream.transforms.buffer_stream import BufferState
 
 
 def images(count=10):
@@ -22,6 +28,66 @@ def new_loader(**options):
 
 def train_step(state, batch):
     return ms.logs().add_metric("loss", 0.5), state
+
+
+def check(value):
+    """What every repr and every page for notebooks keeps to."""
+    text = repr(value)
+    assert 3 < len(text) <= 400 and text.count("\n") <= 2, text
+    # No address, no data, and no memory of the class behind it.
+    assert not re.search(r" at 0x|[Aa]rray\(|<function|millstream\.|^<", text), text
+    for page in [value._repr_html_()] if hasattr(value, "_repr_html_") else []:
+        assert len(page) < 3000 and not re.search(r" at 0x|[Aa]rray\(|&lt;function|<script", page), page
+
+
+@pytest.mark.parametrize("name", [name for name in PIPELINES if name == "stream" or "stream" not in name])
+def test_every_stage_loader_state_and_iterator_shows_itself_in_a_few_words(name):
+    stages = PIPELINES[name]()
+    for stage in stages if isinstance(stages, list) else [stages]:
+        if type(stage).__module__.startswith("millstream."):
+            check(stage)
+    loader = ms.DataLoader(stages)
+    for value in (loader, loader.pipeline, loader.stats(), jax.eval_shape(loader.init_state, jax.random.key(0))):
+        check(value)
+    state = loader.init_state(jax.random.key(0))
+    check(state)
+    check(loader.iterate(state))
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_every_view_shows_itself_in_a_few_words(name):
+    for source in (arrays("shuffle"), dataset("shuffle")):
+        check(VIEWS[name](source))
+
+
+def test_every_public_class_shows_itself_in_a_few_words(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shown = set()
+    for name, call in fuzz_table.calls(tmp_path).items():
+        # Loops and frameworks, whose results compile something, have tests of their own; some loggers their packages.
+        room, _, last = name.rpartition(".")
+        is_callback = room == "" and hasattr(ms.callbacks, name) and name not in ("mlflow_logger", "wandb_logger")
+        if room in ("", "sharding", "tokenizers") and (last[0].isupper() or is_callback):
+            check(call.bound()(**call.good))
+            shown.add(name)
+    assert {"DataLoader", "ArraySampleSource", "Processes", "MixedLoader", "keras_bar", "Period", "Metrics"} <= shown
+
+
+def test_managed_states_show_their_step_and_size_also_those_of_a_users_class():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class WithStatistics(ms.managed.ManagedState):
+        mean: jax.Array
+
+    params = {"w": jnp.zeros((1000, 500)), "b": jnp.zeros(500)}
+    state = WithStatistics.create(params, optax.adam(1e-3), mean=jnp.zeros(500))
+    assert repr(state) == "WithStatistics(step 0, 500k parameters in 2 arrays, 2 MB, Jit(donate=False))"
+    assert repr(jax.eval_shape(lambda: state)).startswith("WithStatistics(step i32[], 500k parameters")
+
+    @ms.managed.train_step
+    def fit(state, batch):
+        return ms.logs()
+
+    assert repr(fit) == "ManagedStep(fit)"
 
 
 @pytest.mark.parametrize(
@@ -164,6 +230,14 @@ def test_states_and_iterators_show_where_they_are():
     )
     jax.tree.map(lambda leaf: leaf.delete(), state)
     assert repr(state) == "<LoaderState>"
+
+
+def test_the_state_of_a_buffer_shows_no_data():
+    rows, number = {"x": jnp.zeros((100, 3))}, jnp.int32(4)
+    key, items = jnp.zeros(2, jnp.uint32), (rows, jnp.ones(100, bool))
+    state = BufferState({"n": number}, key, number, items, number, number, number, number, priorities=None)
+    check(state)
+    assert "items=({x: f32[100,3]}, bool[100]), count=4" in repr(state)
 
 
 def test_loaders_of_loaders_show_their_mix_and_passes():

@@ -4,6 +4,7 @@ Documents link to each other as files, so that they can be read in the repositor
 """
 
 import ast
+import json
 import pathlib
 import posixpath
 import re
@@ -106,11 +107,32 @@ def _uri_of(path: pathlib.Path) -> str | None:
 def _examples() -> str:
     """All examples on one page: what each shows, in its own words, and the program, folded."""
     parts = ["# Examples\n\nOne complete experiment per file, in reading order.\n"]
-    for path in sorted((ROOT / "examples").glob("[0-9]*.py")):
-        code = path.read_text()
-        shows = (ast.get_docstring(ast.parse(code)) or "").partition("\n\n")[0]
-        block = textwrap.indent(f"```python\n{code}```", "    ")
+    for path in sorted((ROOT / "examples").glob("[0-9]*.*")):
+        shows, program = _notebook(path) if path.suffix == ".ipynb" else _program(path)
+        block = textwrap.indent(program, "    ")
         parts.append(
             f'## {path.name} {{ #{path.stem} }}\n\n{shows}\n\n??? example "The program"\n\n{block}\n'
         )
     return "\n".join(parts)
+
+
+def _program(path: pathlib.Path) -> tuple[str, str]:
+    """What a program shows, in its own words, and its code."""
+    code = path.read_text()
+    shows = (ast.get_docstring(ast.parse(code)) or "").partition("\n\n")[0]
+    return shows, f"```python\n{code}```"
+
+
+def _notebook(path: pathlib.Path) -> tuple[str, str]:
+    """What a notebook shows, by its first cell, and the others; their headings would be part of the contents."""
+    (title, *_), *cells = [
+        ("".join(cell["source"]), cell["cell_type"])
+        for cell in json.loads(path.read_text())["cells"]
+    ]
+    parts = [
+        f"```python\n{source}\n```"
+        if kind == "code"
+        else re.sub(r"^#+ (.*)$", r"**\1**", source, flags=re.MULTILINE)
+        for source, kind in cells
+    ]
+    return title.partition("\n\n")[2], "\n\n".join(parts)

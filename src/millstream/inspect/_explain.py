@@ -49,7 +49,7 @@ from millstream.sources.file_source import OpenedRows, is_mapped
 from millstream.text.errors import describe_value, require_bool, whole_number
 from millstream.text.html import html_names, html_table
 from millstream.text.svg import Svg
-from millstream.text.tables import WIDTH, name_table, size_text, text_table
+from millstream.text.tables import line_width, name_table, size_text, text_table
 from millstream.transforms.buffer import BufferTransform
 from millstream.transforms.device import DevicePutTransform
 
@@ -146,11 +146,10 @@ class Explanation(Picture):
             stage              where   shape and dtype  per batch  memory  note
 
         Args:
-            width: The most characters of a line; by default 120.
+            width: The most characters of a line; by default as many as the terminal has, up to 120.
         """
-        width = (
-            WIDTH if width is None else whole_number("table", "width", width, least=_LEAST_COLUMNS, most=_MOST_COLUMNS)
-        )
+        width = line_width() if width is None else width
+        whole_number("table", "width", width, least=_LEAST_COLUMNS, most=_MOST_COLUMNS)
         table = text_table(_HEADER, map(_cells, self.rows), numbers=_NUMBERS, prose=("where", "note"), width=width)
         return f"{table}\n\n{name_table(self.plan.items(), width=width)}"
 

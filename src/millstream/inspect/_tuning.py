@@ -8,7 +8,7 @@ from millstream.reading.processes import Processes
 from millstream.reading.threads import Threads
 from millstream.text.html import html_names, html_table
 from millstream.text.summaries import call_text
-from millstream.text.tables import WIDTH, name_table, text_table, time_text
+from millstream.text.tables import line_width, name_table, text_table, time_text
 
 Executor = InGraph | Threads | Processes | None
 _STAGE_HEADER = ("stage", "time", "of it busy", "per")
@@ -104,12 +104,13 @@ class Tuning:
         return f"ms.DataLoader(pipeline, {arguments})"
 
     def __repr__(self) -> str:
+        width = line_width()
         tables = [
-            text_table(_STAGE_HEADER, map(_stage_cells, self.stages), numbers=_STAGE_HEADER[1:-1], width=WIDTH),
+            text_table(_STAGE_HEADER, map(_stage_cells, self.stages), numbers=_STAGE_HEADER[1:-1], width=width),
             text_table(
-                _TRIED_HEADER, map(self._cells, self.tried), numbers=_TRIED_HEADER[1:-1], prose=("note",), width=WIDTH
+                _TRIED_HEADER, map(self._cells, self.tried), numbers=_TRIED_HEADER[1:-1], prose=("note",), width=width
             ),
-            name_table([("advice", self.code), ("because", self.reason)], width=WIDTH),
+            name_table([("advice", self.code), ("because", self.reason)], width=width),
         ]
         return "\n\n".join(tables)
 

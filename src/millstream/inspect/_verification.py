@@ -7,7 +7,7 @@ from typing import Literal
 from millstream.errors import VerificationFailed
 from millstream.inspect._compare import Mismatch
 from millstream.text.html import html_table, html_text
-from millstream.text.tables import WIDTH, text_table
+from millstream.text.tables import line_width, text_table
 
 Result = Literal["ok", "failed", "left out"]
 
@@ -44,8 +44,9 @@ class Difference:
         return cls(check, where, mismatch.shown, mismatch.expected, mismatch.found, cause)
 
     def __str__(self) -> str:
+        width = line_width()
         what = f"{self.leaf}: {self.expected} expected, {self.found} found"
-        lines = [textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="  ") for text in (what, self.cause)]
+        lines = [textwrap.fill(text, width, initial_indent="  ", subsequent_indent="  ") for text in (what, self.cause)]
         return "\n".join([f"First difference: {self.check}, {self.where}", *lines])
 
 
@@ -105,10 +106,14 @@ class Verification:
             raise VerificationFailed(self)
 
     def __str__(self) -> str:
-        rows = [(row.check, row.result, row.evidence) for row in self.rows]
+        width, rows = line_width(), [(row.check, row.result, row.evidence) for row in self.rows]
         total = ("all", "ok" if self.ok else "failed", f"in {self.seconds:.1f} s")
-        parts = [text_table(["check", "result", "evidence"], rows, total=total, width=WIDTH)]
-        notes = [f"  {row.check}: {note}" for row in self.rows for note in row.notes]
+        parts = [text_table(["check", "result", "evidence"], rows, total=total, prose=["evidence"], width=width)]
+        notes = [
+            textwrap.fill(f"{row.check}: {note}", width, initial_indent="  ", subsequent_indent="    ")
+            for row in self.rows
+            for note in row.notes
+        ]
         if notes:
             parts.append("\n".join(["Notes", *notes]))
         if self.difference is not None:

@@ -26,6 +26,9 @@ class LoaderDataset(grain.IterDataset):
         self._state = state
         self._steps = steps
 
+    def __repr__(self) -> str:
+        return f"LoaderDataset({self._loader})"
+
     def __iter__(self) -> "LoaderIterator":
         return LoaderIterator(self._loader.iterate(self._state, steps=self._steps))
 
@@ -40,6 +43,9 @@ class LoaderIterator(grain.DatasetIterator):
     def __init__(self, batches: "BatchIterator") -> None:
         super().__init__()
         self._batches = batches
+
+    def __repr__(self) -> str:
+        return f"LoaderIterator({self._batches})"
 
     def __next__(self) -> Any:
         return next(self._batches)

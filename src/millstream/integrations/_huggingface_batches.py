@@ -116,6 +116,10 @@ class HuggingFaceBatches:
             kind = "arrow" if are_numbers(dataset.features.arrow_schema, list(dataset.features)) else kind
         self._arguments = dataset.with_format(kind), batch_size, row_fn, epochs, drop_last
 
+    def __repr__(self) -> str:
+        dataset, batch_size, _, epochs, _ = self._arguments
+        return f"HuggingFaceBatches({type(dataset).__name__}, {batch_size:,}, epochs={epochs})"
+
     def __iter__(self) -> "HuggingFaceIterator":
         return HuggingFaceIterator(*self._arguments)
 
@@ -148,6 +152,9 @@ class HuggingFaceIterator(Iterator[tuple[PyTree, np.ndarray]]):
         self._batches: Iterator[Any] | None = None  # what is left of the epoch; None if it has to be begun
         self._position = self._dataset.state_dict()
         self._one_thread = OneThread(type(self).__name__)
+
+    def __repr__(self) -> str:
+        return f"HuggingFaceIterator(epoch {self._epoch}, batch {self._number})"
 
     def __iter__(self) -> Self:
         return self

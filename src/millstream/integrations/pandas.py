@@ -154,6 +154,9 @@ class PandasRows(Sequence[Row]):
         self._length = len(frame)
         self._columns = {name: _cells(frame[name]) for name in names}
 
+    def __repr__(self) -> str:
+        return f"PandasRows({self._length:,} rows of {', '.join(map(str, self._columns))})"
+
     def __len__(self) -> int:
         return self._length
 

@@ -3,6 +3,7 @@
 A feed opens a cursor for every iterator. A cursor draws the batches of one run, in order.
 """
 
+import collections
 from typing import Any, Protocol
 
 import jax
@@ -18,7 +19,7 @@ from millstream.pipeline.compose import IndexedPipeline, SeekablePipeline
 from millstream.pipeline.iterable import IterablePipeline
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.placement import readable
-from millstream.pipeline.state import LoaderState, check_origin, check_position
+from millstream.pipeline.state import LoaderState, check_origin, check_position, is_traced
 from millstream.pipeline.static_part import split
 from millstream.plan.planned import PlannedSteps, RunInUse
 from millstream.reading.contracts import PyTree
@@ -28,6 +29,8 @@ from millstream.reading.stats import LoaderStats
 
 # How many samples a batch has, if these are its first rows; if not, its mask, read on demand.
 Real = int | np.ndarray | jax.Array
+
+_PROGRAMS = 8  # that have begun before the first step of one is looked at: it may still be computed
 
 # What is handed out, or None for a batch that is left out; the state after it; which of its rows count.
 Drawn = tuple[Any, PyTree, Real]
@@ -181,12 +184,14 @@ class GraphFeed(_Unread):
         self._is_keyed = pipeline.is_keyed
         self._in_use = RunInUse(pipeline.plan, pipeline.bucket_coordinates)  # of `next`
         self.sources = SourceCounts(pipeline.plan)
+        self._programs: collections.deque[tuple[LoaderState, int]] = collections.deque()
 
     def next(self, state: LoaderState) -> tuple[PyTree, LoaderState, Any]:
         """The batch of a state, the state after it, and the mask."""
         words, step = np.asarray(state.key), int(state.step)
         value, mask = self.make(words, state.key, self._in_use.steps(words).numbers(step))
         self.stats.batches += 1
+        self.stats.samples += self.pipeline.plan.real_samples(words, step)
         self.sources.add(step)
         return value, state_at(state, step + 1), mask
 
@@ -209,12 +214,24 @@ class GraphFeed(_Unread):
         return made if self._device is None else as_placed(made, self._device)
 
     def begin_programs(self, state: LoaderState, steps: int) -> None:
-        """Count the batches that a program makes."""
+        """Count the batches that a program makes; their samples later, since its first step may still be computed."""
         super().begin_programs(state, steps)
         self.sources.add_program(state.step, steps)
+        if not is_traced(state):
+            self._programs.append((state, steps))
+        if len(self._programs) > _PROGRAMS:
+            self._count_program()
+
+    def _count_program(self) -> None:
+        state, steps = self._programs.popleft()
+        first = int(state.step)
+        counts = self.pipeline.plan.real_samples_of(np.asarray(state.key), range(first, first + steps))
+        self.stats.samples += sum(counts)
 
     def samples_by_source(self) -> dict[str, int]:
-        """How many samples of each source of a mixture the steps drawn so far have."""
+        """How many samples of each source of a mixture the steps drawn so far have; counts those of programs, too."""
+        while self._programs:
+            self._count_program()
         return self.sources.by_name()
 
     def cursor(self, state: LoaderState, steps: int, with_info: bool) -> "GraphCursor":
@@ -243,7 +260,9 @@ class GraphCursor:
         value, mask = feed.make(words, state.key, self._steps.numbers(step))
         feed.sources.add(step)
         after = state_at(state, step + 1)
-        real = readable(mask) if feed.masked else feed.pipeline.plan.real_samples(words, step)
+        planned = feed.pipeline.plan.real_samples(words, step)
+        feed.stats.samples += planned
+        real = readable(mask) if feed.masked else planned
         if not self._with_info:
             return (value, mask), after, real
         info = describe_batch(feed.pipeline, self._steps.request(step, keyed=False), Report())

@@ -28,7 +28,7 @@ from millstream.loader.build import build, check_first_sample, read_on_host, sha
 from millstream.loader.feed import Cursor, Feed, check_run, feed_of, state_at
 from millstream.loader.iterator import BatchIterator
 from millstream.loader.phased_feed import PhasedFeed
-from millstream.loader.summary import loader_text
+from millstream.loader.summary import loader_html, loader_text
 from millstream.pipeline.bucketed import BucketedPipeline
 from millstream.pipeline.compose import SeekablePipeline, masking_stages
 from millstream.pipeline.host_calls import call_and_wait
@@ -50,6 +50,7 @@ from millstream.reading.iterable import IterableSource
 from millstream.reading.reading import OnError
 from millstream.reading.stats import LoaderStats
 from millstream.sharding.batch_sharding import BatchSharding, LeafShardings, as_batch_shardings
+from millstream.text import html
 from millstream.text.errors import (
     describe_value,
     function_name,
@@ -458,8 +459,8 @@ class DataLoader(Generic[B, S]):
 
     def stats(self) -> LoaderStats:
         """Counts and times of all batches of this loader so far; printed, a table that names the bottleneck."""
-        stats = self._feed.stats
-        return dataclasses.replace(stats, reading=stats.reading.copy(), sources=self._feed.samples_by_source())
+        sources, stats = self._feed.samples_by_source(), self._feed.stats
+        return dataclasses.replace(stats, reading=stats.reading.copy(), sources=sources)
 
     def explain(self) -> "Explanation":
         """The pipeline as a table of its stages and its plan; see `ms.inspect.explain`.
@@ -780,6 +781,10 @@ class DataLoader(Generic[B, S]):
 
     def __repr__(self) -> str:
         return self._summary
+
+    @html.never_raising
+    def _repr_html_(self) -> str:
+        return loader_html(self)
 
 
 def _placements(source: Any) -> list[Any]:

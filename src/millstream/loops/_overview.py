@@ -12,7 +12,7 @@ from millstream.reading.contracts import PyTree
 from millstream.reading.memory import nbytes
 from millstream.text.errors import require_bool, require_int
 from millstream.text.html import html_table
-from millstream.text.tables import size_text, text_table
+from millstream.text.tables import line_width, size_text, text_table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Overview:
         self.nbytes = sum(row.nbytes for row in rows)
 
     def __repr__(self) -> str:
-        return text_table(_HEADER, map(_cells, self.rows), numbers=_NUMBERS, total=self._total())
+        return text_table(_HEADER, map(_cells, self.rows), numbers=_NUMBERS, total=self._total(), width=line_width())
 
     def _repr_html_(self) -> str:
         return html_table(_HEADER, map(_cells, self.rows), numbers=_NUMBERS, total=self._total())

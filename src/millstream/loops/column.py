@@ -132,6 +132,9 @@ class Column:
         """The row of each value: a range, if none was left out."""
         return range(self._start, self._stop) if self._sparse is None else self._sparse
 
+    def __repr__(self) -> str:
+        return f"Column({self._name}, {len(self):,} values)"
+
     def __len__(self) -> int:
         return self._stop - self._start if self._sparse is None else len(self._sparse)
 

@@ -15,9 +15,10 @@ from millstream.loops.schedules import Epochs, Period, Schedule
 from millstream.loops.skips import Skips
 from millstream.reading.contracts import PyTree
 from millstream.reading.memory import nbytes
+from millstream.text import html
 from millstream.text.errors import describe_value
 from millstream.text.summaries import never_raising, value_text
-from millstream.text.tables import size_text
+from millstream.text.tables import size_text, time_text
 
 if TYPE_CHECKING:
     from millstream.loops._tasks import Task
@@ -35,6 +36,13 @@ def state_text(state: Any) -> str:
     if (len(leaves) <= 4 and isinstance(state, dict | list | tuple)) or not arrays or arrays[0] is state:
         return value_text(state)
     return f"{type(state).__name__} of {len(arrays):,} arrays, {size_text(nbytes(arrays))}"
+
+
+def run_rows(state: Any, elapsed: Elapsed) -> list[tuple[str, str]]:
+    """How far a run is and what its state is, for a table."""
+    counts = {"step": elapsed.steps, "epoch": elapsed.epochs, "sample": elapsed.samples}
+    done = [f"{n:,} {what}{'' if n == 1 else 's'}" for what, n in counts.items() if n is not None]
+    return [("done", f"{', '.join(done)} in {time_text(elapsed.time)}"), ("state", state_text(state))]
 
 
 class _Returned(NamedTuple, Generic[S]):
@@ -76,6 +84,11 @@ class LoopOutput(_Returned[S]):
     def __repr__(self) -> str:
         reason = f", {self.reason!r}" if self.reason else ""
         return f"LoopOutput({state_text(self.state)}, {self.history}, {self.elapsed}{reason})"
+
+    @html.never_raising
+    def _repr_html_(self) -> str:
+        ended = [("ended", self.reason)] if self.reason else []
+        return html.html_names([*run_rows(self.state, self.elapsed), *ended]) + self.history._repr_html_()
 
 
 @dataclasses.dataclass(eq=False)

@@ -23,10 +23,11 @@ from millstream.loops._history import History
 from millstream.loops.callback import Callback
 from millstream.loops.elapsed import FIELDS, Elapsed
 from millstream.loops.history_parts import decode_history, encode_history
-from millstream.loops.loop_state import S, state_text
+from millstream.loops.loop_state import S, run_rows, state_text
 from millstream.loops.skips import Skips
 from millstream.pipeline.state import IterableState, LoaderState
 from millstream.reading.contracts import PyTree
+from millstream.text import html
 from millstream.text.errors import describe_value
 
 _CONTAINERS: dict[str, type] = {"list": list, "tuple": tuple}
@@ -229,6 +230,10 @@ class SavedRun(Generic[S]):
     def __repr__(self) -> str:
         skip = f", skip={self.skip}" if self.skip else ""
         return f"SavedRun(step {self.step:,}, {state_text(self.state)}, {self.history}, {self.elapsed}{skip})"
+
+    @html.never_raising
+    def _repr_html_(self) -> str:
+        return html.html_names(run_rows(self.state, self.elapsed)) + self.history._repr_html_()
 
 
 def save_run(

@@ -47,6 +47,11 @@ class BucketedPipeline:
     stages: tuple["Transform", ...]
     shardings: BatchShardings | None = None
 
+    def __repr__(self) -> str:
+        from millstream.pipeline.summary import pipeline_text  # which knows all kinds of pipelines
+
+        return pipeline_text(self)
+
     @functools.cached_property
     def buckets(self) -> tuple[Pipeline, ...]:
         """A pipeline for each shape."""

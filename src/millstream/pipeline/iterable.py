@@ -35,6 +35,11 @@ class IterablePipeline:
     iterable: IterableSource
     body: "Pipeline"
 
+    def __repr__(self) -> str:
+        from millstream.pipeline.summary import pipeline_text  # which knows all kinds of pipelines
+
+        return pipeline_text(self)
+
     @property
     def stages(self) -> tuple["Transform", ...]:
         return self.body.stages

@@ -35,6 +35,11 @@ class PhasedPipeline:
     phases: tuple[Pipeline | BucketedPipeline, ...]
     starts: tuple[int, ...]
 
+    def __repr__(self) -> str:
+        from millstream.pipeline.summary import pipeline_text  # which knows all kinds of pipelines
+
+        return pipeline_text(self)
+
     @functools.cached_property
     def plan(self) -> PhasedPlan:
         """Which samples are in which batch."""

@@ -110,6 +110,11 @@ class Pipeline:
     placement: BatchPlacement | None = None  # where batches lie, if they lie over a mesh
     tables: tuple[Any, ...] = ()  # of the plan's selection, for compiled programs that gather
 
+    def __repr__(self) -> str:
+        from millstream.pipeline.summary import pipeline_text  # which knows all kinds of pipelines
+
+        return pipeline_text(self)
+
     def read_through(self, source: HostSource) -> "Pipeline":
         """The pipeline whose samples are those of a source over this one's source; there are no stages yet."""
         return _over(source, self.plan)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from millstream.pipeline.state import strong_or_none
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_leaf, describe_value, differences
+from millstream.text.summaries import fields_text, never_raising
 
 
 @jax.tree_util.register_dataclass
@@ -27,6 +28,10 @@ class ActingState:
     policy_state: PyTree
     new_episode: jax.Array
     per_env: tuple[bool, ...] = dataclasses.field(metadata={"static": True})
+
+    @never_raising
+    def __repr__(self) -> str:
+        return fields_text(self)
 
 
 def get_policy_state(state: PyTree) -> PyTree:

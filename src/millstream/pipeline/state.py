@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from millstream.text import html
 from millstream.text.errors import describe_leaf, describe_value, differences, whole_number
 from millstream.text.summaries import never_raising, value_text
 
@@ -49,9 +50,15 @@ class LoaderState:
 
     @never_raising
     def __repr__(self) -> str:
+        return f"{type(self).__name__}(key={self._key_text()}, step={value_text(self.step)})"
+
+    @html.never_raising
+    def _repr_html_(self) -> str:
+        return html.html_names([("key", self._key_text()), ("step", value_text(self.step)), *self.origin])
+
+    def _key_text(self) -> str:
         is_one = not is_traced(self.key) and np.ndim(self.key) == 1
-        key = np.asarray(self.key).tolist() if is_one else value_text(self.key)
-        return f"{type(self).__name__}(key={key}, step={value_text(self.step)})"
+        return str(np.asarray(self.key).tolist()) if is_one else value_text(self.key)
 
 
 @jax.tree_util.register_dataclass

@@ -11,6 +11,7 @@ from jax import lax
 from millstream.pipeline.stages import apply_stage, element_key, stage_names
 from millstream.pipeline.state import key_words
 from millstream.reading.contracts import PyTree, Stream
+from millstream.text.summaries import fields_text, never_raising
 
 if TYPE_CHECKING:
     from millstream.pipeline.transform import Transform
@@ -32,12 +33,21 @@ class StageState:
     key: jax.Array
     step: jax.Array
 
+    @never_raising
+    def __repr__(self) -> str:
+        return fields_text(self)
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Stage:
     inner: Stream
     transform: "Transform" = dataclasses.field(metadata={"static": True})
+
+    def __repr__(self) -> str:
+        from millstream.pipeline.summary import pipeline_text  # which knows all kinds of pipelines
+
+        return pipeline_text(self)
 
     def init_state(self, key: Any) -> StageState:
         return StageState(self.inner.init_state(key), key_words("init_state", key), jnp.zeros((), np.uint32))
@@ -51,7 +61,7 @@ class _Stage:
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class MappedStream(_Stage):
     """A stream whose every value goes through a transform."""
 
@@ -69,7 +79,7 @@ class MappedStream(_Stage):
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class BatchedStream(_Stage):
     """A stream whose values are drawn and stacked, with the same three endings as an indexed pipeline."""
 

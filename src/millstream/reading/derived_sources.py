@@ -156,6 +156,9 @@ class MappedSource(SampleReader):
         # Through bytes on every executor, so that all of them give, and refuse, the same.
         return rest, plain.decode(plain.encode(own, f"{self._name}, at sample {index},"))
 
+    def shown_spec(self) -> None:
+        """None: to know it, a sample would be read."""
+
     def __repr__(self) -> str:
         return f"{self._inner!r} -> {self._name}"
 

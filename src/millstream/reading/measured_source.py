@@ -211,5 +211,8 @@ class MeasuredSource(SampleReader):
             row = len(samples) - operator.length_hint(left) - 1
             raise noted(error, f"This came from {self._name} at sample {indices[row]}.")  # noqa: B904
 
+    def shown_spec(self) -> None:
+        """None: to know it, a sample would be read."""
+
     def __repr__(self) -> str:
         return f"{self._inner!r} -> {self._name}"

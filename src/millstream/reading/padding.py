@@ -236,6 +236,9 @@ class PaddedSource(SampleReader):
         """The item as the source was given it."""
         return item_of(self._inner, index)
 
+    def shown_spec(self) -> None:
+        """None: to know it, a sample would be read."""
+
     def __repr__(self) -> str:
         return f"{self._inner!r} -> {self._name}"
 

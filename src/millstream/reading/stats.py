@@ -1,13 +1,13 @@
 """What reading costs, counted while it happens: a few additions per batch."""
 
 import dataclasses
-import math
 import threading
 import time
 
-from millstream.text.html import html_names
-from millstream.text.tables import name_table
+from millstream.text.html import html_names, html_text
+from millstream.text.tables import line_width, name_table, size_text, time_text, times_text
 
+_UNUSED = "nothing read yet"
 _local = threading.local()
 
 
@@ -91,14 +91,14 @@ class LoaderStats:
     def bottleneck(self) -> str:
         """What a faster run would have to begin with."""
         if self.batches == 0:
-            return "nothing has been read yet"
-        if self.idle <= 0.05 * (self.idle + self.loop):
+            return _UNUSED
+        if self.first and self.idle <= 0.05 * (self.idle + self.loop):
             return "the loop itself: batches are ready when it asks for them"
         if not self.reading:
-            return "taking batches from the cache"
+            return "taking batches from the cache" if self.cached else "making batches in the compiled program"
         stage = max(self.reading, key=self.reading.__getitem__)
         seconds = self.reading[stage]
-        return f"{stage}, which takes {1e3 * seconds / max(1, self.samples):.3g} ms per sample"
+        return f"{stage}, which takes {time_text(seconds / max(1, self.samples))} per sample"
 
     @property
     def speedup_of_an_instant_loader(self) -> float:
@@ -106,27 +106,34 @@ class LoaderStats:
         return (self.idle + self.loop) / self.loop if self.loop else float("inf")
 
     def __repr__(self) -> str:
-        return name_table(self._rows())
+        return name_table(self._rows(), width=line_width()) if self.batches else _UNUSED
 
     def _repr_html_(self) -> str:
-        return html_names(self._rows())
+        return html_names(self._rows()) if self.batches else html_text(_UNUSED)
 
     def _rows(self) -> list[tuple[str, str]]:
+        """What there is to say: counts of what is rare, and what is not known of a compiled program, only if any."""
         count, faster = max(1, self.batches), self.speedup_of_an_instant_loader
+        rare = {
+            "from the cache": (self.cached, "batches"),
+            "failed": (self.failed, "samples"),
+            "dropped": (self.dropped, "batches"),
+            "restarted": (self.restarts, "workers"),
+        }
+        waits = [
+            ("first batches", f"{time_text(self.first)}, with starting and compiling"),
+            ("idle", f"{time_text(self.idle / count)} per batch, waiting for the loader"),
+            ("loop", f"{time_text(self.loop / count)} per batch, between two requests"),
+        ]
         return [
             ("batches", f"{self.batches:,}"),
-            ("samples", f"{self.samples:,}"),
+            *([("samples", f"{self.samples:,}")] if self.samples else []),
             *((f"of {name}", f"{samples:,}") for name, samples in self.sources.items()),
-            ("bytes", f"{self.nbytes / 1e6:,.1f} MB"),
-            ("first batches", f"{self.first:.3g} s, with starting and compiling"),
-            ("idle", f"{1e3 * self.idle / count:.3g} ms per batch, waiting for the loader"),
-            ("loop", f"{1e3 * self.loop / count:.3g} ms per batch, between two requests"),
-            ("ready", f"{self.ready / count:.2g} batches when one was asked for"),
-            *((f"reading: {name}", f"{1e3 * s / count:.3g} ms per batch") for name, s in self.reading.items()),
-            ("from the cache", f"{self.cached:,} batches"),
-            ("failed samples", f"{self.failed:,}"),
-            ("dropped batches", f"{self.dropped:,}"),
-            ("restarted workers", f"{self.restarts:,}"),
+            *([("bytes", size_text(self.nbytes))] if self.nbytes else []),
+            *(waits if self.first else []),
+            *([("ready", f"{self.ready / count:.2g} batches when one was asked for")] if self.reading else []),
+            *((f"reading: {name}", f"{time_text(s / count)} per batch") for name, s in self.reading.items()),
+            *((name, f"{number:,} {what}") for name, (number, what) in rare.items() if number),
             ("bottleneck", self.bottleneck),
-            *([("upper bound", f"{faster:.3g}x as fast with an instant loader")] if math.isfinite(faster) else []),
+            *([("upper bound", f"{times_text(faster)} as fast with an instant loader")] if self.loop else []),
         ]

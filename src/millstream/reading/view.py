@@ -9,7 +9,9 @@ from millstream.plan.keys import Array
 from millstream.plan.ordering import Ordering
 from millstream.plan.selection import IndexFunction, Selection, Strided, listed
 from millstream.reading.contracts import IndexedSource, PyTree
+from millstream.text import html
 from millstream.text.errors import describe_leaf, describe_value, require_bool, require_callable, require_int
+from millstream.text.summaries import leaf_texts
 
 if TYPE_CHECKING:
     from millstream.reading.derived_sources import MappedSource
@@ -27,6 +29,14 @@ class Subscriptable:
     def __getitem__(self, index: Chosen) -> "View": ...
     def __getitem__(self, index: Any) -> Any:
         return subscript(self, index)  # pyright: ignore[reportArgumentType]
+
+    def shown_spec(self) -> PyTree:
+        """The shape and dtype of one sample; None if a sample would have to be read to know it."""
+        return self.spec()  # pyright: ignore[reportAttributeAccessIssue]
+
+    @html.never_raising
+    def _repr_html_(self) -> str:
+        return source_html(self)  # pyright: ignore[reportArgumentType]
 
     @overload
     def map(self: "View", fn: Callable[..., PyTree], *, random: bool = False, readers: int = 4) -> "View": ...
@@ -110,6 +120,16 @@ class View(Subscriptable):
         words, epoch = np.zeros(2, np.uint32), np.zeros(positions.shape, np.uint32)
         located = self.selection.locate(np, self.selection.tables, words, epoch, positions.astype(np.uint64))
         return located.astype(np.int64)
+
+
+def source_html(source: Any) -> str:
+    """A source or view as a small table for notebooks: what it is, how many samples it has, and what one is."""
+    base, is_view = (source.source, True) if isinstance(source, View) else (source, False)
+    name = repr(base) if " -> " in repr(base) else source_name(base)
+    rows = [("view", f"{source.selection.words} of {name}") if is_view else ("source", name)]
+    known = base.shown_spec() if isinstance(base, Subscriptable) else base.spec()
+    leaves = [(path or "sample", text) for path, text in leaf_texts(known)]
+    return html.html_names([*rows, ("samples", f"{len(source):,}"), *leaves])
 
 
 def source_name(source: IndexedSource) -> str:

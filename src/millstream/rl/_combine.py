@@ -13,6 +13,7 @@ from millstream.pipeline.state import key_words
 from millstream.plan.keys import named_key
 from millstream.reading.contracts import IndexedSource, PyTree, Stream
 from millstream.text.errors import describe_leaf, describe_value, differences, require_mapping, require_text
+from millstream.text.summaries import never_raising, value_text
 
 
 @jax.tree_util.register_dataclass
@@ -22,6 +23,10 @@ class CombinedStream:
 
     parts: tuple[Stream, ...]
     names: tuple[str, ...] = dataclasses.field(metadata={"static": True})
+
+    @never_raising
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({value_text(dict(zip(self.names, self.parts, strict=True)))})"
 
     @property
     def steps_per_epoch(self) -> int:

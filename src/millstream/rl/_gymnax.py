@@ -18,12 +18,13 @@ from millstream.reading.contracts import PyTree
 from millstream.rl._env import Outcome, advance, reset
 from millstream.rl._policy import Memoryless, PolicyStepFn, act, per_env_leaves
 from millstream.text.errors import describe_value, require_callable, require_int
+from millstream.text.summaries import call_text, never_raising
 
 _MOST_STEPS = 2**30 - 1  # four keys per step, numbered in 32 bits
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class GymnaxSourceState(ActingState):
     """Where the environments and the policy are.
 
@@ -121,6 +122,10 @@ class GymnaxSource:
                 f"GymnaxSource needs steps_per_epoch of at most {_MOST_STEPS:,}. Got {self.steps_per_epoch:,}."
             )
         require_int("GymnaxSource", "num_envs", self.num_envs, least=1)
+
+    @never_raising
+    def __repr__(self) -> str:
+        return call_text(self)
 
     @property
     def _policy(self) -> PolicyStepFn:

@@ -156,6 +156,10 @@ class DatasetSource(SampleReader):
         """Whether items are asked for one by one."""
         return not hasattr(self.dataset, "__getitems__")
 
+    def shown_spec(self) -> PyTree:
+        """The shape and dtype of one sample, if it is known: to find it, a sample would be read."""
+        return self.spec() if "_found" in vars(self) else None
+
     def item(self, index: int) -> Any:
         """The item itself."""
         return self.dataset[index]
@@ -198,7 +202,7 @@ class DatasetSource(SampleReader):
 
     @never_raising
     def __repr__(self) -> str:
-        known = f", {self.sample_spec}" if "_found" in vars(self) else ""  # to find it, a sample would be read
+        known = f", {self.sample_spec}" if "_found" in vars(self) else ""
         return f"{type(self).__name__}({len(self):,} items of {type(self.dataset).__name__}{known})"
 
 

@@ -13,12 +13,15 @@ import jax.numpy as jnp
 
 from millstream.loops.learning_rates import used_rate
 from millstream.reading.contracts import PyTree
+from millstream.reading.memory import nbytes
 from millstream.states._new_arrays import as_arrays, check_key, check_params, copied, split_fields, unshared, wide_copy
 from millstream.states._precision import LossScale, Precision, as_loss_scale, as_precision, at_least_32_bits, cast
 from millstream.states._strategy_names import get_strategy
 from millstream.states.gradients import Accumulate
 from millstream.states.strategies import Strategy
 from millstream.text.errors import describe_value, require_bool, require_int, require_positive
+from millstream.text.summaries import never_raising, value_text
+from millstream.text.tables import count_text, size_text
 
 _STATIC = {"static": True}
 
@@ -261,7 +264,16 @@ class ManagedState:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if "__repr__" not in vars(cls):  # or @dataclass would make one that shows all arrays
+            cls.__repr__ = ManagedState.__repr__
         register_state(cls)
+
+    @never_raising
+    def __repr__(self) -> str:
+        leaves = jax.tree.leaves(self.params)
+        count, arrays = sum(leaf.size for leaf in leaves), f"{len(leaves):,} array{'' if len(leaves) == 1 else 's'}"
+        known = f"step {value_text(self.step)}, {count_text(count)} parameters in {arrays}, {size_text(nbytes(leaves))}"
+        return f"{type(self).__name__}({known}, {value_text(self.strategy)})"
 
     @classmethod
     def create(

@@ -52,6 +52,9 @@ class ManagedStep:
         self.traced = _traced(fn, body, takes_elapsed=self._takes_elapsed)
         functools.update_wrapper(self, fn)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({function_name(self.traced)})"
+
     def __call__(self, state: M, batch: PyTree, elapsed: Elapsed | None = None) -> tuple[Logs, M]:
         """Do one step.
 

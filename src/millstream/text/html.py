@@ -1,8 +1,10 @@
 """Tables and curves for notebooks: HTML that stands alone, without scripts, in the colors of whatever surrounds it."""
 
+import functools
 import html
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
 _COLORS = ("#2b8cd6", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # seen on white as well as on black
 _WIDTH, _HEIGHT = 300, 90  # of the lines of a curve, in pixels
@@ -46,6 +48,19 @@ def html_names(rows: Iterable[tuple[str, str]]) -> str:
     """
     lines = [f"<tr>{_cell('th', name, 'left')}{_cell('td', text, 'left')}</tr>" for name, text in rows]
     return f"<table>{''.join(lines)}</table>"
+
+
+def never_raising(page: Callable[[Any], str]) -> Callable[[Any], str]:
+    """A `_repr_html_` that is the `repr` if it fails: what users have written may be part of it."""
+
+    @functools.wraps(page)
+    def text(value: Any) -> str:
+        try:
+            return page(value)
+        except Exception:
+            return html_text(repr(value))
+
+    return text
 
 
 def html_text(text: str) -> str:

@@ -63,6 +63,19 @@ def value_text(value: Any) -> str:
     return _value_text(value, 0)
 
 
+def leaf_texts(tree: Any) -> list[tuple[str, str]]:
+    """The path of each array of a tree, "" for an array alone, and its dtype and shape.
+
+    Example:
+        >>> leaf_texts({"image": np.zeros((2, 8), np.uint8), "meta": {"label": np.zeros(2, np.int32)}})
+        [('image', 'u8[2,8]'), ('meta.label', 'i32[2]')]
+    """
+    import jax
+
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return [(jax.tree_util.keystr(path, simple=True, separator="."), value_text(leaf)) for path, leaf in leaves]
+
+
 def call_text(value: Any) -> str:
     """A dataclass as the call that makes it, without arguments that are as by default.
 

@@ -22,7 +22,7 @@ Rows = tuple[PyTree, jax.Array]  # values and their masks, stacked
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class BufferState(StageState):
     """The state of a replay buffer and of what lies below.
 
@@ -88,7 +88,7 @@ def _is_prioritised(node: Any) -> bool:
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class BufferedStream(MappedStream):
     """A stream seen through a replay buffer."""
 
