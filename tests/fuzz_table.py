@@ -33,10 +33,10 @@ ROOMS += [f"integrations.{room.name}" for room in pkgutil.iter_modules(millstrea
 
 # What only the library makes: results, errors, and classes to inherit from.
 RESULTS = """
-Backend BatchInfo BatchIterator BucketPadding Callback Checkpoint DataPartitionType Difference Drift DriftRow
-Entries EpochOrders Executor ExplainedStage Explanation GymnaxSourceState HostSource
-IndexedSource Layout LeafStatistics LearningRateCurve LengthDistribution LoaderState LoaderStats LoopOutput LoopState ManagedState
-ManagedStep MixturePlan NumberSummary Observer OrderedEpoch Overview OverviewRow PlanFolder ReadBatch Reading ReplayedStep Report Request
+Backend BatchInfo BatchIterator BucketPadding Callback Checkpoint DataPartitionType Difference Drift DriftRow Entries
+EpochOrders Executor ExplainedStage Explanation GymnaxSourceState HostSource IndexedSource Layout LeafStatistics
+LearningRateCurve LengthDistribution LoaderState LoaderStats LoopOutput LoopState ManagedState ManagedStep MixturePlan
+NumberSummary Observer OrderedEpoch Overview OverviewRow PlanFolder ReadBatch Reading ReplayedStep Report Request
 SavedRun Schedule ShownBatch ShownRow Statistics Strategy Stream StreamItem StreamIterator Sweep SweptRun TimedStage
 Transform TriedOptions Tuning Verification VerificationRow View
 """.split()

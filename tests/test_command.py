@@ -90,7 +90,7 @@ def test_ctrl_c_ends_the_demo_quietly_and_leaves_nothing_behind(tmp_path):
         (["demo", "--seed", "one"], "--seed: must be a whole number, got 'one'"),
         (["dmeo"], "there is no command 'dmeo'. Did you mean demo?"),
         (["reports", "run"], "Did you mean report?"),
-        (["xyz"], "there is no command 'xyz'. There are demo, launch, prepare, report, completion."),
+        (["xyz"], "there is no command 'xyz'. There are demo, launch, prepare, report, watch, completion."),
         (["completion", "cmd"], "invalid choice: 'cmd'"),
     ],
 )

@@ -24,6 +24,7 @@ _EXAMPLES = {
     "launch": ["millstream launch -n 2 --cpu train.py --epochs 3", "millstream launch -n 4 -m my_project.train"],
     "prepare": ["millstream prepare tokens.py --to tokens --workers 8"],
     "report": ["millstream report run --open", "millstream report run other -o both.html"],
+    "watch": ["millstream watch run --open", "millstream watch run other --port 8123"],
 }
 
 

@@ -30,7 +30,7 @@ class RunRecords(Observer):
     patience = float("inf")
 
     def __init__(self, folder: pathlib.Path, runs: dict[str, Hyperparameters]) -> None:
-        self._writers = [record(folder / name, overwrite=True) for name in runs]
+        self._writers = [record(folder / name, overwrite=True, config=config) for name, config in runs.items()]
         self._runs: list[LoopState] = []  # what each writer sees as its loop
 
     def start(self, loop_state: LoopState) -> None:

@@ -148,7 +148,7 @@ class Explanation(Picture):
         Args:
             width: The most characters of a line; by default as many as the terminal has, up to 120.
         """
-        width = line_width() if width is None else width
+        width = max(line_width(), _LEAST_COLUMNS) if width is None else width
         whole_number("table", "width", width, least=_LEAST_COLUMNS, most=_MOST_COLUMNS)
         table = text_table(_HEADER, map(_cells, self.rows), numbers=_NUMBERS, prose=("where", "note"), width=width)
         return f"{table}\n\n{name_table(self.plan.items(), width=width)}"
