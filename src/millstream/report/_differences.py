@@ -80,7 +80,8 @@ def _figures(runs: list[RunData]) -> list[Row]:
     figures = [{name: f"{value}\n{note}".strip() for name, value, note in tiles(run)} for run in runs]
     names = dict.fromkeys(name for each in figures for name in each if not name.startswith("best "))
     values = {name: [each.get(name, "") for each in figures] for name in names}
-    return [(name, found, f"{found[0].splitlines()[0]} {name}" if found[0] else name) for name, found in values.items()]
+    words = {name: f"{found[0].splitlines()[0]} {name}" if all(found) else "" for name, found in values.items()}
+    return [(name, found, words[name]) for name, found in values.items()]
 
 
 def _facts(runs: list[RunData]) -> list[Row]:
