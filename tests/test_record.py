@@ -554,6 +554,7 @@ def test_runs_of_which_little_is_known_are_compared_all_the_same():
     page = make_page(runs)
     assert cells(page, "best accuracy") == ["0.5 @2", "<b>0.75 @2</b>"]
     assert "best loss" in page.split("Identical in all runs: ")[1].split("</p>")[0]
+    assert cells(make_page([runs[0], RunData("none", "a table", History())]), "samples") == ["8", ""]
 
 
 # Nothing is injected
