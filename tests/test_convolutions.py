@@ -16,7 +16,7 @@ FAST = re.compile(r"b\d*f_\d*io->b\d*f")  # rows, space, channels; space, input 
 
 def layouts(program, *values):
     """The orders of axes of all convolutions in a compiled program."""
-    text = jax.jit(program).lower(*values).compile().as_text()
+    text = jax.jit(program).lower(*values).compile().as_text() or ""
     return re.findall(r"dim_labels=([^,]+),", text)
 
 
