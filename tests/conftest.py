@@ -36,6 +36,7 @@ sys.dont_write_bytecode = False
 
 # A Ray cluster can be reached from outside, and runs what it is sent. Ray looks at these when it is first imported.
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # older Ray warns until somebody chooses
 
 
 def _cache_folder() -> pathlib.Path:
