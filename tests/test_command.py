@@ -43,7 +43,7 @@ def check_demo(text, folder):
 def test_the_demo_trains_is_killed_and_resumes_into_a_pipe(tmp_path):
     done = run("demo", "--folder", str(tmp_path / "run"))
     assert (done.returncode, done.stderr) == (0, "")
-    assert re.search(r"^epoch 20/20 .* loss 0\.0\d+$", done.stdout, re.MULTILINE)
+    assert re.search(r"^epoch 20/20 .* loss 0\.0\d+ ", done.stdout, re.MULTILINE)
     check_demo(done.stdout, tmp_path / "run")
     page = (pathlib.Path(__file__).parent.parent / "docs" / "install.md").read_text()
     written = page.partition("```text\nMillstream")[2].partition("```")[0]

@@ -26,7 +26,7 @@ print(loader.stats())
 for batch, mask in loader.iterate(loader.init_state(jax.random.key(0)), steps=3):
     pass
 print("--", loader.stats(), sep="\\n")
-print("--", loader.explain(), sep="\\n")
+print("--", loader.explain().table(), sep="\\n")
 difference = Difference("resume", "step 3", "batch['image']", "1.5", "2.5", "The stage counts its calls. Use its key.")
 row = VerificationRow("resume", "failed", "resumed before steps 1, 6, 20, 33, 62", difference, ("left " * 20,))
 print("--", Verification((row,), 1.0), sep="\\n")
