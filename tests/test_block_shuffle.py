@@ -426,7 +426,7 @@ def test_a_state_of_a_different_order_is_refused_by_name():
 
 def test_explain_says_what_is_in_flight_and_how_it_mixes():
     source = Stored([100] * 1000, ms.Shuffle("blocks", lanes=16, window=400))
-    words = str(ms.inspect.explain(ms.DataLoader([source, ms.BatchTransform(64)])))
+    words = ms.inspect.explain(ms.DataLoader([source, ms.BatchTransform(64)])).table()
     assert "order       blocks: a different order every epoch, read almost in sequence" in words
     assert "1,000 of 100 samples on average, about 64 in flight (6,400 samples, 25.6 kB) in 16 lanes" in words
     assert "vary 1.68 times as much from batch to batch as after a full shuffle" in re.sub(r"\s+", " ", words)

@@ -228,7 +228,7 @@ def test_every_window_has_the_memory_of_the_process(folder):
     assert not any("device_memory" in window for window in windows)  # the CPU does not say
     times = read_run(folder).times
     assert times is not None and times.memory["host_memory"].tolist() == [window["host_memory"] for window in windows]
-    assert next(tile for tile in tiles(read_run(folder)) if tile[0] == "host memory")[1].endswith("MB")
+    assert next(tile for tile in tiles(read_run(folder)) if tile[0] == "host memory")[1][-2:] in ("MB", "GB")
 
 
 def test_memory_that_only_some_windows_know_is_handed_on():

@@ -344,7 +344,7 @@ def test_the_page_follows_its_runs_and_keeps_what_the_reader_has_chosen(folder, 
         assert window.run(state) == before
         window.run("window.pressed = kept.querySelectorAll('.legend button')[1]; pressed.click(); pressed.focus()")
         append(paths[0], rows(301, 310))
-        wait_until("return document.querySelector('td + td').textContent.startsWith('310')")
+        wait_until("return [...document.querySelectorAll('td')].some(cell => cell.textContent.startsWith('310'))")
         assert (
             window.run("return document.activeElement === pressed && pressed.getAttribute('aria-pressed')") == "false"
         )
