@@ -286,3 +286,10 @@ def test_the_step_limit_keeps_wrapped_rows_inside_32_bits():
     indices, rows = plan.at(np, WORDS, last)
     assert indices.tolist() == [(position + row) % 10 for row in range(64)]
     assert rows[-1].epoch.tolist() == [(position + row) // 10 for row in range(64)]
+
+
+@pytest.mark.parametrize("levels", [[(4, "pad")], [(4, "pad"), (3, "pad")]], ids=["batchwise", "two levels"])
+def test_steps_counted_together_are_those_counted_alone(levels):
+    plan, words = make_plan(22, Shuffle("batchwise"), *levels), np.array([3, 4], np.uint32)
+    steps = range(1, 3 * plan.steps_per_epoch + 600)  # more than are counted at once
+    assert plan.real_samples_of(words, steps) == [plan.real_samples(words, step) for step in steps]

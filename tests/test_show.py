@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import millstream as ms
-from millstream.inspect._cells import Lines, Picture, Words
+from millstream.inspect._cells import ImageCell, Lines, Words
 from millstream.text.png import encode_png
 
 KEY = jax.random.key(3)
@@ -134,9 +134,9 @@ def test_images_are_told_by_shape_and_dtype(shape, dtype, shown_shape):
 )
 def test_other_arrays_are_not_images_unless_they_are_named(shape, dtype):
     loader = ms.DataLoader([ms.ArraySampleSource({"x": np.ones((4, *shape), dtype)}), ms.BatchTransform(4)])
-    assert not any(isinstance(row.cells["x"], Picture) for row in show(loader).rows)
+    assert not any(isinstance(row.cells["x"], ImageCell) for row in show(loader).rows)
     named = show(loader, images=["x"])
-    assert all(isinstance(row.cells["x"], Picture) == (len(shape) == 2) for row in named.rows)
+    assert all(isinstance(row.cells["x"], ImageCell) == (len(shape) == 2) for row in named.rows)
 
 
 def test_huge_images_become_thumbnails_and_numbers_that_are_not_finite_are_marked():

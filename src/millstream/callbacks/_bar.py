@@ -193,13 +193,9 @@ class _Running:
 def _how_like_a_loss(name: str) -> int:
     """0 for the loss, or that of a test; 1 for anything called so; `_NO_LOSS` for the rest."""
     words = name.split("_")
-    return (
-        0
-        if words[0] == "loss" and (len(words) == 1 or name.endswith(EVALUATIONS))
-        else 1
-        if "loss" in name
-        else _NO_LOSS
-    )
+    if words[0] == "loss" and (len(words) == 1 or name.endswith(EVALUATIONS)):
+        return 0
+    return 1 if "loss" in name else _NO_LOSS
 
 
 def _has_metric(name: str, columns: Collection[Name]) -> bool:

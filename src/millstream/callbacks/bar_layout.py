@@ -50,11 +50,9 @@ def lay_out(
     found = fit([form for *_, form in lines], value_texts(values), width, bar)
     before, after, form = lines[found.form]
     after = form.joint.join(text for text in (after, found.values) if text)
-    return (
-        BarLayout(before, found.bar, after)
-        if form.least
-        else BarLayout(clipped(f"{before} {after}".strip(), width), 0, "")
-    )
+    if form.least:
+        return BarLayout(before, found.bar, after)
+    return BarLayout(clipped(f"{before} {after}".strip(), width), 0, "")
 
 
 def short_label(progress: BarProgress) -> str:
@@ -72,10 +70,10 @@ def _times(progress: BarProgress, ended: bool) -> tuple[list[str], str]:
     if ended or progress.total is None:
         taken, step = duration_text(progress.seconds), progress.seconds_per_step
         return [taken] if step is None else [taken, step_time_text(step)], taken
-    left = progress.seconds_left
-    return ["ETA: ?"] if left is None else [
-        f"ETA: {duration_text(left)}"
-    ], "" if left is None else f"<{duration_text(left)}"
+    if progress.seconds_left is None:
+        return ["ETA: ?"], ""
+    left = duration_text(progress.seconds_left)
+    return [f"ETA: {left}"], f"<{left}"
 
 
 def epoch_line(figures: list[str], values: dict[str, float], width: int | None) -> str:

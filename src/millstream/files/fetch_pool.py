@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 _PIECE = 2 << 20  # bytes of neighbours that are asked for together: more would make the first of them wait
-_PIECES = 16  # of which there is room for so many at least: few large ones would be given up for each other
+_PIECES = 16  # there is always room for that many: fewer large ones would push each other out
 _GAP = 4 << 10  # bytes between two wanted spans that are always asked for with them: headers, and small neighbours
 _WASTE = 1  # how often longer gaps must fit into what is wanted around them; what is wanted later may lie there
 _OVERDUE = 1 << 14  # uses after which one that should have come is not waited for: samples may be read once for two
@@ -271,7 +271,7 @@ def _is_here(piece: Piece) -> bool:
 
 
 def _runs(uses: Sequence[_Use], most: int) -> Iterable[list[_Use]]:
-    """Spans that are asked for together: neighbours, with little between them, up to so many bytes."""
+    """Spans that are asked for together: neighbours, with little between them, up to that many bytes."""
     run: list[_Use] = []
     start = end = wanted = 0
     for entry in sorted(uses):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from millstream.inspect._cells import PADDING, Cell, Lines, Picture, picture_titles
+from millstream.inspect._cells import PADDING, Cell, ImageCell, Lines, picture_titles
 from millstream.text.png import encode_png
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def batch_page(batch: "ShownBatch") -> bytes:
 
 def batch_html(batch: "ShownBatch") -> str:
     """The title, the notes, and the rows: cards if there are images, otherwise a table."""
-    has_images = any(isinstance(cell, Picture) for row in batch.rows for cell in row.cells.values())
+    has_images = any(isinstance(cell, ImageCell) for row in batch.rows for cell in row.cells.values())
     body = _cards(batch) if has_images else _table(batch)
     notes = "".join(f'<div style="{_SOFT}">{html.escape(note)}</div>' for note in batch.notes)
     font = "font: 13px/1.45 system-ui, sans-serif"
@@ -57,14 +57,14 @@ def _cards(batch: "ShownBatch") -> str:
 
 def card_width(row: "ShownRow") -> int:
     """How wide the images of a row are beside each other."""
-    pictures = [cell.pixels for cell in row.cells.values() if isinstance(cell, Picture)]
+    pictures = [cell.pixels for cell in row.cells.values() if isinstance(cell, ImageCell)]
     return max(_SIDE, sum(pixels.shape[1] * scale_of(pixels) + GAP for pixels in pictures) - GAP)
 
 
 def _card(row: "ShownRow", names: tuple[str, ...], width: int) -> str:
     cells = [(name, row.cells[name]) for name in names if name in row.cells]
-    pictures = [(name, cell) for name, cell in cells if isinstance(cell, Picture)]
-    others = [(name, cell) for name, cell in cells if not isinstance(cell, Picture)]
+    pictures = [(name, cell) for name, cell in cells if isinstance(cell, ImageCell)]
+    others = [(name, cell) for name, cell in cells if not isinstance(cell, ImageCell)]
     titles = picture_titles([name for name, _ in pictures])
     images = "".join(_figure(title, cell, row.real) for title, (_, cell) in zip(titles, pictures, strict=True))
     head = f'<div style="font-size: 11px; {_SOFT}">{html.escape(row.title) or "&nbsp;"}</div>'
@@ -79,7 +79,7 @@ def _card(row: "ShownRow", names: tuple[str, ...], width: int) -> str:
     return f'<div style="width: {width}px">{body}</div>'
 
 
-def _figure(name: str, cell: Picture, real: bool) -> str:
+def _figure(name: str, cell: ImageCell, real: bool) -> str:
     height, width = (side * scale_of(cell.pixels) for side in cell.pixels.shape[:2])
     data = base64.b64encode(encode_png(cell.pixels)).decode()
     style = f"width: {width}px; height: {height}px; image-rendering: pixelated; display: block; border-radius: 3px"
@@ -114,7 +114,7 @@ def _td(tag: str, inside: str, style: str = "") -> str:
 
 
 def _cell_html(cell: Cell) -> str:
-    if isinstance(cell, Picture):
+    if isinstance(cell, ImageCell):
         return _figure("", cell, real=True)
     if isinstance(cell, Lines):
         return _curve(cell)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from millstream.inspect._batch_html import CURVES, GAP, HUES, card_width, scale_of
-from millstream.inspect._cells import PADDING, Cell, Lines, Picture, picture_titles, printable
+from millstream.inspect._cells import PADDING, Cell, ImageCell, Lines, picture_titles, printable
 from millstream.text.errors import needs
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def batch_png(batch: "ShownBatch") -> bytes:
     for note in batch.notes:
         canvas.y += canvas.wrapped(_MARGIN, [(note, None)], _WIDTH - 2 * _MARGIN, color=_SOFT)
     canvas.y += 12
-    has_images = any(isinstance(cell, Picture) for row in batch.rows for cell in row.cells.values())
+    has_images = any(isinstance(cell, ImageCell) for row in batch.rows for cell in row.cells.values())
     (_draw_cards if has_images else _draw_rows)(canvas, batch)
     return canvas.png()
 
@@ -71,7 +71,7 @@ class _Canvas:
     def wrapped(
         self, x: float, pieces: list[tuple[str, Any]], width: float, *, dy: float = 0, color: Any = _INK
     ) -> float:
-        """Write pieces of text, each with what is behind it, into lines; their height."""
+        """Write pieces of text, each with its background color, in lines; their height."""
         place, down = x, dy
         for text, behind in pieces:
             words = text.split()
@@ -144,10 +144,10 @@ def _draw_card(canvas: _Canvas, x: float, width: int, row: "ShownRow", names: tu
     ink = _INK if row.real else _FAINT
     canvas.words(x, row.title, size=12, color=_SOFT)
     down, place, tallest = float(_LINE), x, 0
-    pictures = [(name, row.cells[name]) for name in names if isinstance(row.cells.get(name), Picture)]
+    pictures = [(name, row.cells[name]) for name in names if isinstance(row.cells.get(name), ImageCell)]
     titles = picture_titles([name for name, _ in pictures])
     for title, (_, cell) in zip(titles, pictures, strict=True):
-        assert isinstance(cell, Picture)
+        assert isinstance(cell, ImageCell)
         across, high = canvas.picture(place, cell.pixels, real=row.real, dy=down)
         if title:
             canvas.words(place, title, dy=down + high + 2, size=12, color=_SOFT)
@@ -156,7 +156,7 @@ def _draw_card(canvas: _Canvas, x: float, width: int, row: "ShownRow", names: tu
     down += tallest + 2
     for name in names:
         cell = row.cells.get(name)
-        if cell is None or isinstance(cell, Picture):
+        if cell is None or isinstance(cell, ImageCell):
             continue
         if isinstance(cell, Lines):
             down += canvas.curves(x, cell, dy=down)
@@ -182,7 +182,7 @@ def _draw_rows(canvas: _Canvas, batch: "ShownBatch") -> None:
             if isinstance(cell, Lines):
                 canvas.words(_MARGIN, name, size=12, color=_SOFT)
                 canvas.y += canvas.curves(_MARGIN + 120, cell)
-            elif cell is not None and not isinstance(cell, Picture):
+            elif cell is not None and not isinstance(cell, ImageCell):
                 canvas.words(_MARGIN, name[:18], size=12, color=_SOFT)
                 ink = _INK if row.real else _FAINT
                 canvas.y += canvas.wrapped(_MARGIN + 120, _pieces(cell), width - 120, color=ink)
@@ -190,8 +190,8 @@ def _draw_rows(canvas: _Canvas, batch: "ShownBatch") -> None:
 
 
 def _pieces(cell: Cell) -> list[tuple[str, Any]]:
-    """Text and the color behind it."""
-    assert not isinstance(cell, Picture | Lines)
+    """Text and its background color."""
+    assert not isinstance(cell, ImageCell | Lines)
     shown = [(text, None if segment in (None, PADDING) else _color(segment)) for text, segment in cell.pieces]
     return [*shown, (cell.more, None)]
 

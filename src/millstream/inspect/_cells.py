@@ -18,7 +18,7 @@ BEFORE = " before"  # what the name of a leaf ends in, as it was before the firs
 _LONGEST_SIDE = 192  # pixels of a thumbnail
 _DARK = 64  # uint8 images that never come near this are stretched
 _MOST_TOKENS, _MOST_TEXT = 256, 1200  # of a row
-_CURVE, _MOST_LINES = 8, 8  # so many points are a curve, and so few channels are lines
+_CURVE, _MOST_LINES = 8, 8  # at least that many points are a curve, and at most that many channels are lines
 _MOST_POINTS = 160
 _IMAGE_NAME = re.compile(r"image|img|picture|pixel|photo|frame", re.IGNORECASE)
 _LABEL_NAME = re.compile(r"label|class|target|^y$|_y$|category", re.IGNORECASE)
@@ -30,7 +30,7 @@ _NOT_FINITE = (255, 0, 80)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Picture:
+class ImageCell:
     """An image, or its thumbnail: uint8 of shape (H, W), (H, W, 3) or (H, W, 4)."""
 
     pixels: np.ndarray
@@ -62,7 +62,7 @@ class Lines:
     summary: str
 
 
-Cell = Picture | Words | Lines
+Cell = ImageCell | Words | Lines
 Row = dict[str, Any]  # the leaves of a sample by their names
 
 
@@ -225,7 +225,7 @@ def _pictures(column: Sequence[Any], real: Sequence[bool]) -> tuple[list[Cell], 
         if image is None:
             cells.append(Words((("none", None),)))
         else:
-            cells.append(Picture(_pixels(_thumbnail(image), low, high), array_text(value.shape, value.dtype)))
+            cells.append(ImageCell(_pixels(_thumbnail(image), low, high), array_text(value.shape, value.dtype)))
     return cells, note
 
 

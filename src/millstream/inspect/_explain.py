@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from millstream.inspect._drawing import Drawing, can_show
 from millstream.inspect._flow import LETTERS, flow_svg, flow_text, leaf_lines
-from millstream.inspect._picture import Picture, can_show
 from millstream.inspect._plan_words import (
     count_made_ahead,
     device_words,
@@ -87,7 +87,7 @@ class ExplainedStage:
     note: str = ""
 
 
-class Explanation(Picture):
+class Explanation(Drawing):
     """The stages of a pipeline and its plan: printed, and in notebooks, a drawing. See `explain`.
 
     Example:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from millstream.files.plan_folder import Plans
+from millstream.inspect._drawing import Drawing, can_show
 from millstream.inspect._orders import planned_pipeline
-from millstream.inspect._picture import Picture, can_show
 from millstream.loader.loader import DataLoader
 from millstream.pipeline.bucketed import BucketedPipeline
 from millstream.pipeline.pipeline import MAX_IN_GRAPH
@@ -62,7 +62,7 @@ class BucketPadding:
         return 1 - self.tokens / self.places
 
 
-class LengthDistribution(Picture):
+class LengthDistribution(Drawing):
     """How long samples are, and what becomes of that in buckets or packed rows. See `lengths`.
 
     Example:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from millstream.inspect._drawing import Drawing, can_show
 from millstream.inspect._orders import planned_pipeline
-from millstream.inspect._picture import Picture, can_show
 from millstream.loader.loader import DataLoader
 from millstream.plan.mixture import Mixed
 from millstream.plan.ordering import as_shuffle
@@ -30,7 +30,7 @@ _BARS, _ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-=*#%@"
 _TEXT_BINS = 24
 
 
-class MixturePlan(Picture):
+class MixturePlan(Drawing):
     """What a mixture draws from its sources over some steps. See `mixture`.
 
     Example:

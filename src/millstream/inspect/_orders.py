@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from millstream.inspect._drawing import Drawing, can_show
 from millstream.inspect._explain import require_loader
-from millstream.inspect._picture import Picture, can_show
 from millstream.loader.loader import DataLoader
 from millstream.pipeline.bucketed import BucketedPipeline
 from millstream.pipeline.compose import IndexedPipeline
@@ -74,7 +74,7 @@ class OrderedEpoch:
     points: tuple[np.ndarray, np.ndarray, np.ndarray] | None
 
 
-class EpochOrders(Picture):
+class EpochOrders(Drawing):
     """The orders of some epochs, and others to compare them with. See `order`.
 
     Example:

@@ -10,7 +10,7 @@ import numpy as np
 from millstream.files.atomic import require_place, written
 from millstream.inspect._batch_html import batch_html, batch_page
 from millstream.inspect._batch_png import batch_png
-from millstream.inspect._cells import Cell, Lines, Picture, printable
+from millstream.inspect._cells import Cell, ImageCell, Lines, printable
 from millstream.text.summaries import never_raising
 from millstream.text.tables import WIDTH, text_table
 
@@ -119,7 +119,7 @@ class ShownBatch:
 def _cell_text(cell: Cell | None) -> str:
     if cell is None:
         return ""
-    if isinstance(cell, Picture):
+    if isinstance(cell, ImageCell):
         return cell.summary
     if isinstance(cell, Lines):
         return f"{_spark(cell)} {cell.summary}"
@@ -145,7 +145,10 @@ def _has_colors() -> bool:
 def _art(batch: ShownBatch) -> str:
     """The first image of every row in half blocks, as many as fit beside each other; nothing if there are none."""
     pictures = [
-        (printable(row.title), next((cell for cell in reversed(row.cells.values()) if isinstance(cell, Picture)), None))
+        (
+            printable(row.title),
+            next((cell for cell in reversed(row.cells.values()) if isinstance(cell, ImageCell)), None),
+        )
         for row in batch.rows
     ]
     blocks = [(title, _blocks(cell)) for title, cell in pictures if cell is not None]
@@ -163,7 +166,7 @@ def _art(batch: ShownBatch) -> str:
     return "\n".join([*text, "", ""])
 
 
-def _blocks(picture: Picture) -> list[list[str]]:
+def _blocks(picture: ImageCell) -> list[list[str]]:
     """An image as lines of colored half blocks, each two pixels high."""
     pixels = picture.pixels
     pixels = np.repeat(pixels[..., None], 3, axis=2) if pixels.ndim == 2 else pixels[..., :3]

@@ -10,7 +10,7 @@ from millstream.text.svg import Svg
 _KINDS = (".svg", ".html")
 
 
-class Picture(abc.ABC):
+class Drawing(abc.ABC):
     """Something that can be drawn: in a notebook, as a file, and as text."""
 
     @abc.abstractmethod
