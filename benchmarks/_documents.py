@@ -39,6 +39,10 @@ class Documents:
         begins = ends - self.lengths[indices]
         return (self._tokens[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True))
 
+    def spans_of(self, indices: np.ndarray) -> Any:
+        ends = self._ends[indices]
+        return slice(None), [(self._tokens, ends - self.lengths[indices], ends)]
+
 
 @functools.cache
 def documents_of(count: int) -> Documents:

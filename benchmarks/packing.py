@@ -52,6 +52,9 @@ class Tokens(ms.sources.HostSource):
         for row, tokens in enumerate(self._documents.tokens_of(indices)):
             out[0][row] = {"tokens": tokens}
 
+    def find_spans(self, names: Any, indices: np.ndarray) -> Any:
+        yield self._documents.spans_of(indices)
+
 
 class Known(ms.sources.HostSource):
     """Documents of which only the lengths are there, and a few tokens to look at."""

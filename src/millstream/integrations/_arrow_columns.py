@@ -1,11 +1,13 @@
 """Columns of Arrow as NumPy arrays."""
 
 import contextlib
+import functools
 from typing import Any
 
 import numpy as np
 
 from millstream.integrations._table import cells
+from millstream.reading.host_source import Spans
 
 
 class Unreadable(Exception):
@@ -56,6 +58,33 @@ class ArrowCells:
         kind = self._column.type
         convert = _number_cell if is_numbers(kind) else _python_cell
         return cells(map(convert, self._column.take(_arrow_indices(indices))))
+
+    @functools.cached_property
+    def lists(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """The numbers in all lists, and where each list begins and the last one ends; None if it is not such lists."""
+        from pyarrow import types
+
+        column = self._column
+        kind = column.type
+        if not (types.is_list(kind) or types.is_large_list(kind)) or not is_numbers(kind) or column.null_count:
+            return None
+        if types.is_boolean(_inner(kind)):  # which are packed, and would have to be unpacked and kept
+            return None
+        try:
+            return to_numpy(column.values), column.offsets.to_numpy()
+        except Unreadable:
+            return None
+
+
+def find_list_spans(column: "np.ndarray | ArrowCells | None", indices: np.ndarray) -> Spans | None:
+    """Where the lists at `indices` of a column lie in one array; None if they do not."""
+    if isinstance(column, ArrowCells) and column.lists is not None:
+        values, offsets = column.lists
+        return values, offsets[indices], offsets[indices + 1]
+    if isinstance(column, np.ndarray) and column.ndim > 1 and column.flags.c_contiguous:
+        size = column.shape[1]  # all lists of a chunk are as long, by chance or by their type
+        return column.reshape(-1, *column.shape[2:]), indices * size, (indices + 1) * size
+    return None
 
 
 def _arrow_indices(indices: np.ndarray) -> Any:

@@ -6,9 +6,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from millstream.integrations._arrow_columns import ArrowCells, as_column
+from millstream.integrations._arrow_columns import ArrowCells, as_column, find_list_spans
 from millstream.integrations._file_chunks import FileChunks, InMemoryColumns, filled
 from millstream.integrations._table import Row, chosen_columns, rows_of
+from millstream.reading.host_source import FoundSpans
 from millstream.text.errors import table
 
 
@@ -126,6 +127,20 @@ class ChunkedTable:
     def samples(self, indices: np.ndarray) -> Sequence[Row]:
         """The rows at `indices` as functions on the host get them."""
         return rows_of(self.take(indices))
+
+    def find_spans(self, names: Sequence[str], indices: np.ndarray) -> Iterator[FoundSpans | None]:
+        """Find where lists of numbers lie, chunk by chunk; see `HostSource.find_spans`."""
+        if self.in_memory is not None:
+            yield None
+            return
+        for rows, inside, columns in self._pieces(indices):
+            spans = [find_list_spans(columns.get(name), inside) for name in names]
+            found = [span for span in spans if span is not None]
+            if len(found) < len(names):
+                yield None
+                return
+            yield rows, found
+        self._advance(len(np.unique(indices)))
 
     def rows(self, indices: np.ndarray) -> Sequence[Row]:
         """The rows at `indices`, each as a dict of Python's own values."""

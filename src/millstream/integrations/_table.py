@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
 from millstream.reading.dtypes import can_become, narrowed
-from millstream.reading.host_source import HostSource
+from millstream.reading.host_source import FoundSpans, HostSource
 from millstream.reading.samples import SampleSpec, first_sample, spec_or_objects
 from millstream.reading.stats import add_time
 from millstream.sources.array import check_reading
@@ -172,6 +172,11 @@ class TableSource(HostSource):
             return self._write(indices, out, rows_of(columns))  # which says what is wrong with which sample
         for name, leaf, target in zip(spec.names, leaves, out, strict=True):
             target[...] = narrowed(f"{self._caller}{name}", leaf, target.dtype)  # pyright: ignore[reportArgumentType]
+
+    def find_spans(self, names: Sequence[str], indices: np.ndarray) -> Iterator[FoundSpans | None]:
+        if self._row_fn is None and hasattr(self._table, "find_spans"):
+            return self._table.find_spans(names, indices)  # pyright: ignore[reportAttributeAccessIssue]
+        return super().find_spans(names, indices)
 
     def _write(self, indices: np.ndarray, out: Sequence[np.ndarray], samples: Sequence[PyTree]) -> None:
         for row, (index, sample) in enumerate(zip(indices.tolist(), samples, strict=True)):

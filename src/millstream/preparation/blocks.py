@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from millstream.preparation.index import FileEntry, Index, joined
 from millstream.preparation.sample_form import Leaf
 from millstream.preparation.shard_files import arrow_schema, npy_header
 from millstream.reading.chunk_cache import ChunkCache
+from millstream.reading.host_source import FoundSpans, Spans
 from millstream.sources.file_rows import RangedRows, map_rows
 from millstream.sources.npy import decode_npy, map_numpy_file
 from millstream.text.errors import noted
@@ -82,6 +83,12 @@ class RaggedColumn:
         if self._shapes is None:
             return found
         return [array.reshape(shape) for array, shape in zip(found, self._shapes[indices].tolist(), strict=True)]
+
+    def find_spans(self, indices: np.ndarray) -> Spans | None:
+        """Where the arrays at `indices` lie, if they have one axis and are in memory or mapped."""
+        if self._shapes is not None or not isinstance(self._values, np.ndarray):
+            return None
+        return self._values, self._ends[indices], self._ends[indices + 1]
 
 
 class _Rows:
@@ -191,6 +198,22 @@ class Blocks:
 
     def pieces(self, indices: np.ndarray) -> Iterator[tuple[np.ndarray, list[Any]]]:
         """What each block has of some samples: which of them, and their values for each leaf."""
+        return self._of_blocks(indices, lambda columns, inside: [column.take(inside) for column in columns])
+
+    def find_spans(self, leaves: Sequence[int], indices: np.ndarray) -> Iterator[FoundSpans | None]:
+        """Find where some leaves lie, block by block; see `HostSource.find_spans`."""
+
+        def spans_of(columns: list[Column], inside: np.ndarray) -> list[Spans]:
+            chosen = [column for column in (columns[leaf] for leaf in leaves) if isinstance(column, RaggedColumn)]
+            return [span for span in (column.find_spans(inside) for column in chosen) if span is not None]
+
+        for rows, spans in self._of_blocks(indices, spans_of):
+            yield (rows, spans) if len(spans) == len(leaves) else None
+
+    def _of_blocks(
+        self, indices: np.ndarray, look: Callable[[list[Column], np.ndarray], list[Any]]
+    ) -> Iterator[tuple[np.ndarray, list[Any]]]:
+        """What is found in the columns of each block, with which of the samples are in it."""
         numbers = np.searchsorted(self._ends, indices, side="right")
         for number in np.unique(numbers).tolist():
             rows = np.flatnonzero(numbers == number)
@@ -199,7 +222,7 @@ class Blocks:
             files = [self.files.open(entry.name) for entry in shard.files]
             _check(files)
             try:
-                values = [column.take(inside) for column in self._columns(number, files)]
+                values = look(self._columns(number, files), inside)
             except Exception as error:
                 _check(files)  # which says more
                 raise noted(error, f"This came from reading sample {indices[rows[0]]}, from {files[0].name}.")  # noqa: B904

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from millstream.preparation.blocks import Blocks
 from millstream.preparation.index import Index, read_index
 from millstream.reading.contracts import PyTree
 from millstream.reading.dtypes import narrowed
-from millstream.reading.host_source import HostSource
+from millstream.reading.host_source import FoundSpans, HostSource
 from millstream.reading.samples import ObjectSpec, SampleSpec, spec_of
 from millstream.sources.array import check_reading
 from millstream.text.errors import require_int, require_path
@@ -85,6 +85,11 @@ class PreparedSource(HostSource):
                 continue
             for row, *leaves in zip(rows.tolist(), *values, strict=True):
                 spec.write(_CALLER, out, row, int(indices[row]), form.sample(leaves))
+
+    def find_spans(self, names: Sequence[str], indices: np.ndarray) -> Iterator[FoundSpans | None]:
+        form = self._index.form
+        places: PyTree = form.sample(range(len(form.leaves)))
+        return self._blocks.find_spans([places[name] for name in names], indices)
 
     def verify(self) -> None:
         """Read all files and compare them with the checksums of the index; raises a ValueError that names the first.

@@ -1,6 +1,6 @@
 """Sources whose samples are read on the host: the base, and how any indexed source becomes one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +15,11 @@ from millstream.text.summaries import never_raising
 
 # What travels with the rows of a batch, by row, as plain values by name; None for nothing.
 Beside = dict[int, dict[str, PyTree]] | None
+
+# A leaf of some samples in one array: the array, and where along its first axis each of them begins and ends.
+Spans = tuple[np.ndarray, np.ndarray, np.ndarray]
+# Which of the samples that were asked for, and the spans of each leaf.
+FoundSpans = tuple[np.ndarray | slice, Sequence[Spans]]
 
 
 class HostSource(Subscriptable):
@@ -117,6 +122,20 @@ class HostSource(Subscriptable):
         """
         indices = starts[:, None] + np.arange(out[0].shape[1])
         self.read_rows(indices.ravel(), [leaf.reshape(-1, *leaf.shape[2:]) for leaf in out], keys)
+
+    def find_spans(self, names: Sequence[str], indices: np.ndarray) -> Iterator[FoundSpans | None]:
+        """Find where leaves of samples lie, if each is a slice of an array: packed rows are copied from there.
+
+        Args:
+            names: Leaves of the samples, which are dicts.
+            indices: Which samples; some may be asked for several times.
+
+        Yields:
+            Which of `indices` lie in the same arrays (a slice stands for all), and for each leaf that array, and where
+            each begins and ends in it. They are copied before the next. None if some are not found this way: all are
+            then read by `read_rows`.
+        """
+        yield None
 
     def spec(self) -> PyTree:
         """The shape and dtype of one sample; None if it is a Python object."""
@@ -326,6 +345,9 @@ class _Selected(HostSource):
 
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> Beside:
         return self._inner.read_rows(self._view.locate(indices), out, keys)
+
+    def find_spans(self, names: Sequence[str], indices: np.ndarray) -> Iterator[FoundSpans | None]:
+        return self._inner.find_spans(names, self._view.locate(indices))
 
     def expect(self, indices: np.ndarray | None) -> None:
         self._inner.expect(None if indices is None else self._view.locate(indices))

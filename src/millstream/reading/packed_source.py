@@ -1,5 +1,6 @@
 """Rows of documents, read on the host: those of a batch together, each document once. It loads no JAX."""
 
+import contextlib
 import dataclasses
 import operator
 from collections.abc import Mapping, Sequence
@@ -8,12 +9,13 @@ from typing import Any, Literal
 import numpy as np
 
 from millstream.plan.keys import fold
-from millstream.plan.packing import PackedRows, Pieces
+from millstream.plan.packing import PackedRows
 from millstream.reading.contracts import IndexedSource, PyTree
 from millstream.reading.dtypes import can_become, exactly, kept_dtype, narrowed
 from millstream.reading.host_source import HostSource, as_host_source, read_like
 from millstream.reading.padding import as_leaf
 from millstream.reading.samples import TRIED, SampleSpec, spec_of
+from millstream.reading.span_copy import SpanCopy, WantedPieces
 from millstream.reading.stats import timed
 from millstream.text.errors import describe_leaf, describe_value
 
@@ -108,7 +110,45 @@ class PackedSource(HostSource):
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
         if not len(indices):
             return
-        pieces = self._rows.pieces(indices)
+        wanted = self._wanted(indices)
+        if keys is not None or not self._copy_spans(wanted, out):
+            self._join_documents(wanted, out, keys)
+        self._describe(wanted, out)
+
+    def _wanted(self, rows: np.ndarray) -> WantedPieces:
+        pieces = self._rows.pieces(rows)
+        sizes, lasts, are_last = pieces.counts.copy(), pieces.lasts, pieces.are_last
+        sizes[lasts] = self._length - pieces.places[lasts]
+        counts = pieces.counts - are_last if self._has_eos else pieces.counts
+        stops = pieces.starts + pieces.counts - self._has_eos
+        most = np.where(are_last, stops, np.iinfo(np.int64).max)
+        return WantedPieces(pieces, counts, sizes, stops + ~are_last, most)
+
+    def _copy_spans(self, wanted: WantedPieces, out: Sequence[np.ndarray]) -> bool:
+        """Write the packed leaves from the arrays that documents are slices of, without an object for each of them.
+
+        Returns:
+            Whether that was possible. If not, documents are read and joined, which names one that is wrong.
+        """
+        pieces, names = wanted.pieces, [leaf.name for leaf in self._leaves]
+        targets = [out[leaf.place] for leaf in self._leaves]
+        copies = [SpanCopy(name, target, wanted) for name, target in zip(names, targets, strict=True)]
+        with timed("reading"), contextlib.closing(self._inner.find_spans(names, pieces.documents)) as parts:
+            for part in parts:
+                if part is None or not all(copy.copy(part[0], one) for copy, one in zip(copies, part[1], strict=True)):
+                    return False
+        if not all(copy.finish() for copy in copies):
+            return False
+        if self._has_eos:
+            rows, ends = pieces.rows[pieces.are_last], (pieces.places + wanted.counts)[pieces.are_last]
+            for leaf, target in zip(self._leaves, targets, strict=True):
+                target[rows, ends] = leaf.eos
+        self._pad(wanted, targets, [leaf.fill[0] for leaf in self._leaves])
+        return True
+
+    def _join_documents(self, wanted: WantedPieces, out: Sequence[np.ndarray], keys: np.ndarray | None) -> None:
+        """Write the packed leaves from documents that are read together, each once."""
+        pieces = wanted.pieces
         documents, which = pieces.documents, np.arange(len(pieces.documents))
         if keys is None:
             if not pieces.are_last.all() or pieces.starts.any():  # a document may be in several rows
@@ -117,15 +157,12 @@ class PackedSource(HostSource):
             keys = np.stack(fold(np, (keys[pieces.rows, 0], keys[pieces.rows, 1]), pieces.numbers), axis=-1)
         with timed("reading"):
             samples = self._read_documents(documents, keys)
-        padding, lasts = np.zeros(len(pieces.counts), np.int64), pieces.lasts
-        padding[lasts] = self._length - pieces.places[lasts] - pieces.counts[lasts]
         for leaf in self._leaves:
             target = out[leaf.place]
             arrays = self._arrays(leaf.name, documents, samples, target.shape[2:], target.dtype)
             lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))[which]
-            self._require_planned(leaf.name, pieces, lengths)
-            self._write(leaf, pieces, list(map(arrays.__getitem__, which.tolist())), lengths, padding, target)
-        self._describe(pieces, padding, out)
+            self._require_planned(leaf.name, wanted, lengths)
+            self._write(leaf, wanted, list(map(arrays.__getitem__, which.tolist())), lengths, target)
 
     def _read_documents(self, documents: np.ndarray, keys: np.ndarray | None) -> list[PyTree]:
         inner = self._inner
@@ -135,19 +172,19 @@ class PackedSource(HostSource):
         inner.read_rows(documents, [objects], keys)
         return objects.tolist()
 
-    def _require_planned(self, name: str, pieces: Pieces, lengths: np.ndarray) -> None:
+    def _require_planned(self, name: str, wanted: WantedPieces, lengths: np.ndarray) -> None:
         """Refuse documents that do not have the lengths that rows are planned for.
 
         Args:
             name: The leaf whose lengths they are.
-            pieces: The pieces of them that are wanted.
+            wanted: The pieces of them.
             lengths: The length of the document of each piece.
         """
-        tokens, stops = lengths + self._has_eos, pieces.starts + pieces.counts
-        wrong = np.where(pieces.are_last, tokens != stops, tokens <= stops)
+        wrong = wanted.differ(lengths)
         if wrong.any():
-            at = int(np.argmax(wrong))
-            planned = f"{stops[at] - self._has_eos:,}" if pieces.are_last[at] else f"more than {stops[at]:,}"
+            at, pieces = int(np.argmax(wrong)), wanted.pieces
+            least = wanted.least[at]
+            planned = f"{least:,}" if pieces.are_last[at] else f"more than {least - 1 + self._has_eos:,}"
             raise ValueError(
                 f"pack: sample {pieces.documents[at]}[{name!r}] has length {lengths[at]:,}, and {planned} was planned "
                 "for it. Packed leaves of a sample need one length, which is the one in lengths=, and the same every "
@@ -157,29 +194,27 @@ class PackedSource(HostSource):
     def _write(
         self,
         leaf: _Leaf,
-        pieces: Pieces,
+        wanted: WantedPieces,
         parts: list[np.ndarray],
         lengths: np.ndarray,
-        padding: np.ndarray,
         target: np.ndarray,
     ) -> None:
         """Write one leaf of whole rows: pieces, ends of documents and padding, joined by one call.
 
         Args:
             leaf: Which.
-            pieces: The pieces.
+            wanted: The pieces.
             parts: The document of each; those that are not wanted whole are cut.
             lengths: Its length.
-            padding: How many places are empty after each.
             target: The leaf in the batch.
         """
-        counts = pieces.counts - pieces.are_last if self._has_eos else pieces.counts
+        pieces, counts = wanted.pieces, wanted.counts
         # Most documents are whole: to cut those too would take as long as to copy them.
         cut = np.flatnonzero(counts != lengths)
         stops = pieces.starts[cut] + counts[cut]
         for at, start, stop in zip(cut.tolist(), pieces.starts[cut].tolist(), stops.tolist(), strict=True):
             parts[at] = parts[at][start:stop]
-        joined, before, eos = [], 0, leaf.eos
+        joined, before, eos, padding = [], 0, leaf.eos, wanted.sizes - pieces.counts
         ends = pieces.are_last if eos is not None else np.zeros_like(pieces.are_last)
         after = np.flatnonzero(ends | (padding > 0))
         for at, is_end, empty in zip(after.tolist(), ends[after].tolist(), padding[after].tolist(), strict=True):
@@ -196,34 +231,37 @@ class PackedSource(HostSource):
         else:  # memory that lies apart cannot be seen as one row
             target[...] = np.concatenate(joined).reshape(target.shape)
 
-    def _describe(self, pieces: Pieces, padding: np.ndarray, out: Sequence[np.ndarray]) -> None:
+    def _describe(self, wanted: WantedPieces, out: Sequence[np.ndarray]) -> None:
         """Write what rows say about their tokens."""
-        sizes = np.stack([pieces.counts, padding], axis=1).ravel()
 
         def spread(numbers: np.ndarray) -> np.ndarray:
-            """A number of every piece at each of its tokens, and 0 in the padding."""
-            each = np.zeros(len(sizes), np.int32)
-            each[::2] = numbers
-            return np.repeat(each, sizes).reshape(-1, self._length)
+            """A number of every piece at each of its tokens, and in the padding after it."""
+            return np.repeat(numbers.astype(np.int32), wanted.sizes).reshape(-1, self._length)
 
+        pieces = wanted.pieces
         rows, places = pieces.rows, pieces.places
-        added = []
+        added = [out[leaf] for leaf in (self._segments, self._positions, self._mask) if leaf is not None]
         if self._segments is not None:
             out[self._segments][...] = spread(pieces.numbers + 1)
         if self._positions is not None:
-            added.append(positions := out[self._positions])
-            np.subtract(self._ramp, spread(places), out=positions)
+            np.subtract(self._ramp, spread(places), out=out[self._positions])
         if self._mask is not None:
-            added.append(mask := out[self._mask])
+            mask = out[self._mask]
             mask[...] = True
             if self._unscored == "first":
                 mask[rows, places] = False
             elif self._unscored == "last":
                 mask[rows, places + pieces.counts - 1] = False
-        padded = np.flatnonzero(padding)
-        for row, empty in zip(rows[padded].tolist(), padding[padded].tolist(), strict=True):
-            for leaf in added:
-                leaf[row, self._length - empty :] = 0
+        self._pad(wanted, added, [0] * len(added))
+
+    def _pad(self, wanted: WantedPieces, leaves: Sequence[np.ndarray], fills: Sequence[Any]) -> None:
+        """Write the padding of some leaves."""
+        pieces = wanted.pieces
+        padded = np.flatnonzero(wanted.sizes != pieces.counts)
+        ends = pieces.places[padded] + pieces.counts[padded]
+        for row, end in zip(pieces.rows[padded].tolist(), ends.tolist(), strict=True):
+            for leaf, fill in zip(leaves, fills, strict=True):
+                leaf[row, end:] = fill
 
     def _arrays(
         self, name: str, documents: np.ndarray, samples: list[PyTree], shape: tuple[int, ...], dtype: np.dtype

@@ -18,7 +18,7 @@ from millstream.files.paths import Path, Paths, find_files
 from millstream.files.plan_folder import PlanFolder, Plans, folder_of
 from millstream.plan.ordering import Ordering
 from millstream.reading.dtypes import narrowed, require_dtype
-from millstream.reading.host_source import HostSource
+from millstream.reading.host_source import FoundSpans, HostSource
 from millstream.reading.samples import spec_of
 from millstream.sources.array import check_reading
 from millstream.sources.file_rows import RangedRows, map_rows, take_rows
@@ -124,6 +124,9 @@ class TokenFileSource(HostSource):
         for row, (index, tokens) in enumerate(zip(indices.tolist(), documents, strict=True)):
             self.sample_spec.write(_CALLER, out, row, index, {"tokens": tokens})
 
+    def find_spans(self, names: Sequence[str], indices: np.ndarray) -> Iterator[FoundSpans | None]:
+        return self._files.find_spans(indices, self._bounds[indices], self._bounds[indices + 1])
+
 
 class _TokenRow(HostSource):
     """The tokens of files, each a sample."""
@@ -211,6 +214,20 @@ class _TokenFiles:
                 for row, piece in zip(rows.tolist(), pieces, strict=True):
                     found[row] = piece
         return found
+
+    def find_spans(self, indices: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Iterator[FoundSpans | None]:
+        """The same in the files that are mapped; None for others."""
+        if len(self._parts) == 1:
+            files: Any = [(slice(None), 0, self._parts[0])]
+        else:  # where an empty document lies after the last token, any file will do
+            files = self._by_file(np.minimum(starts, self.firsts[-1] - 1))
+        for rows, first, part in files:
+            with _unchanged(part, indices[rows]):
+                tokens = self._rows(part)
+                if not isinstance(tokens, np.ndarray):
+                    yield None
+                    return
+                yield rows, [(tokens, starts[rows] - first, ends[rows] - first)]
 
     def take(self, indices: np.ndarray, out: np.ndarray) -> None:
         """Write the tokens at `indices` into `out`."""
