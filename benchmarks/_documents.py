@@ -35,13 +35,13 @@ class Documents:
 
     def tokens_of(self, indices: np.ndarray) -> Iterator[np.ndarray]:
         """The tokens of some of them."""
-        ends = self._ends[indices]
-        begins = ends - self.lengths[indices]
-        return (self._tokens[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True))
+        tokens, begins, ends = self.spans_of(indices)
+        return (tokens[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True))
 
-    def spans_of(self, indices: np.ndarray) -> Any:
+    def spans_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The tokens of all, and where in them some begin and end."""
         ends = self._ends[indices]
-        return slice(None), [(self._tokens, ends - self.lengths[indices], ends)]
+        return self._tokens, ends - self.lengths[indices], ends
 
 
 @functools.cache

@@ -1,7 +1,9 @@
 """Documents packed into rows of 2,048 tokens, in batches of 32.
 
-300,000 documents of lognormal lengths in memory, 420 tokens on average. Every batch has tokens, segments and positions
-as JAX arrays, and is waited for. Millstream's rows are planned before, which is measured by itself. Grain packs while
+300,000 documents of lognormal lengths in memory, 420 tokens on average, which are slices of one array. Grain gets them
+one by one; Millstream's source also says where they lie (`find_spans`), as `TokenFileSource` does. Every batch has
+tokens, segments and positions as JAX arrays, and is waited for. Millstream's rows are planned before, which is measured
+by itself. Grain packs while
 it reads, into 32 open rows; its rows hold about 2 % fewer tokens. The bare loop copies rows that were packed before.
 """
 
@@ -36,7 +38,7 @@ PEERS = [
 
 
 class Tokens(ms.sources.HostSource):
-    """Documents as a file of tokens has them: slices of one array, by their ends."""
+    """Slices of one array, by their ends, as `TokenFileSource` has them, and as a user with such an array writes it."""
 
     ordering = "shuffle"
     whole_samples = True
@@ -53,7 +55,7 @@ class Tokens(ms.sources.HostSource):
             out[0][row] = {"tokens": tokens}
 
     def find_spans(self, names: Any, indices: np.ndarray) -> Any:
-        yield self._documents.spans_of(indices)
+        yield slice(None), [self._documents.spans_of(indices)]
 
 
 class Known(ms.sources.HostSource):

@@ -66,8 +66,8 @@ class PackedRows:
         self.tokens = (int(table[1]) << _WORD) + int(table[2])
         ends = _HEADER + self._length + 1
         self._firsts, rest = table[_HEADER:ends], table[ends:]
-        count = len(rest) // 3
-        self._documents, self._starts, self._counts = (rest[at * count : (at + 1) * count] for at in range(3))
+        self._columns = rest.reshape(3, -1)
+        self._documents = self._columns[0]
 
     def __len__(self) -> int:
         return self._length
@@ -80,10 +80,7 @@ class PackedRows:
         begins = lasts - sizes + 1
         row = np.repeat(np.arange(len(rows)), sizes)
         numbers = np.arange(len(row)) - begins[row]
-        which = firsts[row] + numbers
-        documents, starts, doubled = (
-            column[which].astype(np.int64) for column in (self._documents, self._starts, self._counts)
-        )
+        documents, starts, doubled = self._columns.take(firsts[row] + numbers, axis=1).astype(np.int64)
         counts = doubled >> 1
         before = np.cumsum(counts) - counts
         places = before - before[begins][row]

@@ -80,6 +80,11 @@ class HostSource(Subscriptable):
 
     arrays = None
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "read_rows" in vars(cls) and "find_spans" not in vars(cls):
+            cls.find_spans = HostSource.find_spans  # its base would find what the base reads
+
     def __len__(self) -> int:
         raise NotImplementedError
 

@@ -1,6 +1,5 @@
 """Rows of documents, read on the host: those of a batch together, each document once. It loads no JAX."""
 
-import contextlib
 import dataclasses
 import operator
 from collections.abc import Mapping, Sequence
@@ -133,8 +132,8 @@ class PackedSource(HostSource):
         pieces, names = wanted.pieces, [leaf.name for leaf in self._leaves]
         targets = [out[leaf.place] for leaf in self._leaves]
         copies = [SpanCopy(name, target, wanted) for name, target in zip(names, targets, strict=True)]
-        with timed("reading"), contextlib.closing(self._inner.find_spans(names, pieces.documents)) as parts:
-            for part in parts:
+        with timed("reading"):
+            for part in self._inner.find_spans(names, pieces.documents):
                 if part is None or not all(copy.copy(part[0], one) for copy, one in zip(copies, part[1], strict=True)):
                     return False
         if not all(copy.finish() for copy in copies):
