@@ -15,6 +15,8 @@ from millstream.transforms._replay import distinct, reservoir_slots, saturating_
 from millstream.transforms.buffer import BufferTransform
 from millstream.transforms.buffer_stream import set_buffer_priorities
 
+pytestmark = pytest.mark.optimized
+
 CAPACITY, PREFILL, SIZE, ROWS = 8, 5, 3, 20
 
 

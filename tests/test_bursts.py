@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 import millstream as ms
 from millstream.loops import _burst
 
+pytestmark = pytest.mark.optimized
+
 
 @jax.jit
 def step(state, batch):

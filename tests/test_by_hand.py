@@ -8,6 +8,8 @@ import pytest
 import millstream as ms
 from millstream.callbacks import terminate_on_nan
 
+pytestmark = pytest.mark.optimized
+
 NAN = math.nan
 
 

@@ -13,6 +13,8 @@ from pipelines import PIPELINES, SAMPLES
 
 import millstream as ms
 
+pytestmark = pytest.mark.optimized
+
 ALL = PIPELINES | FORMATS
 # A scan reads all formats through one piece of code, and compiles it for each: few of them are scanned. What a scan
 # gives is what stepping gives, and that of every format is tested by iterating.

@@ -11,6 +11,8 @@ from jax import lax
 import millstream as ms
 from millstream.pipeline.convolutions import with_fast_convolutions
 
+pytestmark = pytest.mark.optimized
+
 FAST = re.compile(r"b\d*f_\d*io->b\d*f")  # rows, space, channels; space, input and output channels
 
 

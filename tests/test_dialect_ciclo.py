@@ -15,6 +15,8 @@ from test_dialect_cyreal import blocks_of, check_what_is_replaced, run
 import millstream as ms
 from millstream.dialects import ciclo
 
+pytestmark = pytest.mark.optimized
+
 DOCUMENT = pathlib.Path(__file__).parent.parent / "docs" / "coming-from" / "ciclo.md"
 INSTALL, IMPORT, LOOP, TRAIN, CREATE, MANAGED, STEP, FLAX, FLAX_LOOP, BY_METHOD, BY_HAND = blocks_of("002_ciclo.md")
 FILLS = {

@@ -18,6 +18,8 @@ import millstream as ms
 from millstream.dialects import ciclo
 from millstream.dialects.ciclo import managed
 
+pytestmark = pytest.mark.optimized
+
 BATCH, STEPS = 8, 20
 RNG = np.random.default_rng(0)
 LABELS = np.tile(np.arange(10, dtype=np.int32), 8)

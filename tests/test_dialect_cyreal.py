@@ -20,6 +20,8 @@ from test_host import reader_threads
 import millstream as ms
 from millstream.dialects import cereal, cyreal
 
+pytestmark = pytest.mark.optimized
+
 SEEDS = pathlib.Path(__file__).parent / "seeds"
 DOCUMENT = pathlib.Path(__file__).parent.parent / "docs" / "coming-from" / "cyreal.md"
 ROWS, BATCH, STEPS = 300, 128, 3

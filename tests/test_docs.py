@@ -46,9 +46,6 @@ def modules_with_examples():
     return names
 
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
-
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_the_code_blocks_of_a_document_run(document, usual_promotion, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

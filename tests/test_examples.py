@@ -13,7 +13,7 @@ FIRST, *OTHERS = sorted((pathlib.Path(__file__).parent.parent / "examples").glob
 
 
 @pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.stem)
-def test_the_example_runs(path, usual_promotion, quick_compilation, tmp_path, monkeypatch, capfd):
+def test_the_example_runs(path, usual_promotion, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     for name, value in CACHE.items():  # for programs that an example starts
         monkeypatch.setenv(name, value)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import millstream as ms
 
-pytestmark = pytest.mark.usefixtures("usual_promotion")  # adam of optax mixes dtypes
+pytestmark = [pytest.mark.optimized, pytest.mark.usefixtures("usual_promotion")]  # adam of optax mixes dtypes
 
 DATA = {"x": np.random.default_rng(0).normal(size=(96, 3)).astype(np.float32)}
 DATA["y"] = DATA["x"] @ np.array([[1.0], [-2.0], [0.5]], np.float32)

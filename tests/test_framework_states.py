@@ -21,6 +21,8 @@ from millstream.states.haiku import create_haiku_state
 from millstream.states.linen import create_flax_state
 from millstream.states.nnx import create_nnx_state
 
+pytestmark = pytest.mark.optimized
+
 KEY = jax.random.key(7, impl="rbg")  # of all kinds of keys the one that compiles fastest
 TX = optax.sgd(0.05, momentum=0.9)
 WIDTH, RATE = 24, 0.2

@@ -9,6 +9,8 @@ import pytest
 
 import millstream as ms
 
+pytestmark = pytest.mark.optimized
+
 SAMPLES = np.arange(10, dtype=np.float32)
 
 

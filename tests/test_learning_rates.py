@@ -8,7 +8,7 @@ import pytest
 
 import millstream as ms
 
-pytestmark = pytest.mark.usefixtures("usual_promotion")  # adam of optax mixes dtypes
+pytestmark = [pytest.mark.optimized, pytest.mark.usefixtures("usual_promotion")]  # adam of optax mixes dtypes
 
 SCHEDULE = optax.cosine_decay_schedule(0.1, 20)
 ROWS = {"x": np.linspace(-1, 1, 16, dtype=np.float32)}

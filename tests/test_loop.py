@@ -20,6 +20,8 @@ from flax import nnx
 
 import millstream as ms
 
+pytestmark = pytest.mark.optimized
+
 BATCHES = [np.full((4, 2), number, np.float32) for number in range(6)]
 
 

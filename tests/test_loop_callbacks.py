@@ -22,6 +22,8 @@ from millstream.loops import inner_loop, loop, train_loop
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.schedules import at, every, last
 
+pytestmark = pytest.mark.optimized
+
 
 def logged(values, name="loss"):
     """A step that logs one value after the other, and counts."""

@@ -23,6 +23,8 @@ from millstream.loops.elapsed import Elapsed
 from millstream.loops.log_entries import Logs, logs
 from millstream.loops.loop_state import LoopState
 
+pytestmark = pytest.mark.optimized
+
 SCRIPT = pathlib.Path(__file__).parent / "managed_script.py"
 TX, SGD = optax.sgd(0.1, momentum=0.9), optax.sgd(1.0)  # programs are compiled for their optimizer
 rng = np.random.default_rng(0)

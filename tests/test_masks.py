@@ -10,6 +10,8 @@ import pytest
 
 import millstream as ms
 
+pytestmark = pytest.mark.optimized
+
 SAMPLES, SIZE = 22, 4  # five batches and a half
 SEEDS = range(3)  # drawn in a loop, so that all of them share their programs
 

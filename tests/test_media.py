@@ -22,6 +22,8 @@ from millstream.loops import media_log
 from millstream.loops.media import BINS, pack_histogram, unpack_histogram
 from millstream.text.png import encode_png
 
+pytestmark = pytest.mark.optimized
+
 NUMBERS = st.floats(width=32, allow_subnormal=False) | st.sampled_from([0.0, 1.0, -1.0, 3e38, -3e38])
 
 

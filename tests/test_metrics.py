@@ -16,6 +16,8 @@ from flax import nnx
 import millstream as ms
 from millstream.loops.metrics import with_computed
 
+pytestmark = pytest.mark.optimized
+
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(size=(10, 3)).astype(np.float32)
 LABELS = RNG.integers(0, 3, 10).astype(np.int32)

@@ -22,6 +22,8 @@ from conftest import CACHE, free_address
 import millstream as ms
 from millstream.checkpoints import CheckpointStore
 
+pytestmark = pytest.mark.optimized
+
 KEY = jax.random.key(script.KEY_SEED)
 SCRIPT = pathlib.Path(script.__file__)
 PATIENCE = 300.0

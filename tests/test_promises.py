@@ -8,6 +8,8 @@ from conftest import assert_trees_equal
 
 import millstream as ms
 
+pytestmark = pytest.mark.optimized
+
 SAMPLES = 22
 
 

@@ -24,6 +24,8 @@ from millstream.checkpoints.folders import step_name
 from millstream.errors import DamagedCheckpoint
 from millstream.transforms.buffer import BufferTransform
 
+pytestmark = pytest.mark.optimized
+
 KEY = jax.random.key(script.KEY_SEED)
 STEPS = script.EPOCHS * script.EPOCH
 

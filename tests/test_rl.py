@@ -24,6 +24,8 @@ import millstream as ms
 from millstream.rl import GymnaxSource, get_policy_state, set_loader_policy_state, set_source_policy_state
 from millstream.transforms.buffer import BufferTransform
 
+pytestmark = pytest.mark.optimized
+
 LIMIT, EPOCH = 5, 12
 
 

@@ -24,6 +24,8 @@ from millstream.loops.schedules import EpochBegins, EpochEnds
 from millstream.loops.skips import Skips
 from millstream.report.page import write_report
 
+pytestmark = pytest.mark.optimized
+
 KEY = jax.random.key(script.KEY_SEED)
 EPOCH = script.EPOCH
 RANGES = [(2, 4), (9, 13)]  # inside of an epoch, and over the end of one

@@ -14,6 +14,8 @@ from conftest import assert_trees_equal
 
 import millstream as ms
 
+pytestmark = pytest.mark.optimized
+
 BATCHES = [np.full((4,), number, np.float32) for number in range(6)]
 
 

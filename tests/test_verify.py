@@ -26,6 +26,8 @@ import millstream as ms
 from millstream.inspect._compare import compare
 from millstream.plan.plan import Plan
 
+pytestmark = pytest.mark.optimized
+
 cloudpickle.register_pickle_by_value(pipelines)  # so that workers do not import it, and JAX with it
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
