@@ -636,6 +636,34 @@ def test_an_eager_step_can_be_looked_into():
     assert seen == [0.5]
 
 
+def test_one_step_runs_states_of_different_strategies_in_turn():
+    calls = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Named(managed.Jit):
+        name: str = ""
+
+        def compile(self, traced):
+            run = super().compile(traced)
+            return lambda *arguments: calls.append(self.name) or run(*arguments)
+
+    count = managed.step(lambda state, batch: {"rows": len(batch["x"])})
+    for name in "abbab":  # equal strategies that are not the same object run alike
+        count(new_state(strategy=Named(name=name)), BATCH)
+    assert calls == list("abbab")
+
+
+def test_a_batch_of_numpy_is_checked_after_batches_of_jax():
+    total = managed.step(lambda state, batch: {"total": batch["n"].sum()})
+    state, wide = new_state(), np.array([2**40, 1])
+    total(state, {"n": jnp.arange(2)})
+    assert int(total(state, {"n": np.array([3, 4])})[0].metrics.total) == 7
+    with pytest.raises(ValueError, match=str(2**40)):
+        total(state, {"n": wide})
+    with pytest.raises(ValueError, match=str(2**40)):
+        total(state, {"m": jnp.arange(2), "n": wide})
+
+
 def test_strategies_can_be_added():
     calls = []
 

@@ -26,7 +26,11 @@ def apply_output(loop_state: LoopState, output: Any, callback: str) -> None:
         output: Anything but None.
         callback: The callback's name, for errors.
     """
-    if type(output) is tuple and len(output) == 2 and _is_pair(output, loop_state.state):
+    if (
+        type(output) is tuple
+        and len(output) == 2
+        and (isinstance(output[0], Logs) or _is_pair(output, loop_state.state))
+    ):
         new, output = output
         if type(new) is dict and _is_first(loop_state.elapsed):
             _refuse_state_as_logs(callback, loop_state.state, new, output)
@@ -45,9 +49,7 @@ def apply_output(loop_state: LoopState, output: Any, callback: str) -> None:
 
 
 def _is_pair(output: tuple[Any, Any], state: Any) -> bool:
-    """Whether a tuple is (logs, state), and not a state that is a tuple."""
-    if isinstance(output[0], Logs):
-        return True
+    """Whether a tuple without `Logs` is (logs, state), and not a state that is a tuple."""
     if output[0] is not None and type(output[0]) is not dict:
         return False
     if type(state) is not tuple:

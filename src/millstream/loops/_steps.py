@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from millstream.loops._burst import StepBurst, commit_rows, only_step
-from millstream.loops._calls import TaskCalls
+from millstream.loops._calls import TaskCalls, due
 from millstream.loops._dataset import too_short
 from millstream.loops._run_parts import RunParts
 from millstream.loops._tasks import Task
@@ -21,6 +21,7 @@ class Steps:
     def __init__(self, parts: RunParts, calls: TaskCalls) -> None:
         self._parts = parts
         self._calls = calls
+        self._all_are_due = all(task.schedule is None for task in parts.tasks)  # at every step, so nobody need ask
 
     def run(self) -> bool:
         """All steps; whether an interrupt ended them."""
@@ -77,9 +78,8 @@ class Steps:
         if burst.has_ended:
             return calls.data_ended()
         if alone is None:
-            elapsed = loop_state.elapsed
-            due = [task for task in parts.tasks if task.schedule is None or task.schedule(elapsed)]
-            if calls.call(due, in_step=True):
+            tasks = parts.tasks if self._all_are_due else due(parts.tasks, loop_state.elapsed)
+            if calls.call(tasks, in_step=True):
                 return True
             calls.commit()
             if parts.observers:

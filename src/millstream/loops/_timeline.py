@@ -42,15 +42,14 @@ class Timeline:
     def append(self, elapsed: Elapsed) -> None:
         """One more row."""
         self._pending.append(elapsed)
-        self._count_rows(1)
+        self.length += 1
+        if self.length - len(self._steps) >= _AT_ONCE:  # written out here and below: every step with a callback is here
+            self._settle()
 
     def extend(self, passed: StepSpan) -> None:
         """More rows, of several steps."""
         self._pending.append(passed)
-        self._count_rows(len(passed.steps))
-
-    def _count_rows(self, rows: int) -> None:
-        self.length += rows
+        self.length += len(passed.steps)
         if self.length - len(self._steps) >= _AT_ONCE:
             self._settle()
 

@@ -26,6 +26,8 @@ Body = Callable[[str, Call, PyTree, PyTree], tuple[Logs, PyTree]]
 
 M = TypeVar("M", bound=ManagedState)
 
+_not_numpy: set[type] = set()  # types of leaves that have come and are not arrays of NumPy: each is asked about once
+
 
 class ManagedStep:
     """A step made by `managed.train_step` or `managed.step`. Call it with (state, batch) or (state, batch, elapsed).
@@ -49,6 +51,7 @@ class ManagedStep:
         self._keeps = keeps  # whether the state it is given stays usable
         self._takes_elapsed = _takes_elapsed(caller, fn)
         self._runs: dict[Strategy, Traced] = {}
+        self._latest: tuple[Strategy | None, Any] = None, None  # that of the step before, and how it runs
         self.traced = _traced(fn, body, takes_elapsed=self._takes_elapsed)
         functools.update_wrapper(self, fn)
 
@@ -66,13 +69,31 @@ class ManagedStep:
         Returns:
             Logs, and the next state.
         """
+        # Between two dispatches a call of Python costs a microsecond, so a state and a batch like those before are
+        # recognised without one. Hashing the strategy and a generator over the leaves took 2.9 us, this takes 1.4.
+        strategy, run = self._latest
+        if strategy is None or getattr(state, "strategy", None) is not strategy:
+            run = self._run_of(state)
+        if not _not_numpy.issuperset(map(type, jax.tree_util.default_registry.flatten(batch)[0])):
+            batch = self._as_jax(batch)
+        return run(state, batch, elapsed if self._takes_elapsed else None)  # its numbers would be arguments, too
+
+    def _as_jax(self, batch: PyTree) -> PyTree:
+        """A batch whose arrays of NumPy have dtypes that JAX keeps."""
+        leaves = jax.tree.leaves(batch)
+        _not_numpy.update(type(leaf) for leaf in leaves if not isinstance(leaf, np.ndarray))
+        if _not_numpy.issuperset(map(type, leaves)):
+            return batch
+        return jax.tree.map(lambda leaf: to_jax_dtype(function_name(self), leaf), batch)
+
+    def _run_of(self, state: Any) -> Traced:
+        """How a step runs from a state."""
         try:
             run = self._runs[state.strategy]
         except (KeyError, AttributeError):
             run = self._compile(state)
-        if any(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(batch)):
-            batch = jax.tree.map(lambda leaf: to_jax_dtype(function_name(self), leaf), batch)
-        return run(state, batch, elapsed if self._takes_elapsed else None)  # its numbers would be arguments, too
+        self._latest = state.strategy, run
+        return run
 
     def _compile(self, state: Any) -> Traced:
         if not isinstance(state, ManagedState):

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.core import Tracer
 
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import require_int
@@ -93,8 +92,9 @@ def jitted(traced: Traced, *, donate: bool) -> Traced:
     compiled = jax.jit(traced, donate_argnums=(0,))
 
     def run(state: Any, batch: PyTree, elapsed: Any = None) -> tuple[Any, Any]:
-        # JAX may end the whole process over arrays on several devices that are gone.
-        if isinstance(state.step, jax.Array) and not isinstance(state.step, Tracer) and state.step.is_deleted():
+        # JAX may end the whole process over arrays on several devices that are gone. Only its arrays can tell whether
+        # they are ready, not traced values; asking for that takes a quarter of the time of two isinstance.
+        if hasattr(state.step, "is_ready") and state.step.is_deleted():
             raise RuntimeError(
                 f"{traced.__name__} was given a state whose memory an earlier step has taken over, because its "
                 "strategy donates. Continue with the state that step returned, or use a strategy that does not donate."
