@@ -83,6 +83,7 @@ class WorkerGroup:
 
     def __init__(self, form: SlotLayout, *, tolerant: bool, whole_batches: bool) -> None:
         self._form = form
+        self._objects = form.batch.objects
         self._tolerant = tolerant
         self._whole_batches = whole_batches
         self._waiting: collections.deque[Job] = collections.deque()
@@ -158,9 +159,9 @@ class WorkerGroup:
         assert job.slot is not None
         rows = self._slots.lend(job.slot, job.request.bucket)
         job.free.detach()
-        layout = self._form.batch.of(job.request.bucket)
-        if not layout.objects:
+        if not self._objects:
             return rows
+        layout = self._form.batch.of(job.request.bucket)
         objects = layout.empty()
         objects[0][:] = job.objects
         return layout.with_axes(objects)
