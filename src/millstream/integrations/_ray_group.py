@@ -157,6 +157,11 @@ class _BatchMemory:
         self._lent: dict[int, int] = {}  # bytes of the batches in use that lie where Ray has put them
         self._slots: Slots | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """Memory for batches of several parts; none until there is one."""
+        return 0 if self._slots is None else self._slots.nbytes
+
     def put(self, part: _Part, memory: np.ndarray | None, answer: dict[str, Any]) -> None:
         """Put a part that was read to its batch."""
         job, first, bucket = part.job, part.first, part.job.request.bucket
@@ -276,6 +281,11 @@ class RayGroup:
     def pids(self) -> list[int]:
         """The process numbers of the actors that have started, each on its own machine."""
         return [actor.pid for actor in self.actors if actor.pid is not None]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that batches are put together in, besides Ray's object store."""
+        return self._memory.nbytes
 
     def add(self, request: Request) -> RayJob:
         """Have a batch read, in parts. Of a group that has ended, it has failed."""

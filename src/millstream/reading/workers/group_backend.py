@@ -66,6 +66,11 @@ class Group(Protocol[J]):
         """The process numbers of the workers."""
         ...
 
+    @property
+    def nbytes(self) -> int:
+        """Memory that batches are read into."""
+        ...
+
     def add(self, request: Request) -> J:
         """Have a batch read. Of a group that has ended, it has failed."""
         ...
@@ -119,6 +124,11 @@ class GroupBackend(Generic[J]):
     def closed(self) -> bool:
         """Whether it has ended, or belongs to the process that this one was forked from."""
         return self._group.ended or self._is_fork
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that batches are read into."""
+        return self._group.nbytes
 
     @property
     def processes(self) -> list[int]:

@@ -141,6 +141,11 @@ class WorkerGroup:
         """The process numbers of the workers."""
         return [worker.pid for worker in self.workers]
 
+    @property
+    def nbytes(self) -> int:
+        """Shared memory that batches are read into."""
+        return self._slots.nbytes
+
     def add(self, request: Request) -> Job:
         """Have a batch read. Of a group that has ended, it has failed."""
         self._jobs += 1
