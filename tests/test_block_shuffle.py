@@ -21,10 +21,15 @@ from millstream.plan import block_order as blocks
 from millstream.plan import order
 from millstream.plan.keys import fold, named_key
 from millstream.plan.plan import Batching, Plan
-from millstream.reading.blocks import block_sizes, touched_blocks
+from millstream.reading.blocks import block_sizes
 
 WORDS = np.array([3, 4], np.uint32)
 SIZES = [7, 3, 20, 0, 11, 9]
+
+
+def touched_blocks(sizes: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    """The numbers of the blocks that some samples are in, rising."""
+    return np.unique(np.searchsorted(np.cumsum(sizes), indices, side="right"))
 
 
 class Stored(ms.sources.HostSource):

@@ -17,7 +17,8 @@ from pipelines import PIPELINES
 from test_html import parsed
 
 import millstream as ms
-from millstream.text.svg import COLORS, Svg, fitted_text, text_width, ticks, wrapped_text
+from millstream.text.svg import COLORS, Svg, fitted_text, text_width, wrapped_text
+from millstream.text.ticks import ticks
 
 KEY = jax.random.key(0)
 SVG = "{http://www.w3.org/2000/svg}"

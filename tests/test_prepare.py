@@ -537,7 +537,7 @@ def test_views_and_random_stages_are_prepared_in_the_order_of_positions(folder):
         ({"fn": 3}, "needs fn to be a function"),
         ({"format": "zip"}, "needs format 'arrow', 'npy'"),
         ({"samples_per_shard": 0}, "needs samples_per_shard to be an int of at least 1"),
-        ({"executor": 4}, "needs executor to be one such as ms.Processes"),
+        ({"executor": 4}, "needs executor to be one such as ms.Threads"),
         ({"executor": ms.Threads(1), "ray": "auto"}, "takes executor= or ray=, not both"),
         ({"part": 3}, "needs part to be a pair such as \\(3, 64\\)"),
         ({"part": (4, 4)}, "part\\[0\\], which counts from 0, to be an int from 0 to 3. Got 4"),

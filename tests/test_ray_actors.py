@@ -322,6 +322,27 @@ def test_actors_end_with_the_iterator_the_loader_and_an_interrupt(folder, key):
     wait_until(lambda: not any(map(is_running, started())))
 
 
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning", "ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_refuses_the_actors_of_its_parent_and_leaves_them_alone(key):
+    loader = numbers(40, np.int32, executor=RayActors(1))
+    with loader.iterate(loader.init_state(key)) as batches:
+        next(batches)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)  # instead of a wait without end
+            refused = False
+            try:
+                next(batches)
+            except RuntimeError as error:
+                refused = "was forked from it" in str(error)
+            with contextlib.suppress(Exception):
+                batches.close()
+            os._exit(0 if refused else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert len(list(batches)) == 9
+    assert loader.stats().restarts == 0
+
+
 def test_actors_that_cannot_be_placed_are_an_error_with_both_sides(key):
     executor = RayActors(2, num_cpus=64, options={"resources": {"reader": 1}}, start_timeout=0.5)
     with refuses(

@@ -18,7 +18,6 @@ from millstream.loader.loader import DataLoader
 from millstream.pipeline.compose import IndexedPipeline, SeekablePipeline, StagedPipeline
 from millstream.pipeline.host_calls import call_and_wait
 from millstream.pipeline.state import key_words
-from millstream.plan.planned import PlannedSteps
 from millstream.reading.contracts import PyTree
 from millstream.reading.reader import Reader
 from millstream.reading.samples import ObjectSpec
@@ -163,7 +162,7 @@ def join_hosts(
     sizes = [bucket.axes[0] for bucket in plan.buckets]
     rows_of = [tuple(tuple(range(*shard_bounds(count, host, size))) for size in sizes) for host in range(count)]
     parts = [pipeline.read_by(rows=rows).host for rows in rows_of]
-    planned = PlannedSteps(plan, words, coordinates=pipeline.bucket_coordinates)
+    planned = pipeline.planned_steps(words)
     with contextlib.ExitStack() as opened:
         readers = [opened.enter_context(contextlib.closing(Reader(part, plan))) for part in parts if part]
         for step in range(steps):

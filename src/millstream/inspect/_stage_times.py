@@ -14,7 +14,6 @@ from millstream.inspect._explain import calculating
 from millstream.inspect._tuning import TimedStage
 from millstream.loader.loader import DataLoader
 from millstream.pipeline.pipeline import Pipeline
-from millstream.plan.planned import PlannedSteps
 from millstream.reading.reading import Reading, Report
 
 READING = "reading, all of it"  # the stage that is all of the reading
@@ -47,7 +46,7 @@ def _time_reading(pipeline: Pipeline, words: np.ndarray, out: list[np.ndarray], 
     """How long reading takes in this thread: by stage, and all of it."""
     host = pipeline.host
     assert host is not None
-    run, size = PlannedSteps(pipeline.plan, words, host.rows), host.layout(pipeline.plan).rows
+    run, size = pipeline.planned_steps(words), host.layout(pipeline.plan).rows
     part, deadline = 1 if host.source.reads_samples else size, time.perf_counter() + seconds
     samples, elapsed, cpu, total = 0, 0.0, 0.0, Report()
     for number in itertools.count():
@@ -81,7 +80,7 @@ def _time_delivery(pipeline: Pipeline, words: np.ndarray, arrays: list[np.ndarra
             return jax.device_put(rows)
         return [placement.place(leaf, host.rows[0]) for leaf in rows]
 
-    numbers = PlannedSteps(pipeline.plan, words, coordinates=pipeline.bucket_coordinates).numbers(0)
+    numbers = pipeline.planned_steps(words).numbers(0)
 
     @jax.jit
     def make_batch(rows: list[Any]) -> Any:

@@ -19,7 +19,7 @@ from millstream.pipeline.host_calls import call_and_wait
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.rows import take
 from millstream.pipeline.stages import stage_names
-from millstream.plan.planned import PlannedSteps, sample_keys
+from millstream.plan.planned import sample_keys
 from millstream.reading.derived_sources import MappedSource, named_parts
 from millstream.reading.host_source import HostSource, as_host_source
 from millstream.reading.reader import Reader
@@ -181,7 +181,7 @@ def _programs_differ(pipeline: Pipeline, words: np.ndarray) -> Difference | None
 
 def _make_twice(pipeline: Pipeline, words: np.ndarray, rows: list[Any] | None) -> Mismatch | None:
     """Where the first batch differs if it is traced, compiled and made again."""
-    batches, numbers = [], PlannedSteps(pipeline.plan, words, coordinates=pipeline.bucket_coordinates).numbers(0)
+    batches, numbers = [], pipeline.planned_steps(words).numbers(0)
     for _ in range(2):
 
         @jax.jit

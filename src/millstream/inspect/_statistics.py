@@ -18,9 +18,10 @@ from millstream.loader.loader import DataLoader
 from millstream.loader.mixed import MixedLoader
 from millstream.pipeline.state import key_words
 from millstream.plan.plan import Batching, Plan
+from millstream.plan.planned import PlannedSteps
 from millstream.reading.contracts import IndexedSource
 from millstream.reading.derived_sources import UnshapedSource
-from millstream.reading.executor import Executor, InGraph
+from millstream.reading.executor import Executor, InGraph, require_executor
 from millstream.reading.host_source import as_host_source
 from millstream.reading.read_config import ReadConfig
 from millstream.reading.reader import Reader
@@ -202,11 +203,8 @@ def statistics(
             "statistics needs a source, such as ms.ArraySampleSource(data), a view, or a loader. "
             f"Got {describe_value(data)}."
         )
-    if isinstance(executor, type) or not isinstance(executor, InGraph | Executor | None):
-        raise TypeError(
-            "statistics needs executor to be one such as ms.Threads(4) or ms.Processes(4). "
-            f"Got {describe_value(executor)}."
-        )
+    if not isinstance(executor, InGraph):
+        require_executor("statistics", executor)
     if is_loader and executor is not None:
         raise ValueError("statistics reads a loader with its own executor. Write loader.replace(executor=...).")
     samples = None if samples is None else whole_number("statistics", "samples", samples, least=1)
@@ -249,7 +247,8 @@ def _source_chunks(
     plan = Plan(length, order, selection=selection).batched(Batching(size, "pad", length))
     config = ReadConfig(host, None if isinstance(executor, InGraph) else executor)
     reader, steps = Reader(config, plan), -(-wanted // size)
-    with contextlib.closing(reader), contextlib.closing(reader.read_ahead(words, LoaderStats(), steps)) as batches:
+    ahead = reader.read_ahead(PlannedSteps(plan, words), LoaderStats(), steps)
+    with contextlib.closing(reader), contextlib.closing(ahead) as batches:
         for step in range(steps):
             filled = batches.rows(step)
             assert filled.request is not None

@@ -10,10 +10,11 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
-from millstream.integrations._ray_backend import RayBackend
+from millstream.integrations._ray_group import RayGroup, RayJob
 from millstream.reading.host_source import HostSource
 from millstream.reading.slots import Layout
 from millstream.reading.threads import check_executor
+from millstream.reading.workers.group_backend import GroupBackend
 from millstream.text.errors import (
     describe_value,
     needs,
@@ -88,9 +89,9 @@ class RayActors:
         """Batches in flight besides the one that is asked for."""
         return prefetch + self.workers - 1
 
-    def open(self, source: HostSource, layout: Layout, ahead: int, tolerant: bool) -> RayBackend:
+    def open(self, source: HostSource, layout: Layout, ahead: int, tolerant: bool) -> GroupBackend[RayJob]:
         """Actors for one stream."""
-        return RayBackend(
+        group = RayGroup(
             _connected(self.address),
             source,
             layout,
@@ -100,9 +101,9 @@ class RayActors:
             startup=self.startup,
             options={"scheduling_strategy": "SPREAD", **(self.options or {}), "num_cpus": self.num_cpus},
             name=repr(self),
-            timeout=self.timeout,
             start_timeout=self.start_timeout,
         )
+        return GroupBackend(group, "RayActors", type(source).__name__, self.timeout)
 
     def __repr__(self) -> str:
         return call_text(self)

@@ -3,7 +3,6 @@
 A feed opens a cursor for every iterator. A cursor draws the batches of one run, in order.
 """
 
-import collections
 from typing import Any, Protocol
 
 import jax
@@ -19,9 +18,9 @@ from millstream.pipeline.compose import IndexedPipeline, SeekablePipeline
 from millstream.pipeline.iterable import IterablePipeline
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.placement import readable
-from millstream.pipeline.state import LoaderState, check_origin, check_position, is_traced
+from millstream.pipeline.state import LoaderState, check_origin, check_position
 from millstream.pipeline.static_part import split
-from millstream.plan.planned import PlannedSteps, RunInUse
+from millstream.plan.planned import PlannedSteps
 from millstream.reading.contracts import PyTree
 from millstream.reading.reader import ReadAhead, reader_of
 from millstream.reading.reading import ReadBatch, Report
@@ -29,8 +28,6 @@ from millstream.reading.stats import LoaderStats
 
 # How many samples a batch has, if these are its first rows; if not, its mask, read on demand.
 Real = int | np.ndarray | jax.Array
-
-_PROGRAMS = 8  # that have begun before the first step of one is looked at: it may still be computed
 
 # What is handed out, or None for a batch that is left out; the state after it; which of its rows count.
 Drawn = tuple[Any, PyTree, Real]
@@ -79,8 +76,12 @@ class Feed(Protocol):
         """A compiled program is about to draw `steps` batches from a state on."""
         ...
 
+    def settle(self) -> None:
+        """Count what is drawn but not counted yet; it may wait for the first step of a program."""
+        ...
+
     def samples_by_source(self) -> dict[str, int]:
-        """How many samples of each source of a mixture the steps drawn so far have."""
+        """How many samples of each source of a mixture all steps have that are counted."""
         ...
 
     def end_programs(self) -> None:
@@ -100,6 +101,9 @@ class _Unread:
     def begin_programs(self, state: PyTree, steps: int) -> None:
         """Count the batches that a program makes."""
         self.stats.batches += steps
+
+    def settle(self) -> None:
+        """Everything is counted when it is drawn."""
 
     def samples_by_source(self) -> dict[str, int]:
         """A stream has no sources."""
@@ -161,6 +165,21 @@ class StreamFeed(_Unread):
         """Nothing is read."""
 
 
+class _RunInUse:
+    """The steps of the run that is stepped through; several threads may ask."""
+
+    def __init__(self, pipeline: IndexedPipeline) -> None:
+        self._pipeline = pipeline
+        self._run: tuple[bytes, PlannedSteps] | None = None
+
+    def steps(self, words: np.ndarray) -> PlannedSteps:
+        """The steps of the run with this key."""
+        name, run = words.tobytes(), self._run
+        if run is None or run[0] != name:
+            self._run = run = name, self._pipeline.planned_steps(words)
+        return run[1]
+
+
 class GraphFeed(_Unread):
     """Gathers batches of arrays in a compiled program, which is told the indices: the plan is made on the host.
 
@@ -182,9 +201,8 @@ class GraphFeed(_Unread):
         self._device = device
         self._placement = pipeline.placement
         self._is_keyed = pipeline.is_keyed
-        self._in_use = RunInUse(pipeline.plan, pipeline.bucket_coordinates)  # of `next`
-        self.sources = SourceCounts(pipeline.plan)
-        self._programs: collections.deque[tuple[LoaderState, int]] = collections.deque()
+        self._in_use = _RunInUse(pipeline)  # of `next`
+        self.sources = SourceCounts(pipeline.plan, of_programs=True)
 
     def next(self, state: LoaderState) -> tuple[PyTree, LoaderState, Any]:
         """The batch of a state, the state after it, and the mask."""
@@ -216,22 +234,14 @@ class GraphFeed(_Unread):
     def begin_programs(self, state: LoaderState, steps: int) -> None:
         """Count the batches that a program makes; their samples later, since its first step may still be computed."""
         super().begin_programs(state, steps)
-        self.sources.add_program(state.step, steps)
-        if not is_traced(state):
-            self._programs.append((state, steps))
-        if len(self._programs) > _PROGRAMS:
-            self._count_program()
+        self.stats.samples += self.sources.add_program(state, steps)
 
-    def _count_program(self) -> None:
-        state, steps = self._programs.popleft()
-        first = int(state.step)
-        counts = self.pipeline.plan.real_samples_of(np.asarray(state.key), range(first, first + steps))
-        self.stats.samples += sum(counts)
+    def settle(self) -> None:
+        """Count what is drawn but not counted yet; it may wait for the first step of a program."""
+        self.stats.samples += self.sources.settle()
 
     def samples_by_source(self) -> dict[str, int]:
-        """How many samples of each source of a mixture the steps drawn so far have; counts those of programs, too."""
-        while self._programs:
-            self._count_program()
+        """How many samples of each source of a mixture all steps have that are counted."""
         return self.sources.by_name()
 
     def cursor(self, state: LoaderState, steps: int, with_info: bool) -> "GraphCursor":
@@ -251,7 +261,7 @@ class GraphCursor:
     def __init__(self, feed: GraphFeed, state: LoaderState, with_info: bool) -> None:
         self._feed = feed
         self._words = np.asarray(state.key)
-        self._steps = PlannedSteps(feed.pipeline.plan, self._words, coordinates=feed.pipeline.bucket_coordinates)
+        self._steps = feed.pipeline.planned_steps(self._words)
         self._with_info = with_info
 
     def draw(self, state: LoaderState) -> Drawn:
@@ -296,7 +306,7 @@ class HostFeed:
         self.reader = reader_of(pipeline.host, pipeline.plan)
         self.reader.stats = self.stats
         self._finishes = [Finish(bucket, program, device) for bucket in pipeline.buckets]
-        self._in_use = RunInUse(pipeline.plan, pipeline.bucket_coordinates)  # of `next`
+        self._in_use = _RunInUse(pipeline)  # of `next`
         rows, plans = self.host.rows, pipeline.plan.buckets
         self.reads_all = rows is None or [len(own) for own in rows] == [plan.axes[0] for plan in plans]
         self.sources = SourceCounts(pipeline.plan)
@@ -329,10 +339,14 @@ class HostFeed:
     def begin_programs(self, state: LoaderState, steps: int) -> None:
         """Count the batches that a program has read as this loader's."""
         self.reader.stats = self.stats
-        self.sources.add_program(state.step, steps)
+        self.sources.add_program(state, steps)
+
+    def settle(self) -> None:
+        """Count what is drawn but not counted yet; it may wait for the first step of a program."""
+        self.sources.settle()
 
     def samples_by_source(self) -> dict[str, int]:
-        """How many samples of each source of a mixture the steps drawn so far have."""
+        """How many samples of each source of a mixture all steps have that are counted."""
         return self.sources.by_name()
 
     def end_programs(self) -> None:
@@ -369,8 +383,8 @@ class HostCursor:
         """The next batch, and the state after it; None as long as batches have overtaken others."""
         feed, ahead = self._feed, self._ahead
         if ahead is None:
-            stop, coordinates = self._left.stop, feed.pipeline.bucket_coordinates
-            ahead = self._ahead = feed.reader.read_ahead(self._words, feed.stats, stop, coordinates)
+            steps = feed.pipeline.planned_steps(self._words)
+            ahead = self._ahead = feed.reader.read_ahead(steps, feed.stats, self._left.stop)
         if self._ordered:
             step = self._left.start
             filled = ahead.rows(step)

@@ -132,6 +132,9 @@ class IterableFeed:
         """Compiled programs do not get here."""
         self.pipeline.refuse_program("A compiled program")
 
+    def settle(self) -> None:
+        """Everything is counted when it is drawn."""
+
     def samples_by_source(self) -> dict[str, int]:
         """An iterable is one source."""
         return {}

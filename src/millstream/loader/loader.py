@@ -459,8 +459,9 @@ class DataLoader(Generic[B, S]):
 
     def stats(self) -> LoaderStats:
         """Counts and times of all batches of this loader so far; printed, a table that names the bottleneck."""
-        sources, stats = self._feed.samples_by_source(), self._feed.stats
-        return dataclasses.replace(stats, reading=stats.reading.copy(), sources=sources)
+        self._feed.settle()
+        stats = self._feed.stats
+        return dataclasses.replace(stats, reading=stats.reading.copy(), sources=self._feed.samples_by_source())
 
     def explain(self) -> "Explanation":
         """The pipeline as a table of its stages and its plan; see `ms.inspect.explain`.

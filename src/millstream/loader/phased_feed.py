@@ -30,23 +30,23 @@ class PhasedFeed:
         self.stats = LoaderStats()
         self.pipeline = pipeline
         self._feed_of = feed_of
-        self._open: dict[int, Feed] = {}
-        self._made: dict[int, Feed] = {}  # those that are closed, too
+        self._feeds: dict[int, Feed] = {}  # of the phases that were reached; those that are over are closed
         self._kept = False
         self.made_ahead = self.of(0).made_ahead
 
     def of(self, phase: int) -> Feed:
         """The feed of a phase."""
-        if phase not in self._open:
-            feed = self._open[phase] = self._made[phase] = self._feed_of(phase)
+        feed = self._feeds.get(phase)
+        if feed is None:
+            feed = self._feeds[phase] = self._feed_of(phase)
             feed.stats = self.stats
-            if self._kept:
-                feed.keep()
-        return self._open[phase]
+        if self._kept:
+            feed.keep()
+        return feed
 
     def leave(self, phase: int) -> None:
         """End the threads and worker processes of a phase that is over."""
-        self._open.pop(phase).close()
+        self._feeds[phase].close()
 
     def next(self, state: LoaderState) -> tuple[PyTree, LoaderState, Any]:
         """The batch of a state, the state after it, and the mask."""
@@ -62,28 +62,33 @@ class PhasedFeed:
     def keep(self) -> None:
         """Leave threads and worker processes running until `close`, or until their phase is over."""
         self._kept = True
-        for feed in self._open.values():
+        for feed in self._feeds.values():
             feed.keep()
 
     def begin_programs(self, state: PyTree, steps: int) -> None:
         """Nothing: the loaders of the phases run the programs."""
 
+    def settle(self) -> None:
+        """Count what is drawn but not counted yet; it may wait for the first step of a program."""
+        for feed in self._feeds.values():
+            feed.settle()
+
     def samples_by_source(self) -> dict[str, int]:
-        """How many samples of each source of a mixture the steps drawn so far have."""
+        """How many samples of each source of a mixture all steps have that are counted."""
         found: collections.Counter[str] = collections.Counter()
-        for feed in self._made.values():
+        for feed in self._feeds.values():
             found.update(feed.samples_by_source())
         return dict(found)
 
     def end_programs(self) -> None:
         """End what compiled programs have begun to read, unless it is kept."""
-        for feed in self._open.values():
+        for feed in self._feeds.values():
             feed.end_programs()
 
     def close(self) -> None:
         """End threads and worker processes that no iterator uses."""
         self._kept = False
-        for feed in self._open.values():
+        for feed in self._feeds.values():
             feed.close()
 
 

@@ -1,4 +1,4 @@
-"""How many samples of each source of a mixture a loader has drawn: found from the plan, when it is asked for."""
+"""How many samples of each source of a mixture a loader has drawn: found from the plan, many steps at a time."""
 
 import collections
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 
 from millstream.pipeline.compose import SeekablePipeline
 from millstream.pipeline.phased import PhasedPipeline
-from millstream.pipeline.state import is_traced
+from millstream.pipeline.state import LoaderState, is_traced
 from millstream.plan.mixture import Mixed
 from millstream.plan.plan import Plan
 from millstream.plan.planned import AnyPlan
@@ -16,66 +16,83 @@ _PROGRAMS = 8  # that have begun before the first step of one is looked at: it m
 
 
 class SourceCounts:
-    """Counts steps as they are drawn, and their samples by source when that is asked for.
+    """Counts steps as they are drawn, and their samples by source, many steps at a time.
 
     Args:
-        plan: Whose steps are drawn. Nothing is counted unless its samples are a mixture, in batches of one level.
+        plan: Whose steps are drawn. Sources are counted only if its samples are a mixture, in batches of one level.
+        of_programs: Whether all samples that programs draw are counted here: nothing is read for them that counts them.
     """
 
-    def __init__(self, plan: AnyPlan) -> None:
+    def __init__(self, plan: AnyPlan, *, of_programs: bool = False) -> None:
         functions = () if plan.selection is None else plan.selection.functions
         self._counts: np.ndarray | None = None
         if isinstance(plan, Plan) and functions and isinstance(functions[0], Mixed) and len(plan.batchings) <= 1:
             assert plan.selection is not None
-            self._plan, self._mixture = plan, functions[0]
+            self._mixture = functions[0]
             self._table: Any = plan.selection.tables[0]
             self._counts = np.zeros(len(self._mixture.parts), np.int64)
+        self._plan = plan
+        self._of_programs = of_programs
         self._first = self._stop = 0
-        self._programs: collections.deque[tuple[Any, int]] = collections.deque()
+        self._programs: collections.deque[tuple[LoaderState, int]] = collections.deque()
 
     def add(self, step: int) -> None:
         """A step is drawn."""
         if step != self._stop:
-            self._settle()
+            self._count_drawn()
             self._first = step
         self._stop = step + 1
 
-    def add_program(self, first: Any, steps: int) -> None:
-        """A compiled program draws `steps` steps from `first` on, which may still be computed."""
-        if self._counts is None or is_traced(first):
-            return
-        self._programs.append((first, steps))
-        if len(self._programs) > _PROGRAMS:
-            self._settle_program()
+    def add_program(self, state: LoaderState, steps: int) -> int:
+        """A compiled program draws `steps` steps from a state on, which may still be computed.
+
+        Returns:
+            How many samples programs have drawn that began long ago and are counted now.
+        """
+        if (self._of_programs or self._counts is not None) and not is_traced(state):
+            self._programs.append((state, steps))
+        return self._count_programs(_PROGRAMS)
+
+    def settle(self) -> int:
+        """Count all that is drawn; it may wait for the first step of a program.
+
+        Returns:
+            How many samples programs have drawn that are counted now.
+        """
+        self._count_drawn()
+        return self._count_programs(0)
 
     def by_name(self) -> dict[str, int]:
-        """The samples of each source in all steps so far; nothing if the samples are not a mixture."""
-        if self._counts is None:
-            return {}
-        while self._programs:
-            self._settle_program()
-        self._settle()
-        return dict(zip(self.names, self._counts.tolist(), strict=True))
+        """The samples of each source in all steps that are counted; nothing if the samples are not a mixture."""
+        return {} if self._counts is None else dict(zip(self.names, self._counts.tolist(), strict=True))
 
-    def _settle_program(self) -> None:
-        first, steps = self._programs.popleft()
-        self._count(range(int(first), int(first) + steps))
+    def _count_programs(self, most_left: int) -> int:
+        samples = 0
+        while len(self._programs) > most_left:
+            state, count = self._programs.popleft()
+            first = int(state.step)
+            steps = range(first, first + count)
+            self._count(steps)
+            if self._of_programs:
+                samples += sum(self._plan.real_samples_of(np.asarray(state.key), steps))
+        return samples
 
-    def _settle(self) -> None:
+    def _count_drawn(self) -> None:
         self._count(range(self._first, self._stop))
         self._first = self._stop
+
+    def _count(self, steps: range) -> None:
+        if self._counts is not None and steps:
+            self._counts += self.in_steps(steps)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the sources; none if the samples are not a mixture."""
         return () if self._counts is None else tuple(part.name for part in self._mixture.parts)
 
-    def _count(self, steps: range) -> None:
-        if self._counts is not None and steps:
-            self._counts += self.in_steps(steps)
-
     def in_steps(self, steps: range) -> np.ndarray:
         """How many samples of each source some steps have."""
+        assert isinstance(self._plan, Plan)
         ends = np.array(_sample_ranges(self._plan, steps), np.int64).T
         first, last = self._mixture.counts(self._table, ends)
         return (last - first).sum(axis=0)

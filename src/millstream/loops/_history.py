@@ -101,14 +101,7 @@ class History(Sequence[Logs]):
             masks: The masks of their batches, unless the real rows of each are its first ones.
         """
         rows = self._new_rows(passed)
-        media = {path: block for path, block in logs.entries() if path[0] in MEDIA}
-        if media:
-            for row, elapsed in enumerate(passed.moments()):
-                for path, block in media.items():
-                    self._media.add(path, elapsed, block, row)
-        for path, block in logs.entries():
-            if path in media:
-                continue
+        for path, block in self._media.take(passed, logs.entries(), stacked=True):
             column = self._columns.get(path)
             if column is None:
                 column = self._new_column(path, block, plain=block.ndim == 1)
@@ -123,14 +116,7 @@ class History(Sequence[Logs]):
             columns: The values of each entry, one for each step.
         """
         rows, due = self._new_rows(passed), []
-        media = {path: values for path, values in columns.items() if path[0] in MEDIA}
-        if media:
-            for row, elapsed in enumerate(passed.moments()):
-                for path, values in media.items():
-                    self._media.add(path, elapsed, values[row])
-        for path, values in columns.items():
-            if path in media:
-                continue
+        for path, values in self._media.take(passed, columns.items(), stacked=False):
             column = self._columns.get(path)
             if column is None:
                 column = self._new_column(path, values[0], plain=getattr(values[0], "ndim", 0) == 0)

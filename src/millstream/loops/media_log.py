@@ -1,17 +1,21 @@
 """The images and histograms that a history keeps."""
 
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 
+from millstream.loops._clock import StepSpan
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.log_entries import Name
-from millstream.loops.media import BINS, CHANNELS, IMAGES
+from millstream.loops.media import BINS, CHANNELS, IMAGES, MEDIA
 from millstream.text.errors import describe_leaf
 
 _ALL_OF_FIRST, _GROWTH = 32, 1.05  # values of an entry that are kept: so many, then one each time steps grow by 5 %
 _MOST_BYTES = 64 << 20  # that a history holds
+
+V = TypeVar("V", bound=Any)
 
 
 class Kept(NamedTuple):
@@ -63,6 +67,23 @@ class MediaLog:
         self._items: list[Kept] = []
         self._nbytes = 0
         self._last: dict[Name, tuple[int, int]] = {}  # how many were kept of an entry, and the step of the last
+
+    def take(self, passed: StepSpan, entries: Iterable[tuple[Name, V]], *, stacked: bool) -> list[tuple[Name, V]]:
+        """Offer the images and histograms among what several steps have logged; what is neither is returned.
+
+        Args:
+            passed: These steps.
+            entries: The values of each entry, one for each step.
+            stacked: Whether the values of an entry are one array.
+        """
+        media, others = [], []
+        for entry in entries:
+            (media if entry[0][0] in MEDIA else others).append(entry)
+        if media:
+            for row, elapsed in enumerate(passed.moments()):
+                for path, values in media:
+                    self.add(path, elapsed, values if stacked else values[row], row if stacked else None)
+        return others
 
     def add(self, path: Name, elapsed: Elapsed, array: Any, row: int | None = None) -> None:
         """Offer a value."""

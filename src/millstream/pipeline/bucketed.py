@@ -13,7 +13,7 @@ from millstream.pipeline.placement import BatchPlacement, BatchShardings
 from millstream.pipeline.stages import stage_names
 from millstream.pipeline.state import LoaderState, Origin, first_state
 from millstream.plan.bucket_plan import BucketPlan
-from millstream.plan.planned import Coordinates
+from millstream.plan.planned import PlannedSteps
 from millstream.reading.contracts import IndexedSource, PyTree
 from millstream.reading.host_source import HostSource
 from millstream.reading.read_config import ReadConfig
@@ -138,10 +138,14 @@ class BucketedPipeline:
         """Where samples come from, with what to call their contents; none after `jax.jit` or `jax.tree.map`."""
         return [] if self.source is None else [("contents", self.source)]
 
-    @property
-    def bucket_coordinates(self) -> tuple[Coordinates, ...]:
-        """What compiled stages want to know of a step, for each bucket."""
-        return tuple(bucket.coordinates for bucket in self.buckets)
+    def planned_steps(self, words: np.ndarray) -> PlannedSteps:
+        """The steps of a run, planned on the host, with the rows that are read and what compiled stages want to know.
+
+        Args:
+            words: The run's raw key data, uint32.
+        """
+        coordinates = tuple(bucket.coordinates for bucket in self.buckets)
+        return PlannedSteps(self.plan, words, self.host.rows, coordinates)
 
     def init_state(self, key: jax.Array | np.ndarray, step: int | ArrayLike = 0) -> LoaderState:
         """The state of the run with this key before batch number `step`."""

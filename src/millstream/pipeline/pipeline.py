@@ -22,7 +22,7 @@ from millstream.pipeline.state import LoaderState, Origin, check_origin, first_s
 from millstream.plan import order
 from millstream.plan.keys import Array
 from millstream.plan.plan import Plan, Rows, Start
-from millstream.plan.planned import Coordinates
+from millstream.plan.planned import Coordinates, PlannedSteps
 from millstream.plan.selection import Drawn, Selection
 from millstream.plan.weights import drawn_by
 from millstream.reading.blocks import stored_blocks
@@ -284,10 +284,14 @@ class Pipeline:
         """The pipelines of the shapes that batches have: this one alone."""
         return (self,)
 
-    @property
-    def bucket_coordinates(self) -> tuple[Coordinates, ...]:
-        """What compiled stages want to know of a step: of batches of one shape."""
-        return (self.coordinates,)
+    def planned_steps(self, words: np.ndarray) -> PlannedSteps:
+        """The steps of a run, planned on the host, with the rows that are read and what compiled stages want to know.
+
+        Args:
+            words: The run's raw key data, uint32.
+        """
+        rows = None if self.host is None else self.host.rows
+        return PlannedSteps(self.plan, words, rows, (self.coordinates,))
 
     @property
     def is_untouched(self) -> bool:

@@ -118,15 +118,6 @@ class BatchPlacement:
                 "axes, or use iterate."
             )
 
-    def take_over(self, tree: PyTree) -> PyTree:
-        """A state that was made under a mesh of explicit axes, as NumPy arrays."""
-
-        def taken(leaf: Any) -> Any:
-            made_under = jax.typeof(leaf).sharding.mesh.axis_types if isinstance(leaf, jax.Array) else ()
-            return np.asarray(leaf) if AxisType.Explicit in made_under else leaf
-
-        return jax.tree.map(taken, tree)
-
     def hand_over(self, leaf: jax.Array) -> jax.Array:
         """An array over the mesh of the user."""
         if self.mesh == self.sharding.mesh:

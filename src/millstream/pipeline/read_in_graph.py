@@ -11,10 +11,8 @@ from millstream.pipeline.host_calls import remembering
 from millstream.plan.keys import Array
 from millstream.plan.planned import Coordinates, PlannedSteps
 from millstream.reading.read_config import ReadConfig
-from millstream.reading.reader import Reader, reader_of
+from millstream.reading.reader import RUNS_KEPT, Reader, reader_of
 from millstream.reading.samples import ObjectSpec
-
-_RUNS = 16  # whose planned steps are kept, for several runs that step in turn
 
 
 class Fetched(NamedTuple):
@@ -71,7 +69,7 @@ class _Fetcher:
     def __init__(self, reader: Reader, coordinates: Coordinates) -> None:
         self._reader = reader
         self.fetch = remembering(self._fetch)
-        self._planned = functools.lru_cache(_RUNS)(functools.partial(_planned, coordinates))
+        self._planned = functools.lru_cache(RUNS_KEPT)(functools.partial(_planned, coordinates))
 
     def _fetch(self, words: Any, step: Any) -> Fetched:
         words, step, reader = np.asarray(words), int(step), self._reader

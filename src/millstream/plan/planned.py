@@ -219,22 +219,6 @@ class PlannedSteps:
         )
 
 
-class RunInUse:
-    """The steps of the run that is stepped through; several threads may ask."""
-
-    def __init__(self, plan: AnyPlan, coordinates: tuple[Coordinates, ...]) -> None:
-        self._plan = plan
-        self._coordinates = coordinates
-        self._run: tuple[bytes, PlannedSteps] | None = None
-
-    def steps(self, words: np.ndarray) -> PlannedSteps:
-        """The steps of the run with this key."""
-        name, run = words.tobytes(), self._run
-        if run is None or run[0] != name:
-            self._run = run = name, PlannedSteps(self._plan, words, coordinates=self._coordinates)
-        return run[1]
-
-
 @dataclasses.dataclass
 class _Block:
     bucket: int

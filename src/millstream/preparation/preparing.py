@@ -26,7 +26,7 @@ from millstream.preparation.shard_files import FORMATS, check_form, require_pack
 from millstream.preparation.shards import WORK, HashMaker, Inputs, RangeMaker, ShardMaker, Unique
 from millstream.preparation.work_folder import WorkFolder
 from millstream.reading.contracts import IndexedSource, PyTree
-from millstream.reading.executor import Executor
+from millstream.reading.executor import Executor, require_executor
 from millstream.reading.fingerprint import identity
 from millstream.reading.host_source import as_host_source
 from millstream.reading.made_of import seen_value
@@ -342,8 +342,7 @@ def _samples_of(source: Any) -> IndexedSource:
 
 
 def _check_division(executor: Any, ray: Any, part: Any) -> None:
-    if isinstance(executor, type) or not isinstance(executor, Executor | None):
-        raise TypeError(f"{_CALLER} needs executor to be one such as ms.Processes(4). Got {describe_value(executor)}.")
+    require_executor(_CALLER, executor)
     if ray is not None:
         require_text(_CALLER, "ray", ray)
         if executor is not None:

@@ -39,16 +39,6 @@ def block_sizes(source: IndexedSource) -> np.ndarray | None:
     return sizes.astype(np.int64)
 
 
-def touched_blocks(sizes: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """The numbers of the blocks that some samples are in, rising.
-
-    Example:
-        >>> touched_blocks(np.array([3, 3, 3]), np.array([8, 0, 7])).tolist()
-        [0, 2]
-    """
-    return np.unique(np.searchsorted(np.cumsum(sizes), indices, side="right"))
-
-
 def stored_blocks(shuffle: Shuffle, source: IndexedSource) -> StoredBlocks:
     """What a block shuffle of a source needs to know; refuses one whose blocks are not known."""
     sizes = block_sizes(source)

@@ -1,13 +1,14 @@
 """The contract of executors: who reads batches, and what they are asked."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from millstream.plan.planned import Request
 from millstream.reading.contracts import PyTree
 from millstream.reading.host_source import HostSource
 from millstream.reading.reading import ReadBatch
 from millstream.reading.slots import Layout
+from millstream.text.errors import describe_value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,3 +99,12 @@ class Executor(Protocol):
             tolerant: Whether a sample that raises becomes a failed row of its batch's report.
         """
         ...
+
+
+def require_executor(caller: str, executor: Any) -> None:
+    """Refuse what does not read samples."""
+    if isinstance(executor, type) or not isinstance(executor, Executor | None):
+        raise TypeError(
+            f"{caller} needs executor to be one such as ms.Threads(4) or ms.Processes(4). "
+            f"Got {describe_value(executor)}."
+        )

@@ -5,10 +5,15 @@ import os
 from collections.abc import Callable
 from typing import ClassVar
 
+from millstream.files.plain import encode
 from millstream.reading.host_source import HostSource
-from millstream.reading.slots import Layout
+from millstream.reading.slots import Layout, slots_for
 from millstream.reading.threads import check_executor
-from millstream.reading.workers.process_backend import ProcessBackend
+from millstream.reading.workers.group_backend import GroupBackend
+from millstream.reading.workers.messages import SETUP, SlotLayout
+from millstream.reading.workers.payload import pack, pickling
+from millstream.reading.workers.process import ProgressCell, WorkerProcess
+from millstream.reading.workers.worker_group import Job, WorkerGroup
 from millstream.text.errors import require_callable, require_int, require_posix
 from millstream.text.summaries import call_text
 
@@ -57,22 +62,33 @@ class Processes:
         """Batches in flight besides the one that is asked for."""
         return prefetch + self.workers - 1
 
-    def open(self, source: HostSource, layout: Layout, ahead: int, tolerant: bool) -> ProcessBackend:
+    def open(self, source: HostSource, layout: Layout, ahead: int, tolerant: bool) -> GroupBackend[Job]:
         """Worker processes for one stream."""
         limit = self.memory_limit
         if limit is None:
             limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
-        return ProcessBackend(
-            source,
-            layout,
-            self.workers,
-            ahead,
-            tolerant=tolerant,
-            startup=self.startup,
-            nice=self.nice,
-            timeout=self.timeout,
-            memory_limit=limit,
-        )
+        form = SlotLayout(layout)
+        group = WorkerGroup(form, tolerant=tolerant, whole_batches=source.whole_batches)
+        try:
+            group.open_ring(slots_for(ahead), limit)
+            self._start_workers(group, source, form, tolerant)
+        except BaseException:
+            group.end(group.reason)
+            raise
+        return GroupBackend(group, "Processes", type(source).__name__, self.timeout)
+
+    def _start_workers(self, group: WorkerGroup, source: HostSource, form: SlotLayout, tolerant: bool) -> None:
+        """Share what workers must know, and start them."""
+        data = group.share_memory("The source's own arrays", "Keep them in files, with NpySource or np.memmap.")
+        control = group.share_memory("The control page", "Take fewer workers.")
+        with pickling("Processes", source, self.startup):
+            start, size = pack((source, form, self.startup, tolerant), data)
+        setup = encode({"start": start, "size": size, "nice": self.nice})
+        memory = control.grow(self.workers * ProgressCell.SIZE)
+        ring, data, control = (file.fd for file in group.files)
+        for number in range(self.workers):
+            progress = ProgressCell(memory[number * ProgressCell.SIZE : (number + 1) * ProgressCell.SIZE])
+            group.start_worker(WorkerProcess(number, progress, (ring, data, control), (SETUP, setup)))
 
     def __repr__(self) -> str:
         return call_text(self)

@@ -10,7 +10,7 @@ import numpy as np
 
 from millstream.plan.block_order import mixing
 from millstream.plan.plan import Plan
-from millstream.plan.planned import AnyPlan, Coordinates, PlannedSteps
+from millstream.plan.planned import AnyPlan, PlannedSteps
 from millstream.reading.executor import Backend
 from millstream.reading.host_source import HostSource
 from millstream.reading.read_config import ReadConfig
@@ -22,7 +22,7 @@ _SLOW_SECONDS = 0.0003  # a batch that is read faster than this is read at once:
 _OUTLOOK = 64  # steps that a source of other machines is told of before they are read
 _USES = 8  # of a block, on average, that are told ahead at any time: it is fetched once if it is never without one
 _MOST_OUTLOOK = 1024  # steps; where that is too few, samples of blocks are fetched one by one
-_RUNS = 16  # runs whose read-ahead is kept, for several runs that step in turn
+RUNS_KEPT = 16  # runs whose read-ahead is kept, for several runs that step in turn
 
 
 class _Outlook:
@@ -237,11 +237,8 @@ class Reader:
         self._kept = False
         self._runs: dict[bytes, ReadAhead] = {}  # of `rows`; the one used last comes last
 
-    def read_ahead(
-        self, words: np.ndarray, stats: LoaderStats, stop: int, coordinates: tuple[Coordinates, ...] | None = None
-    ) -> ReadAhead:
+    def read_ahead(self, steps: PlannedSteps, stats: LoaderStats, stop: int) -> ReadAhead:
         """The batches of a run, for a caller who closes it at the end."""
-        steps = PlannedSteps(self.plan, words, self.host.rows, coordinates)
         with self._lock:
             backend = self._open()
             self._users += 1
@@ -258,7 +255,7 @@ class Reader:
                 ahead, limit = self.host.ahead(self.plan), self.plan.step_limit
                 run = ReadAhead(self.host, steps, self._open(), ahead, self.stats, limit)
             self._runs[name], run.stats = run, self.stats
-            oldest = self._runs.pop(next(iter(self._runs))) if len(self._runs) > _RUNS else None
+            oldest = self._runs.pop(next(iter(self._runs))) if len(self._runs) > RUNS_KEPT else None
             self.stats.batches += 1
         if oldest is not None:
             oldest.close()

@@ -171,6 +171,13 @@ class Slots:
             self._grow(max(1, self.count // 2))
         return self._free.popleft()
 
+    def take_for(self, user: object) -> tuple[Slot, "weakref.finalize[..., object]"]:
+        """A slot to read into, and what makes it free: this happens by itself when its user is forgotten."""
+        slot = self.take()
+        free = weakref.finalize(user, self.give_back, slot)
+        free.atexit = False
+        return slot, free
+
     def give_back(self, slot: Slot) -> None:
         """Make a slot free that was not handed out. Any thread may call this."""
         self._free.append(slot)

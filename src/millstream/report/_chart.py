@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-_STRIDES = (1, 2, 5, 10)
+from millstream.text.ticks import multiples, round_stride, short_count
+
 _SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 _TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 _SMALLEST, _LARGEST = 1e-270, 1e270  # ends of an axis are a little farther out, and must still be numbers
@@ -44,18 +45,17 @@ def steps_axis(first: float, last: float) -> Axis:
     """An axis of steps, which begins and ends with those that there are."""
     if first == last:
         first, last = first - 1, last + 1
-    stride = max(_stride((last - first) / 6), 1)
-    ticks = [value for value in _multiples(first, last, stride) if value >= 0]
-    return Axis(first, last, [(value, count_text(value)) for value in ticks])
+    stride = max(round_stride((last - first) / 6), 1)
+    ticks = [value for value in multiples(first, last, stride) if value >= 0]
+    return Axis(first, last, [(value, short_count(value)) for value in ticks])
 
 
 def time_axis(seconds: float) -> Axis:
     """An axis of time from 0 on."""
     size, unit = next((size, unit) for size, unit in _TIMES if seconds >= 2 * size or size == 1.0)
-    stride = _stride(seconds / size / 6)
+    stride = round_stride(seconds / size / 6)
     ticks = [
-        (value * size, f"{_tick_text(value, _digits(stride))} {unit}")
-        for value in _multiples(0, seconds / size, stride)
+        (value * size, f"{_tick_text(value, _digits(stride))} {unit}") for value in multiples(0, seconds / size, stride)
     ]
     return Axis(0.0, seconds, ticks)
 
@@ -95,8 +95,8 @@ def linear_axis(values: np.ndarray, *, least: float | None = None, unit: float =
     low = low if least is None else min(least, low)
     room = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
     low, high = low - (0.0 if low == least else room), high + room
-    stride = _stride((high - low) / 6)
-    texts = {value: f"{_tick_text(value, _digits(stride))} {name}".strip() for value in _multiples(low, high, stride)}
+    stride = round_stride((high - low) / 6)
+    texts = {value: f"{_tick_text(value, _digits(stride))} {name}".strip() for value in multiples(low, high, stride)}
     return Axis(low * unit, high * unit, [(value * unit, text) for value, text in texts.items()])
 
 
@@ -119,33 +119,15 @@ def log_axis(values: np.ndarray) -> Axis | None:
     return Axis(10**low, 10**high, ticks, log=True)
 
 
-def count_text(value: float) -> str:
-    """A number of things, short: 12k, 3M."""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= 10 * size or (abs(value) >= size and value % (size / 10) == 0):
-            return f"{value / size:.4g}{unit}"
-    return f"{value:g}"
-
-
 def _tick_text(value: float, digits: int) -> str:
     if abs(value) >= 1e4:
-        return count_text(value) if abs(value) < 1e13 else f"{value:.3g}"
+        return short_count(value) if abs(value) < 1e13 else f"{value:.3g}"
     return f"{value:.{digits}f}" if digits <= 5 else f"{value:.3g}"
 
 
 def _digits(stride: float) -> int:
     """How many digits after the point tell multiples apart."""
     return max(0, -math.floor(math.log10(stride) + 1e-9))
-
-
-def _stride(least: float) -> float:
-    """A round number that is no smaller."""
-    power = 10.0 ** math.floor(math.log10(least))
-    return power * next(digit for digit in _STRIDES if digit * power >= least * 0.999)
-
-
-def _multiples(low: float, high: float, stride: float) -> list[float]:
-    return [number * stride for number in range(math.ceil(low / stride), math.floor(high / stride) + 1)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -8,6 +8,8 @@ import html
 import math
 import unicodedata
 
+from millstream.text.ticks import short_count, ticks
+
 COLORS = ("#2b8cd6", "#d55e00", "#009e73", "#cc79a7", "#b58900", "#8a6fd1")  # seen on white as well as on black
 _SANS = "system-ui, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif"
 _MONO = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
@@ -25,7 +27,6 @@ _WIDTHS = {
 }
 _WIDTH_OF = {letter: width for width, letters in _WIDTHS.items() for letter in letters}
 _OTHER, _SYMBOL = 1.05, 1.4  # letters of other scripts; emoji, which are wider
-_STRIDES = (1, 2, 2.5, 5, 10)
 _STYLE = (
     ":root{color:#1f2328}.paper{fill:#ffffff}"
     "@media(prefers-color-scheme:dark){:root{color:#e6edf3}.paper{fill:#0d1117}}"
@@ -94,28 +95,6 @@ def wrapped_text(text: str, width: float, size: float, *, mono: bool = False, mo
     if most is not None and len(lines) > most:
         lines = [*lines[: most - 1], fitted_text(" ".join(lines[most - 1 :]), width, size, mono=mono)]
     return lines
-
-
-def ticks(low: float, high: float, most: int = 5, *, whole: bool = False) -> list[float]:
-    """About that many round numbers, at most one more, that are equally far apart.
-
-    Example:
-        >>> ticks(0, 1000), ticks(0, 0.7), ticks(0, 3, whole=True)
-        ([0, 200, 400, 600, 800, 1000], [0, 0.2, 0.4, 0.6], [0, 1, 2, 3])
-
-    Args:
-        low: The first number of the range.
-        high: The last one.
-        most: How many intervals there may be.
-        whole: Whether only whole numbers make sense.
-    """
-    least = max((high - low) / most, 1.0 if whole else 0.0) or 1.0
-    power = 10.0 ** math.floor(math.log10(least))
-    strides = [digit * power for digit in _STRIDES if digit * power >= least * 0.999]
-    stride = next(one for one in strides if not whole or one == round(one))
-    numbers = range(math.ceil(low / stride - 1e-9), math.floor(high / stride + 1e-9) + 1)
-    found = [round(number * stride, 12) for number in numbers]
-    return [int(value) if value == round(value) else value for value in found]
 
 
 class Svg:
@@ -280,10 +259,10 @@ class Plot:
         for value in ticks(*self._up, most=4, whole=whole and not percent):
             y = self.y(value)
             svg.line(f"M{_number(left)},{_number(y)}h{_number(width)}", width=1, opacity=0.12)
-            svg.text(left - 6, y + 3.5, f"{100 * value:g} %" if percent else _count(value), size=10, anchor="end")
+            svg.text(left - 6, y + 3.5, f"{100 * value:g} %" if percent else short_count(value), size=10, anchor="end")
         svg.line(f"M{_number(left)},{_number(top)}v{_number(height)}h{_number(width)}", width=1, opacity=0.5)
         for value in ticks(*self._across, most=most, whole=True):
-            text, x = _count(value), self.x(value)
+            text, x = short_count(value), self.x(value)
             svg.line(f"M{_number(x)},{_number(top + height)}v4", width=1, opacity=0.5)
             half = text_width(text, 10) / 2
             svg.text(min(x, left + width + 10 - half), top + height + 15, text, size=10, anchor="middle")
@@ -300,14 +279,6 @@ def joined_points(points: list[str]) -> str:
         'M0,0L1,2'
     """
     return "M" + "L".join(points)
-
-
-def _count(value: float) -> str:
-    """A number at an axis: 2500, 10k, 2.5M."""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= size:
-            return f"{value / (1e3 if unit == 'k' else size):.4g}{unit}"
-    return f"{value:.4g}" if value == round(value) else f"{value:g}"
 
 
 def _number(value: float) -> str:

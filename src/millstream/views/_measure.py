@@ -47,15 +47,6 @@ def require_source(caller: str, source: Any) -> None:
         )
 
 
-def require_executor(caller: str, executor: Any) -> None:
-    """Refuse what does not read samples."""
-    if isinstance(executor, type) or not isinstance(executor, Executor | None):
-        raise TypeError(
-            f"{caller} needs executor to be one such as ms.Threads(4) or ms.Processes(4). "
-            f"Got {describe_value(executor)}."
-        )
-
-
 def as_array(caller: str, name: str, value: Any) -> np.ndarray:
     """A value as an array; refuses by name what cannot be one."""
     try:

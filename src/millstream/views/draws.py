@@ -7,10 +7,10 @@ from millstream.files.plan_folder import Plans, folder_of
 from millstream.plan.selection import Drawn, digest_of, drawn, index_dtype, listed
 from millstream.plan.weights import drawn_by
 from millstream.reading.contracts import IndexedSource
-from millstream.reading.executor import Executor
+from millstream.reading.executor import Executor, require_executor
 from millstream.reading.view import View, view_of
 from millstream.text.errors import require_bool, whole_number
-from millstream.views._measure import Property, as_array, kept_tables, require_executor, require_source, values_of
+from millstream.views._measure import Property, as_array, kept_tables, require_source, values_of
 
 _MOST = (1 << 31) - 1
 _ROWS = 500_000_000  # the table of that many has less than 2**31 entries, which is as far as a program can index

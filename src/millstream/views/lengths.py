@@ -13,12 +13,12 @@ from millstream.pipeline.transform import Transform
 from millstream.plan.bucket_plan import bucket_plan
 from millstream.plan.selection import listed
 from millstream.reading.contracts import IndexedSource
-from millstream.reading.executor import Executor
+from millstream.reading.executor import Executor, require_executor
 from millstream.reading.host_source import as_host_source
 from millstream.reading.read_config import ReadConfig
 from millstream.reading.view import View, view_of
 from millstream.text.errors import describe_value, require_bool, require_choice, require_int, table, whole_number
-from millstream.views._measure import Property, lengths_of, require_executor, require_source
+from millstream.views._measure import Property, lengths_of, require_source
 
 _CANDIDATES = 512  # lengths that are considered where buckets are chosen
 

@@ -11,14 +11,14 @@ from millstream.plan.ordering import Ordering, as_shuffle
 from millstream.plan.packing import PackedRows, Packing, Rule, TooLong
 from millstream.plan.selection import Named, Selection, digest_of
 from millstream.reading.contracts import IndexedSource, PyTree
-from millstream.reading.executor import Executor
+from millstream.reading.executor import Executor, require_executor
 from millstream.reading.host_source import HostSource, as_host_source
 from millstream.reading.packed_source import PackedSource, RowLeaves, Unscored
 from millstream.reading.padding import as_leaf
 from millstream.reading.samples import TRIED, first_sample
 from millstream.reading.view import View, source_length, source_name
 from millstream.text.errors import describe_value, require_choice, require_names, table, whole_number
-from millstream.views._measure import Property, as_array, kept_tables, lengths_of, require_executor
+from millstream.views._measure import Property, as_array, kept_tables, lengths_of
 from millstream.views.regrouped import Identities, require_fixed
 
 Number = int | float | np.number | np.bool_

@@ -13,10 +13,10 @@ import numpy as np
 from millstream.files.plan_folder import PlanFolder, Plans, folder_of
 from millstream.plan.selection import index_dtype, listed
 from millstream.reading.contracts import IndexedSource
-from millstream.reading.executor import Executor
+from millstream.reading.executor import Executor, require_executor
 from millstream.reading.view import View, view_of
 from millstream.text.errors import describe_value, require_int, require_mapping, whole_number
-from millstream.views._measure import Property, kept_tables, require_executor, require_source, values_of
+from millstream.views._measure import Property, kept_tables, require_source, values_of
 from millstream.views.joins import identities
 
 

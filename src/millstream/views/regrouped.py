@@ -14,7 +14,7 @@ from millstream.plan.selection import Named, Selection, expanded
 from millstream.plan.windows import Window, count_windows, window_starts
 from millstream.reading.contracts import IndexedSource, PyTree
 from millstream.reading.derived_sources import FlatMappedSource
-from millstream.reading.executor import Executor
+from millstream.reading.executor import Executor, require_executor
 from millstream.reading.host_source import HostSource
 from millstream.reading.measured_source import Count
 from millstream.reading.view import View, source_length, source_name, view_of
@@ -28,7 +28,7 @@ from millstream.text.errors import (
     require_text,
     whole_number,
 )
-from millstream.views._measure import Property, as_array, measure, require_executor, require_source, values_of
+from millstream.views._measure import Property, as_array, measure, require_source, values_of
 
 # What tells samples apart: `identities(caller, source, positions)` is a number per sample; None asks for all.
 Identities = Callable[[str, IndexedSource, np.ndarray | None], np.ndarray]

@@ -8,10 +8,10 @@ from millstream.files.plan_folder import Plans, folder_of
 from millstream.pipeline.pipeline import most_samples
 from millstream.plan.selection import Repeated, listed
 from millstream.reading.contracts import IndexedSource, PyTree
-from millstream.reading.executor import Executor
+from millstream.reading.executor import Executor, require_executor
 from millstream.reading.view import View, as_positions, view_of
 from millstream.text.errors import function_name, whole_number
-from millstream.views._measure import kept_positions, require_executor, require_source
+from millstream.views._measure import kept_positions, require_source
 
 
 def select(

@@ -3,18 +3,21 @@
 It goes from the main process to its own children alone. Nothing is ever unpickled on the way back.
 """
 
+import contextlib
 import functools
 import inspect
 import io
 import mmap
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
 from millstream.files.plain import decode, encode
+from millstream.reading.derived_sources import named_parts
+from millstream.reading.host_source import HostSource
 from millstream.reading.memory import ALIGNMENT, mapped_file
 from millstream.reading.workers.shared_memory import SharedFile, map_private
 from millstream.text.errors import describe_value
@@ -57,7 +60,27 @@ def pickled(value: Any) -> tuple[bytes, list[np.ndarray]]:
     return stream.getvalue(), [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
 
 
-def explain_unpicklable(caller: str, parts: Mapping[str, Any]) -> str | None:
+@contextlib.contextmanager
+def pickling(caller: str, source: HostSource, startup: Any) -> Iterator[None]:
+    """A block that sends a source to workers; its error names the part that cannot be sent.
+
+    Args:
+        caller: The name of the executor, for errors.
+        source: The source.
+        startup: What workers call first.
+    """
+    try:
+        yield
+    except OSError:  # no room
+        raise
+    except Exception as error:
+        text = _explain_unpicklable(caller, {**dict(named_parts(source)), "startup": startup})
+        if text is None:
+            raise
+        raise TypeError(text) from error
+
+
+def _explain_unpicklable(caller: str, parts: Mapping[str, Any]) -> str | None:
     """Which of these parts an executor cannot send to a worker, and what to do; None if it can send all."""
     for name, part in parts.items():
         error = _failure(part)

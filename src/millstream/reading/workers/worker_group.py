@@ -3,20 +3,25 @@
 import collections
 import contextlib
 import dataclasses
+import functools
 import os
 import select
 import struct
+import warnings
 import weakref
 from typing import Any
+
+import numpy as np
 
 from millstream.errors import WorkerCrashed
 from millstream.files.plain import decode
 from millstream.plan.planned import Request
+from millstream.reading.batch_holders import describe_newest
 from millstream.reading.exception_record import rebuild
 from millstream.reading.reading import Report
-from millstream.reading.slots import Slot
+from millstream.reading.slots import Slot, Slots
 from millstream.reading.workers.messages import DONE, FAILED, READ, READY, TIMED, ReadMessage, SlotLayout, report_of
-from millstream.reading.workers.process import WorkerProcess, end_all
+from millstream.reading.workers.process import WorkerProcess, describe_workers, end_all, stacks_of_busy
 from millstream.reading.workers.shared_memory import SharedFile
 
 _CRASHES = 3  # a sample, or starting up, that has ended this many workers will end the next one too
@@ -68,7 +73,6 @@ class WorkerGroup:
         whole_batches: Whether a batch is read by one call, so that its samples cannot be told apart.
 
     Attributes:
-        process_id: The process it belongs to.
         files: The shared memory.
         workers: The processes.
         ended: Whether it has ended.
@@ -79,13 +83,16 @@ class WorkerGroup:
 
     def __init__(self, form: SlotLayout, *, tolerant: bool, whole_batches: bool) -> None:
         self._form = form
+        self._objects = form.batch.objects
         self._tolerant = tolerant
         self._whole_batches = whole_batches
         self._waiting: collections.deque[Job] = collections.deque()
         self._running: dict[int, WorkerProcess] = {}  # by their sockets; empty if they have to be found again
         self._watch = select.poll()
         self._warned_of_death = False
-        self.process_id = os.getpid()
+        self._process_id = os.getpid()
+        self._jobs = 0
+        self._slots: Slots
         self.files: list[SharedFile] = []
         self.workers: list[WorkerProcess] = []
         self.ended = False
@@ -95,7 +102,7 @@ class WorkerGroup:
         self.restarts = 0
         self.news: list[str] = []
         # A finalizer that knows the parts, not the group: it runs when the group is forgotten, and at exit.
-        self._end = weakref.finalize(self, end_all, self.workers, self.files, self.process_id)
+        self._end = weakref.finalize(self, end_all, self.workers, self.files, self._process_id)
 
     def share_memory(self, what: str, advice: str) -> SharedFile:
         """A new file of shared memory, which ends with the group."""
@@ -108,11 +115,61 @@ class WorkerGroup:
         self._running = {}
         worker.start()
 
-    def add(self, job: Job) -> None:
-        """Have a batch read."""
+    def open_ring(self, slots: int, limit: int) -> None:
+        """Share the memory that batches are read into.
+
+        Args:
+            slots: Batches that there is room for to begin with.
+            limit: Bytes of memory, at most.
+        """
+        layout = self._form.layout
+        count = f"{slots} batches of {layout.nbytes / 1e6:,.1f} MB"
+        if slots * layout.nbytes > limit:
+            raise ValueError(
+                f"Processes needs {count} to begin with, which is more than its memory_limit of "
+                f"{limit / 1e6:,.1f} MB. Raise it, or lower prefetch or the batch size."
+            )
+        advice = (
+            "Lower prefetch or the batch size, or give the container more shared memory (docker run --shm-size=...)."
+        )
+        ring = self.share_memory(f"The loader with {count}", advice)
+        warn = functools.partial(_warn_of_held_batches, limit)
+        self._slots = Slots(layout, slots, ring.grow, n_leaves=self._form.n_leaves, limit=limit, on_limit=warn)
+
+    @property
+    def pids(self) -> list[int]:
+        """The process numbers of the workers."""
+        return [worker.pid for worker in self.workers]
+
+    @property
+    def nbytes(self) -> int:
+        """Shared memory that batches are read into."""
+        return self._slots.nbytes
+
+    def add(self, request: Request) -> Job:
+        """Have a batch read. Of a group that has ended, it has failed."""
+        self._jobs += 1
+        job = Job(self._jobs, request)
+        if self.ended:
+            job.done, job.error = True, self.reason
+            return job
+        job.slot, job.free = self._slots.take_for(job)
         self._write(job)
         self._waiting.append(job)
         self._hand_out_work()
+        return job
+
+    def rows(self, job: Job) -> list[np.ndarray]:
+        """The leaves of a batch that is read."""
+        assert job.slot is not None
+        rows = self._slots.lend(job.slot, job.request.bucket)
+        job.free.detach()
+        if not self._objects:
+            return rows
+        layout = self._form.batch.of(job.request.bucket)
+        objects = layout.empty()
+        objects[0][:] = job.objects
+        return layout.with_axes(objects)
 
     def drop(self, job: Job) -> None:
         """Forget about a batch; its slot is free once no worker writes into it."""
@@ -130,8 +187,16 @@ class WorkerGroup:
             job.error = reason
             job.done = True
         self._waiting.clear()
-        end_all(self.workers, self.files, self.process_id)
+        end_all(self.workers, self.files, self._process_id)
         self._end.detach()  # only now: what an interrupt cuts short here is done when the group is forgotten
+
+    def describe(self) -> str:
+        """What each worker is at, a line for each."""
+        return describe_workers(self.workers)
+
+    def stacks(self) -> str:
+        """The Python stacks of all workers that have something to do."""
+        return stacks_of_busy(self.workers)
 
     def poll(self, seconds: float) -> bool:
         """Take in what the workers have to say, waiting for it at most that long; whether there was anything."""
@@ -296,6 +361,14 @@ class WorkerGroup:
         rows = job.request.real.nonzero()[0].tolist() if self._whole_batches else [row]
         job.report.failed.update(dict.fromkeys(rows, error))
         self._write(job)
+
+
+def _warn_of_held_batches(limit: int, held: int) -> None:
+    warnings.warn(
+        f"{held} batches of this stream are held and fill its {limit / 1e6:,.0f} MB of shared memory "
+        f"(Processes(memory_limit=...)). From here on batches are copied, which is slower.\n{describe_newest(held)}",
+        stacklevel=2,
+    )
 
 
 def _limit(killed: bool) -> int:

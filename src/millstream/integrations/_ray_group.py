@@ -1,17 +1,13 @@
-"""The actors of a stream, driven by the caller that waits for a batch: no thread, no queue between them.
-
-A sample is a function of its index and its key, so what a dead actor had begun is simply asked for again.
-"""
+"""The actors of a stream: who has which part of a batch, and what becomes of it when one of them dies."""
 
 import collections
 import contextlib
 import dataclasses
+import os
 import pickle
-import threading
 import time
-import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,15 +15,13 @@ import numpy as np
 from millstream.errors import WorkerCrashed, WorkerStalled
 from millstream.files.plain import decode
 from millstream.plan.planned import Request
-from millstream.reading.derived_sources import named_parts
 from millstream.reading.exception_record import rebuild
 from millstream.reading.host_source import HostSource
-from millstream.reading.reading import ReadBatch, Report
+from millstream.reading.reading import Report
 from millstream.reading.slots import Layout, Slot, Slots, slots_for
 from millstream.reading.workers.messages import report_of
 from millstream.reading.workers.part_reader import PartReader, Sent, part_layout
-from millstream.reading.workers.payload import explain_unpicklable, pickled
-from millstream.reading.workers.waiting import wait_for
+from millstream.reading.workers.payload import pickled, pickling
 
 _QUEUED = 2  # parts an actor has: one it reads, and one so that it never waits
 _DEATHS = 3  # a sample, or a start, that has ended this many actors will end the next one too
@@ -163,6 +157,11 @@ class _BatchMemory:
         self._lent: dict[int, int] = {}  # bytes of the batches in use that lie where Ray has put them
         self._slots: Slots | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """Memory for batches of several parts; none until there is one."""
+        return 0 if self._slots is None else self._slots.nbytes
+
     def put(self, part: _Part, memory: np.ndarray | None, answer: dict[str, Any]) -> None:
         """Put a part that was read to its batch."""
         job, first, bucket = part.job, part.first, part.job.request.bucket
@@ -196,9 +195,7 @@ class _BatchMemory:
         if job.slot is None:
             if self._slots is None:
                 self._slots = Slots(self._layout, slots_for(self._ahead))
-            job.slot = self._slots.take()
-            job.free = weakref.finalize(job, self._slots.give_back, job.slot)
-            job.free.atexit = False
+            job.slot, job.free = self._slots.take_for(job)
         return job.slot
 
     def rows(self, job: RayJob) -> list[np.ndarray]:
@@ -220,15 +217,16 @@ class RayGroup:
     """The actors of a stream. It is for one thread at a time.
 
     Args:
-        ray: The module.
-        remote: The actor's class, with what Ray has to know about its resources.
-        sent: What actors need to know.
-        asked: The executor as text, and the resources that each actor asks for.
+        ray: The module, connected to a cluster.
+        source: What to read.
+        layout: Of a batch.
         workers: How many actors.
-        start_timeout: Seconds that a first actor may take to start.
-        memory: Where parts that were read are put.
-        whole_batches: Whether a batch is read by one call.
+        ahead: How many batches will be in flight besides the one asked for.
         tolerant: Whether samples that cannot be read become failed rows.
+        startup: Called once in each actor.
+        options: What `ray.remote` is told about each actor.
+        name: The executor as text, for errors.
+        start_timeout: Seconds that a first actor may take to start.
 
     Attributes:
         actors: They.
@@ -241,23 +239,27 @@ class RayGroup:
     def __init__(
         self,
         ray: Any,
-        remote: Any,
-        sent: Sent,
-        asked: tuple[str, Mapping[str, float]],
+        source: HostSource,
+        layout: Layout,
         workers: int,
-        start_timeout: float,
-        memory: _BatchMemory,
+        ahead: int,
         *,
-        whole_batches: bool,
         tolerant: bool,
+        startup: Any,
+        options: Mapping[str, Any],
+        name: str,
+        start_timeout: float,
     ) -> None:
         self._ray = ray
-        self._remote = remote
-        self._name, self._asked = asked
+        self._remote = ray.remote(**options, max_restarts=0, max_task_retries=0)(PartReader)
+        self._name, self._asked = name, _asked(options)
+        self._layout = layout
         self._start_timeout = start_timeout
-        self._memory = memory
-        self._whole_batches = whole_batches
+        self._memory = _BatchMemory(layout, ahead, _object_store(ray) // _SHARE)
+        self._whole_batches = source.whole_batches
         self._tolerant = tolerant
+        # Half as many parts as actors, so that two batches are read at a time. One part needs no copy.
+        self._parts = 1 if source.whole_batches or source.reads_together else max(1, workers // 2)
         self._waiting: collections.deque[_Part] = collections.deque()
         self._warned_of_death = self._warned_of_start = False
         self.actors = [_Actor(number) for number in range(workers)]
@@ -267,17 +269,45 @@ class RayGroup:
         )
         self.restarts = 0
         self.news: list[str] = []
+        sent = _sent(source, layout, startup, tolerant)
         self._sent = [ray.put(sent)]  # arrays once for all actors of a machine; in a list, which can be emptied
         self._unready_since = time.monotonic()
         # A finalizer that knows the parts, not the group: it runs when the group is forgotten, and at exit.
-        self._end = weakref.finalize(self, _end_all, ray, self.actors, self._sent)
+        self._end = weakref.finalize(self, _end_all, ray, self.actors, self._sent, os.getpid())
         for actor in self.actors:
             self._start(actor)
 
-    def add(self, part: _Part) -> None:
-        """Have a part of a batch read."""
-        self._waiting.append(part)
+    @property
+    def pids(self) -> list[int]:
+        """The process numbers of the actors that have started, each on its own machine."""
+        return [actor.pid for actor in self.actors if actor.pid is not None]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that batches are put together in, besides Ray's object store."""
+        return self._memory.nbytes
+
+    def add(self, request: Request) -> RayJob:
+        """Have a batch read, in parts. Of a group that has ended, it has failed."""
+        rows = self._layout.of(request.bucket).rows
+        job = RayJob(request, rows)
+        if self.ended:
+            job.error = self.reason
+            return job
+        size = -(-rows // self._parts)
+        self._waiting.extend(_Part(job, first, min(first + size, rows)) for first in range(0, rows, size))
         self._hand_out()
+        return job
+
+    def rows(self, job: RayJob) -> list[np.ndarray]:
+        """The leaves of a batch that is read."""
+        return self._memory.rows(job)
+
+    def drop(self, job: RayJob) -> None:
+        """Forget about a batch: what is read of it already is not looked at any more."""
+        job.dropped = True
+        if job.free is not None:
+            job.free()
 
     def end(self, reason: BaseException) -> None:
         """End the actors. Batches that are not read yet have failed."""
@@ -287,6 +317,14 @@ class RayGroup:
                 part.job.error = reason
         self._waiting.clear()
         self._end()
+
+    def describe(self) -> str:
+        """Where each actor is, a line for each."""
+        return "\n".join(map(str, self.actors))
+
+    def stacks(self) -> str:
+        """Empty: actors are on other machines."""
+        return ""
 
     def poll(self, seconds: float) -> bool:
         """Take in what the actors have read, waiting for it at most that long; whether there was anything."""
@@ -424,168 +462,16 @@ class RayGroup:
         self._waiting.appendleft(dataclasses.replace(part, deaths=0))
 
 
-class RayBackend:
-    """Actors that read, and the memory that batches are put together in.
-
-    Args:
-        ray: The module, connected to a cluster.
-        source: What to read.
-        layout: Of a batch.
-        workers: How many actors.
-        ahead: How many batches will be in flight besides the one asked for.
-        tolerant: Whether samples that raise become failed rows.
-        startup: Called once in each actor.
-        options: What `ray.remote` is told about each actor.
-        name: The executor as text, for errors.
-        timeout: Seconds without a batch that are an error; None for those of the settings.
-        start_timeout: Seconds that a first actor may take to start.
-    """
-
-    lazy = False
-
-    def __init__(
-        self,
-        ray: Any,
-        source: HostSource,
-        layout: Layout,
-        workers: int,
-        ahead: int,
-        *,
-        tolerant: bool,
-        startup: Any,
-        options: Mapping[str, Any],
-        name: str,
-        timeout: float | None,
-        start_timeout: float,
-    ) -> None:
-        self._source_name = type(source).__name__
-        self._name = name
-        self._layout = layout
-        self._timeout = timeout
-        self._lock = threading.RLock()
-        self._memory = _BatchMemory(layout, ahead, _object_store(ray) // _SHARE)
-        # Half as many parts as actors, so that two batches are read at a time. One part needs no copy.
-        self._parts = 1 if source.whole_batches or source.reads_together else max(1, workers // 2)
-        sent = _sent(source, layout, startup, tolerant)
-        remote = ray.remote(**options, max_restarts=0, max_task_retries=0)(PartReader)
-        self._group = RayGroup(
-            ray,
-            remote,
-            sent,
-            (name, _asked(options)),
-            workers,
-            start_timeout,
-            self._memory,
-            whole_batches=source.whole_batches,
-            tolerant=tolerant,
-        )
-
-    @property
-    def closed(self) -> bool:
-        """Whether it has ended."""
-        return self._group.ended
-
-    @property
-    def processes(self) -> list[int]:
-        """The process numbers of the actors that have started, each on its own machine."""
-        return [actor.pid for actor in self._group.actors if actor.pid is not None]
-
-    def start(self, request: Request) -> RayJob:
-        """Have a batch read in the background."""
-        with self._exclusive() as group:
-            group.poll(0.0)  # there may be news
-            rows = self._layout.of(request.bucket).rows
-            job = RayJob(request, rows)
-            if group.ended:  # which is told when this batch is collected, after the good ones before it
-                job.error = group.reason
-                return job
-            size = -(-rows // self._parts)
-            for first in range(0, rows, size):
-                group.add(_Part(job, first, min(first + size, rows)))
-            return job
-
-    prepare = start
-
-    def collect(self, job: RayJob) -> ReadBatch:
-        """The batch, once it is read; it raises what reading raised."""
-        try:
-            with self._exclusive():
-                if not job.done:
-                    self._wait_until(lambda: job.done)
-                if job.error is not None:
-                    raise job.error
-                rows = self._memory.rows(job)
-        except BaseException:
-            self.drop(job)
-            raise
-        finally:  # nothing is half done now, so that a warning may be an error
-            while self._group.news:
-                warnings.warn(self._group.news.pop(), stacklevel=2)
-        restarts, self._group.restarts = self._group.restarts, 0
-        return ReadBatch(rows, job.report, job.seconds, int(job.request.real.sum()), restarts)
-
-    def is_done(self, job: RayJob) -> bool:
-        """Whether a batch can be collected without waiting, as far as is known."""
-        return job.done
-
-    def first_of(self, jobs: list[RayJob]) -> RayJob:
-        """Whichever of these batches is read first."""
-        with self._exclusive():
-            self._wait_until(lambda: any(job.done for job in jobs))
-            return next(job for job in jobs if job.done)
-
-    def drop(self, job: RayJob) -> None:
-        """Forget about a batch: what is read of it already is not looked at any more."""
-        job.dropped = True
-        if job.free is not None:
-            job.free()
-
-    def close(self) -> None:
-        """End the actors; closing twice does no harm. Batches that were handed out stay valid."""
-        group = self._group
-        group.ended = True  # a thread that waits sees it and releases the lock
-        with self._lock:
-            group.end(group.reason)
-
-    @contextlib.contextmanager
-    def _exclusive(self) -> Iterator[RayGroup]:
-        """A block for one thread at a time. If an interrupt cuts it short, nothing is relied on any more."""
-        with self._lock:
-            try:
-                yield self._group
-            except Exception:
-                raise
-            except BaseException:
-                self.close()
-                raise
-
-    def _wait_until(self, done: Callable[[], bool]) -> None:
-        wait_for(self._group, done, self._timeout, self._whereabouts, self._stall_text)
-
-    def _whereabouts(self) -> str:
-        return "\n".join(map(str, self._group.actors))
-
-    def _stall_text(self, limit: float) -> str:
-        return (
-            f"{self._source_name}: no batch for {limit:.3g} s.\n{self._whereabouts()}\n"
-            "Is a disk or a server not answering? If this is how long a batch takes, give RayActors a longer timeout, "
-            "or set ms.reading.settings.stall_seconds."
-        )
-
-
 def _sent(source: HostSource, layout: Layout, startup: Any, tolerant: bool) -> Sent:
-    try:
+    with pickling("RayActors", source, startup):
         data, arrays = pickled((source, layout, startup, tolerant))
-    except Exception as error:
-        text = explain_unpicklable("RayActors", {**dict(named_parts(source)), "startup": startup})
-        if text is None:
-            raise
-        raise TypeError(text) from error
     return Sent(data, arrays, [array.flags.writeable for array in arrays])
 
 
-def _end_all(ray: Any, actors: list[_Actor], sent: list[Any]) -> None:
-    """End the actors and free what they were sent; Ray may be gone already."""
+def _end_all(ray: Any, actors: list[_Actor], sent: list[Any], process_id: int) -> None:
+    """End the actors and free what they were sent, if Ray is still there; a forked copy of the process leaves them."""
+    if os.getpid() != process_id:
+        return
     for actor in actors:
         handle, actor.handle, actor.beginning = actor.handle, None, None
         actor.parts.clear()
