@@ -270,7 +270,7 @@ def _cache_words(plan: Plan, source: Any, in_flight: float) -> dict[str, str]:
         return {}
     stored = stored_blocks(plan.shuffle, source)
     blocks = min(in_flight, len(stored.sizes))  # a part of a block needs all of it
-    needed = blocks * typical_size(stored.sizes) * stored.sample_bytes
+    needed = math.ceil(blocks * typical_size(stored.sizes) * stored.sample_bytes)
     if stored.divisible or needed <= stored.kept_bytes:
         return {}
     window = int(plan.blocks.window * stored.kept_bytes / needed)
@@ -278,7 +278,7 @@ def _cache_words(plan: Plan, source: Any, in_flight: float) -> dict[str, str]:
     return {
         "fetched again": f"about {blocks:,.0f} blocks in flight take {size_text(needed)}, and the source keeps "
         f"{size_text(stored.kept_bytes)} (cache_bytes), so blocks are fetched several times; use {smaller}"
-        f"cache_bytes={math.ceil(needed):,} or more"
+        f"cache_bytes={needed:,} or more"
     }
 
 
