@@ -55,6 +55,8 @@ def streaming_epoch(address: str, shards: int, batch: int, steps: int, workers: 
                 shuffle_algo="py1e",
                 predownload=64 * batch,  # by default 8 batches
             )
+            for stream in data.streams:
+                stream._downloader.clean_up()  # or forked workers share the connection that the index came by
             loader = DataLoader(data, batch_size=batch, num_workers=workers, prefetch_factor=4, drop_last=True)
             _use((found["x"] for found in loader), steps)
         finally:
