@@ -8,6 +8,7 @@ DEV := .venv/dev-$(VERSION)
 LOW := .venv/low-$(VERSION)
 BENCH := .venv/bench-$(VERSION)
 GRAIN := .venv/grain-0.2.17-$(VERSION)
+STREAMING := .venv/streaming-$(VERSION)
 CASES ?=
 PIP := -m pip install --quiet --disable-pip-version-check
 
@@ -31,8 +32,8 @@ tests: $(DEV)/ready  ## the test suite
 lowest: $(LOW)/ready  ## the test suite against the oldest dependencies pyproject.toml allows
 	$(LOW)/bin/python -m pytest -n 2 --dist worksteal
 
-bench: $(BENCH)/ready $(GRAIN)/ready  ## benchmarks beside their peers, and their report; CASES="--resume", "--quick", names of cases
-	$(BENCH)/bin/python benchmarks/run.py --also grain-0.2.17=$(GRAIN)/bin/python $(CASES)
+bench: $(BENCH)/ready $(GRAIN)/ready $(STREAMING)/ready  ## benchmarks beside their peers, and their report; CASES="--resume", "--quick", names of cases
+	$(BENCH)/bin/python benchmarks/run.py --also grain-0.2.17=$(GRAIN)/bin/python --also streaming=$(STREAMING)/bin/python $(CASES)
 
 soak: $(DEV)/ready  ## faults again and again, against what should come out; MINUTES=20
 	$(DEV)/bin/python tests/soak $(MINUTES)
@@ -66,4 +67,9 @@ $(BENCH)/ready: pyproject.toml
 $(GRAIN)/ready: $(BENCH)/ready
 	$(PYTHON) -m venv $(GRAIN)
 	$(GRAIN)/bin/python $(PIP) grain==0.2.17 pillow jax==$$($(BENCH)/bin/python -c 'import jax; print(jax.__version__)')
+	touch $@
+
+$(STREAMING)/ready: $(BENCH)/ready  # MosaicML streaming needs huggingface-hub below 1.0, and datasets at least 1.31
+	$(PYTHON) -m venv $(STREAMING)
+	$(STREAMING)/bin/python $(PIP) mosaicml-streaming==0.13.0 torch==2.13.0 jax==$$($(BENCH)/bin/python -c 'import jax; print(jax.__version__)')
 	touch $@

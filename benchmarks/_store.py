@@ -1,7 +1,8 @@
 """A store on this machine: every request takes a while, however many there are at once, and all are counted.
 
 As a program it serves the files of a folder in a process of its own: /name/anything is the file `name`, so that one
-file stands for as many shards as are wanted.
+file stands for as many shards as are wanted, unless `anything` is itself the name of a file. HEAD and whole files are
+answered, too, as clients of S3 ask for them, to whom `name` is a bucket.
 """
 
 import asyncio
@@ -48,6 +49,15 @@ def serving(folder: pathlib.Path, latency: float) -> Iterator[Store]:
             process.terminate()
 
 
+def _span(found: re.Match[str] | None, size: int) -> tuple[int, int]:
+    """The first and the last byte that are asked for, as HTTP has it: from one on, both, or the last few."""
+    if found is None:
+        return 0, size - 1
+    if not found[1]:
+        return max(size - int(found[2]), 0), size - 1
+    return int(found[1]), min(int(found[2] or size), size - 1)
+
+
 async def _serve(folder: pathlib.Path, latency: float) -> None:
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     counts, now = [0, 0, 0], 0
@@ -57,7 +67,7 @@ async def _serve(folder: pathlib.Path, latency: float) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-                path = head.split(" ", 2)[1]
+                method, path, _ = head.split(" ", 2)
                 if path == "/counts":
                     body, counts[:] = json.dumps(counts).encode(), [0, 0, 0]
                     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
@@ -67,19 +77,20 @@ async def _serve(folder: pathlib.Path, latency: float) -> None:
                 counts[0] += 1
                 counts[2] = max(counts[2], now)
                 await asyncio.sleep(latency)
-                body = files[path.split("/")[1]]
-                found = re.search(r"(?mi)^range: bytes=(\d*)-(\d+)", head)
-                assert found is not None, head
-                first, last = (int(found[1]), int(found[2])) if found[1] else (len(body) - int(found[2]), len(body))
-                first, last = max(first, 0), min(last, len(body) - 1)
-                counts[1] += last + 1 - first
-                lines = (
-                    "HTTP/1.1 206 Partial Content",
+                _, name, *rest = path.split("/")
+                body = files[rest[-1] if rest[-1] in files else name]
+                found = re.search(r"(?mi)^range: bytes=(\d*)-(\d*)", head)
+                first, last = _span(found, len(body))
+                lines = [
+                    "HTTP/1.1 200 OK" if found is None else "HTTP/1.1 206 Partial Content",
                     f"Content-Length: {last + 1 - first}",
-                    f"Content-Range: bytes {first}-{last}/{len(body)}",
                     f'ETag: "{path}"',
-                )
-                writer.write("\r\n".join([*lines, "", ""]).encode() + body[first : last + 1])
+                ]
+                if found is not None:
+                    lines.append(f"Content-Range: bytes {first}-{last}/{len(body)}")
+                sent = b"" if method == "HEAD" else body[first : last + 1]
+                counts[1] += len(sent)
+                writer.write("\r\n".join([*lines, "", ""]).encode() + sent)
                 await writer.drain()
                 now -= 1
         writer.close()

@@ -3,11 +3,18 @@
 Shards have 200 samples of 3 kB, in groups of 50; batches have 128. Opening is that of 1,000 shards, cold and with what
 is kept of an earlier start. Reading is that of 500 shards with 16 threads: in order, and shuffled in blocks of which
 128 are in flight, with room for an eighth of the data. The store is a process of its own on this machine; its counts
-are exact.
+are exact. Its own speed is that of 16 threads that get whole shards and do nothing with them.
+
+MosaicML streaming reads the MDS shards and webdataset the tar files, shuffled, with as many worker processes as were
+fastest (of 2, 4, 8 and 16), whose start is part of a round. Streaming knows no http: its S3 client asks the same store,
+twice for each shard, and keeps shards in a folder that is empty before each round. Webdataset runs curl for each shard.
 """
 
+import concurrent.futures
 import functools
+import http.client
 import io
+import json
 import pathlib
 import tarfile
 import tempfile
@@ -20,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from _case import Options, main
+from _libraries import Libraries, Stream
 from _measure import Entry, Reading, measured
 from _result import Table
 from _store import Counts, Store, serving
@@ -32,15 +40,19 @@ from millstream.integrations.webdataset import WebDatasetSource
 from millstream.plan.ordering import Ordering
 
 LATENCY = 0.03
-SAMPLES, GROUP, NBYTES, BATCH = 200, 50, 3072, 128
-ORDERS: dict[str, Ordering] = {
-    "Reading in order": "sequential",
-    "Reading, shuffled": ms.Shuffle("blocks", block_size=GROUP, lanes=16, window=400),
+SAMPLES, GROUP, NBYTES, BATCH, THREADS = 200, 50, 3072, 128, 16
+BLOCKS = ms.Shuffle("blocks", block_size=GROUP, lanes=16, window=400)
+SHARDS = 500
+ALONE = "the store alone"
+KINDS = {"parquet": "Parquet", "arrow": "Arrow", "tar": "tar"}
+PEERS = {  # the number of workers, and ours of the same shards
+    Stream("MosaicML streaming", "streaming_epoch", "mosaicml-streaming", "streaming"): (8, "MDS"),
+    Stream("webdataset", "webdataset_epoch", "webdataset", "webdataset"): (8, "tar"),
 }
 
 
-def write_shards(folder: pathlib.Path) -> None:
-    """One shard of each kind, which stands for all."""
+def write_shards(folder: pathlib.Path, shards: int) -> None:
+    """One shard of each kind, which stands for all, and the index of the MDS shards."""
     pixels = np.random.default_rng(0).integers(0, 256, (SAMPLES, NBYTES), dtype=np.uint8)
     table = pa.table({"x": pa.FixedSizeListArray.from_arrays(pa.array(pixels.ravel()), NBYTES)})
     pq.write_table(table, folder / "parquet", row_group_size=GROUP, compression="none")
@@ -51,6 +63,26 @@ def write_shards(folder: pathlib.Path) -> None:
             info = tarfile.TarInfo(f"{number:06}.x")
             info.size = NBYTES
             archive.addfile(info, io.BytesIO(pixels[number].tobytes()))
+    begin = 4 * (SAMPLES + 2)
+    places = np.arange(begin, begin + (SAMPLES + 1) * NBYTES, NBYTES, np.uint32)
+    mds = np.uint32(SAMPLES).tobytes() + places.tobytes() + pixels.tobytes()
+    (folder / "mds").write_bytes(mds)
+    entry = {
+        "format": "mds",
+        "version": 2,
+        "column_names": ["x"],
+        "column_encodings": [f"ndarray:uint8:{NBYTES}"],
+        "column_sizes": [NBYTES],
+        "compression": None,
+        "hashes": [],
+        "samples": SAMPLES,
+        "size_limit": None,
+        "zip_data": None,
+    }
+    listed = [
+        entry | {"raw_data": {"basename": f"{shard:05}", "bytes": len(mds), "hashes": {}}} for shard in range(shards)
+    ]
+    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": listed}))
 
 
 def as_pixels(data: bytes) -> np.ndarray:
@@ -61,6 +93,8 @@ def open_shards(kind: str, store: Store, shards: int, ordering: Ordering) -> Any
     urls = [f"{store.address}/{kind}/{shard:05}" for shard in range(shards)]
     if kind == "tar":
         return WebDatasetSource(urls, decode={"x": as_pixels}, ordering=ordering)
+    if kind == "mds":
+        return ms.sources.MdsSource(f"{store.address}/mds", ordering=ordering)
     return {"parquet": ParquetSource, "arrow": ArrowSource}[kind](
         urls, ordering=ordering, cache_bytes=shards * SAMPLES * NBYTES // 8
     )
@@ -85,7 +119,7 @@ def reading(
     def run() -> Reading:
         cloud.configure(cache_limit=0)
         source, steps = open_shards(kind, store, shards, ordering), shards * SAMPLES // BATCH
-        with ms.DataLoader([source, ms.BatchTransform(BATCH)], executor=ms.Threads(16)) as loader:
+        with ms.DataLoader([source, ms.BatchTransform(BATCH)], executor=ms.Threads(THREADS)) as loader:
             state = loader.init_state(jax.random.key(0))
             store.counts()
             begun = time.perf_counter()
@@ -98,41 +132,82 @@ def reading(
     return run
 
 
-def measure(options: Options) -> list[Table]:
-    tables = []
-    kinds = {"parquet": "Parquet", "arrow": "Arrow", "tar": "tar"}
-    with tempfile.TemporaryDirectory() as folder:
-        write_shards(pathlib.Path(folder))
-        with serving(pathlib.Path(folder), LATENCY) as store:
-            many, shards = options.size(1_000, 20), options.size(500, 10)
-            for title, again, most in (("Opening, cold", False, 5.0), ("Opening again", True, 1.0)):
-                entries = [
-                    Entry(name, functools.partial(opening, kind, store, many, again), "millstream")
-                    for kind, name in kinds.items()
-                ]
-                table = measured(title, "s", "Parquet", entries, options.rounds(1))
-                for name in kinds.values():
-                    table.hold(f"{title.lower()}, {name}: seconds", table.median(name), at_most=most)
-                tables.append(table)
-            for title, ordering in ORDERS.items():
-                counted: dict[str, Counts] = {}
-                samples = shards * SAMPLES // BATCH * BATCH
-                entries = [
-                    Entry(
-                        name, functools.partial(reading, kind, store, shards, ordering, counted), "millstream", samples
-                    )
-                    for kind, name in kinds.items()
-                ]
-                table = measured(title, "µs per sample", "Parquet", entries, options.rounds(1))
-                for kind, name in kinds.items():
-                    counts, median = counted[kind], table.median(name)
-                    text = f"{title.lower()}, {name}"
-                    table.hold(f"{text}: requests per sample", counts.requests / samples, at_most=0.02)
-                    table.hold(f"{text}: bytes read / used", counts.nbytes / samples / NBYTES, at_most=1.3)
-                    assert median is not None
-                    table.hold(f"{text}: samples per second", 1e6 / median, at_least=5_000)
-                tables.append(table)
+def alone(store: Store, shards: int) -> Callable[[], None]:
+    """The floor: nothing but requests for whole shards."""
+
+    def get(first: int) -> int:
+        """One thread's share, over one connection."""
+        connection, nbytes = http.client.HTTPConnection(store.address.removeprefix("http://")), 0
+        for shard in range(first, shards, THREADS):
+            connection.request("GET", f"/arrow/{shard:05}")
+            nbytes += len(connection.getresponse().read())
+        connection.close()
+        return nbytes
+
+    def run() -> None:
+        with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+            assert sum(pool.map(get, range(THREADS))) >= shards * SAMPLES * NBYTES
+
+    return run
+
+
+def opening_tables(options: Options, store: Store) -> list[Table]:
+    tables, shards = [], options.size(1_000, 20)
+    for title, again, most in (("Opening, cold", False, 5.0), ("Opening again", True, 1.0)):
+        entries = [
+            Entry(name, functools.partial(opening, kind, store, shards, again), "millstream")
+            for kind, name in KINDS.items()
+        ]
+        table = measured(title, "s", "Parquet", entries, options.rounds(1))
+        for name in KINDS.values():
+            table.hold(f"{title.lower()}, {name}: seconds", table.median(name), at_most=most)
+        tables.append(table)
     return tables
+
+
+def reading_table(
+    title: str, ordering: Ordering, kinds: dict[str, str], peers: list[Entry], options: Options, store: Store
+) -> Table:
+    counted: dict[str, Counts] = {}
+    shards = options.size(SHARDS, 10)
+    samples = shards * SAMPLES // BATCH * BATCH
+    entries = [
+        Entry(name, functools.partial(reading, kind, store, shards, ordering, counted), "millstream", samples)
+        for kind, name in kinds.items()
+    ]
+    floor = Entry(ALONE, functools.partial(alone, store, shards), steps=shards * SAMPLES)
+    table = measured(title, "µs per sample", "Parquet", [*entries, *peers, floor], options.rounds(3))
+    for kind, name in kinds.items():
+        counts, median = counted[kind], table.median(name)
+        text = f"{title.lower()}, {name}"
+        table.hold(f"{text}: requests per sample", counts.requests / samples, at_most=0.02)
+        table.hold(f"{text}: bytes read / used", counts.nbytes / samples / NBYTES, at_most=1.3)
+        assert median is not None
+        table.hold(f"{text}: samples per second", 1e6 / median, at_least=5_000)
+    return table
+
+
+def measure(options: Options) -> list[Table]:
+    shards = options.size(SHARDS, 10)
+    steps = shards * SAMPLES // BATCH
+    with tempfile.TemporaryDirectory() as folder, Libraries(options.also) as libraries:
+        write_shards(pathlib.Path(folder), shards)
+        with serving(pathlib.Path(folder), LATENCY) as store:
+            tables = opening_tables(options, store)
+            peers = []
+            for peer, (workers, _) in PEERS.items():
+                arguments = [store.address, shards, BATCH, steps - workers, options.size(workers, 2)]
+                question = {"how": "pass", "module": "_remote_peers", "arguments": arguments}
+                peers += libraries.entries([peer], per_round=steps * BATCH, **question)
+            in_order = reading_table("Reading in order", "sequential", KINDS, [], options, store)
+            shuffled = reading_table("Reading, shuffled", BLOCKS, KINDS | {"mds": "MDS"}, peers, options, store)
+    for name in KINDS.values():
+        text = f"reading in order, {name}: times the store alone"
+        in_order.hold(text, in_order.ratio(name, ALONE), at_most=1.3)
+    for peer, (_, name) in PEERS.items():
+        text = f"reading, shuffled, {name}: times as fast as {peer.label}"
+        shuffled.hold(text, shuffled.ratio(peer.label, name), at_least=2)
+    return [*tables, in_order, shuffled]
 
 
 if __name__ == "__main__":

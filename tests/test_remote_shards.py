@@ -374,6 +374,30 @@ def test_the_blocks_in_flight_fit_into_the_cache_of_the_source(server, key, kind
     assert len(server.requests) <= 1.2 * 16 * ROWS // GROUP
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_explain_says_when_the_blocks_in_flight_do_not_fit_into_the_cache(server, key, kind):
+    """Sixteen groups are in flight: with room for eight, 1.6 times the bytes were fetched."""
+    paths, group = put(server, kind, 32), GROUP * ROW_BYTES
+
+    def fetched(groups, **shuffle):
+        source = source_of(kind, paths, ms.Shuffle("blocks", **shuffle), cache_bytes=groups * group)
+        words = " ".join(ms.inspect.explain(ms.DataLoader([source, ms.BatchTransform(16)])).table().split())
+        server.start_counting()
+        stream_of(source, key, ms.Threads(4), steps=48)
+        return server.nbytes / (32 * ROWS * ROW_BYTES), words
+
+    much, words = fetched(8, lanes=4, window=4 * GROUP)
+    assert much > 1.3
+    assert (
+        "fetched again about 16 blocks in flight take 524 kB, and the source keeps 262 kB (cache_bytes), so blocks "
+        "are fetched several times; use window=16 or less, or cache_bytes=524,288 or more"
+    ) in words
+    # Parts of groups need all of them: 4 lanes x 32 rows are 32 parts of 4 rows.
+    assert "about 32 blocks in flight take 1.05 MB" in fetched(16, lanes=4, window=4 * GROUP, block_size=4)[1]
+    for fits in (fetched(16, lanes=4, window=2 * GROUP), fetched(16)):
+        assert fits[0] < 1.2 and "fetched again" not in fits[1]
+
+
 def test_explain_says_that_workers_fetch_blocks_each_for_itself(server):
     source = source_of("tar", put(server, "tar", 4), ms.Shuffle("blocks"))
 

@@ -19,12 +19,13 @@ from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.placement import BatchPlacement
 from millstream.pipeline.stages import stage_names
 from millstream.pipeline.state import is_traced
-from millstream.plan.block_order import mixing
+from millstream.plan.block_order import mixing, typical_size
 from millstream.plan.bucket_plan import BucketPlan
 from millstream.plan.mixture import Mixed, block_size
 from millstream.plan.ordering import Shuffle
 from millstream.plan.plan import Batching, Plan
 from millstream.plan.selection import Selection
+from millstream.reading.blocks import block_sizes, stored_blocks
 from millstream.reading.contracts import IndexedSource
 from millstream.reading.derived_sources import is_random, named_parts
 from millstream.reading.host_source import HostSource
@@ -257,6 +258,27 @@ def _block_words(plan: Plan, source: IndexedSource) -> dict[str, str]:
         f"({expected.samples:,} samples{size}) in {plan.blocks.lanes:,} lanes",
         "mixing": f"labels that are stored in sequence vary {expected.ratio:.2f} times as much from batch to batch as "
         "after a full shuffle",
+        **_cache_words(plan, source, expected.blocks),
+    }
+
+
+def _cache_words(plan: Plan, source: Any, in_flight: float) -> dict[str, str]:
+    """Whether more blocks of other machines are in flight than the source keeps; nothing if they fit."""
+    assert plan.blocks is not None
+    remote = any(is_remote(name) for name, _, _ in getattr(source, "stamps", ()))
+    if not remote or getattr(source, "cache_bytes", None) is None or block_sizes(source) is None:
+        return {}
+    stored = stored_blocks(plan.shuffle, source)
+    blocks = min(in_flight, len(stored.sizes))  # a part of a block needs all of it
+    needed = math.ceil(blocks * typical_size(stored.sizes) * stored.sample_bytes)
+    if stored.divisible or needed <= stored.kept_bytes:
+        return {}
+    window = int(plan.blocks.window * stored.kept_bytes / needed)
+    smaller = f"window={window:,} or less, or " if window else ""
+    return {
+        "fetched again": f"about {blocks:,.0f} blocks in flight take {size_text(needed)}, and the source keeps "
+        f"{size_text(stored.kept_bytes)} (cache_bytes), so blocks are fetched several times; use {smaller}"
+        f"cache_bytes={needed:,} or more"
     }
 
 
