@@ -84,7 +84,8 @@ class Finish:
             rows = [place(leaf, self._device) for leaf in rows]
         leaves = self._pass_through(rows, filled) if self._plain else self._run_stages(key, numbers, rows, filled)
         if self._placement is not None:
-            leaves = [self._placement.hand_over(leaf) for leaf in leaves]
+            if self._placement.hands_over:
+                leaves = [self._placement.hand_over(leaf) for leaf in leaves]
         elif self._device is not None:
             leaves = [place(leaf, self._device) for leaf in leaves]
         remember(request.step, leaves[:-1])  # the last one is the mask

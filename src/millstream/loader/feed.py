@@ -210,7 +210,8 @@ class GraphFeed(_Unread):
         value, mask = self.make(words, state.key, self._in_use.steps(words).numbers(step))
         self.stats.batches += 1
         self.stats.samples += self.pipeline.plan.real_samples(words, step)
-        self.sources.add(step)
+        if self.sources.is_mixture:
+            self.sources.add(step)
         return value, state_at(state, step + 1), mask
 
     def make(self, words: np.ndarray, key: Any, numbers: np.ndarray | None) -> tuple[PyTree, Any]:
@@ -228,7 +229,7 @@ class GraphFeed(_Unread):
             key = words
         made = self._gathered(self._arrays, key, numbers)
         if placement is not None:
-            return jax.tree.map(placement.hand_over, made)
+            return jax.tree.map(placement.hand_over, made) if placement.hands_over else made
         return made if self._device is None else as_placed(made, self._device)
 
     def begin_programs(self, state: LoaderState, steps: int) -> None:
@@ -268,7 +269,8 @@ class GraphCursor:
         """The batch of a state, and the state after it."""
         feed, words, step = self._feed, self._words, int(state.step)
         value, mask = feed.make(words, state.key, self._steps.numbers(step))
-        feed.sources.add(step)
+        if feed.sources.is_mixture:
+            feed.sources.add(step)
         after = state_at(state, step + 1)
         planned = feed.pipeline.plan.real_samples(words, step)
         feed.stats.samples += planned
@@ -320,7 +322,8 @@ class HostFeed:
         self.reader.stats = self.stats
         filled = self.reader.rows(words, step)
         value, mask = self.finish_of(filled)(words, self._in_use.steps(words).numbers(step), filled)
-        self.sources.add(step)
+        if self.sources.is_mixture:
+            self.sources.add(step)
         return value, state_at(state, step + 1), mask
 
     def finish_of(self, filled: ReadBatch) -> Finish:
@@ -393,7 +396,8 @@ class HostCursor:
         if filled.report.failed and feed.host.on_error == "skip batch":
             feed.stats.dropped += 1
             return None, self._after(step), 0
-        feed.sources.add(step)
+        if feed.sources.is_mixture:
+            feed.sources.add(step)
         value, mask = feed.finish_of(filled)(self._key, ahead.steps.numbers(step), filled)
         real = self._real(step, filled, mask)
         if not self._with_info:

@@ -21,6 +21,9 @@ class SourceCounts:
     Args:
         plan: Whose steps are drawn. Sources are counted only if its samples are a mixture, in batches of one level.
         of_programs: Whether all samples that programs draw are counted here: nothing is read for them that counts them.
+
+    Attributes:
+        is_mixture: Whether samples are counted by source, so that steps have to be added.
     """
 
     def __init__(self, plan: AnyPlan, *, of_programs: bool = False) -> None:
@@ -31,6 +34,7 @@ class SourceCounts:
             self._mixture = functions[0]
             self._table: Any = plan.selection.tables[0]
             self._counts = np.zeros(len(self._mixture.parts), np.int64)
+        self.is_mixture = self._counts is not None
         self._plan = plan
         self._of_programs = of_programs
         self._first = self._stop = 0

@@ -98,7 +98,7 @@ class BatchPlacement:
         """The mesh that stages are compiled over."""
         return _with_auto_axes(self.sharding.mesh)
 
-    @property
+    @functools.cached_property
     def by_rows(self) -> NamedSharding:
         """Of an array with a row per sample."""
         return NamedSharding(self.mesh, self.sharding.spec)
@@ -111,17 +111,20 @@ class BatchPlacement:
 
     def require_auto(self, caller: str) -> None:
         """Refuse a mesh with explicit axes, in programs that are not made of our stages alone."""
-        if self.mesh != self.sharding.mesh:
+        if self.hands_over:
             raise TypeError(
                 f"{caller} compiles your function together with stages that are written for one device, which a mesh "
                 "with explicit axes does not allow. Make the mesh with axis_types=(jax.sharding.AxisType.Auto,) * "
                 "axes, or use iterate."
             )
 
+    @functools.cached_property
+    def hands_over(self) -> bool:
+        """Whether what comes out of stages has to be handed over: the mesh of the user is a different one."""
+        return self.mesh != self.sharding.mesh
+
     def hand_over(self, leaf: jax.Array) -> jax.Array:
         """An array over the mesh of the user."""
-        if self.mesh == self.sharding.mesh:
-            return leaf
         return _over(self.sharding.mesh, leaf)
 
     @property

@@ -138,7 +138,8 @@ class PlannedSteps:
         self._words = words.copy()
         self._run = words.tobytes()
         self._chosen = None if chosen is None else [np.array(rows, np.uint64) for rows in chosen]
-        self._coordinates = coordinates
+        wanted = coordinates is not None and any(one.size for one in coordinates)
+        self._coordinates = coordinates if wanted else None
         rows = max(math.prod(bucket.axes) for bucket in plan.buckets)
         self._most_steps = max(1, min(_MOST_STEPS, _MOST_ROWS // rows))
         # Blocks are replaced whole, so that several threads may ask.
@@ -172,7 +173,7 @@ class PlannedSteps:
 
     def numbers(self, step: int) -> np.ndarray | None:
         """The coordinates of a step, for compiled stages; None if they want none."""
-        if self._coordinates is None or not any(one.size for one in self._coordinates):
+        if self._coordinates is None:
             return None
         steps, numbers = self._numbers
         if step not in steps:
