@@ -93,7 +93,7 @@ def jitted(traced: Traced, *, donate: bool) -> Traced:
 
     def run(state: Any, batch: PyTree, elapsed: Any = None) -> tuple[Any, Any]:
         # JAX may end the whole process over arrays on several devices that are gone. Only its arrays can tell whether
-        # they are ready, not traced values; asking for that takes a quarter of the time of two isinstance.
+        # they are ready, not traced values; asking for that takes 0.1 us, and two isinstance take 0.4.
         if hasattr(state.step, "is_ready") and state.step.is_deleted():
             raise RuntimeError(
                 f"{traced.__name__} was given a state whose memory an earlier step has taken over, because its "
