@@ -32,7 +32,7 @@ def text(ordering: Any = "shuffle") -> ms.DatasetSource:
 
 
 def noisy(value, mask, key):
-    return {**value, "noise": jax.random.normal(key, (2,))}
+    return {**value, "noise": jax.random.bits(key, (2,))}
 
 
 def bucket_loader(source: Any = None, **options: Any) -> Any:

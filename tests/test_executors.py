@@ -25,6 +25,8 @@ from millstream.reading import batch_holders
 from millstream.reading.reader import Reader, reader_of
 from millstream.reading.slots import Layout, Slots
 
+pytestmark = pytest.mark.optimized
+
 cloudpickle.register_pickle_by_value(pipelines)  # so that workers do not import it, and JAX with it
 
 IN_THREADS = [  # each compiles again, so not all of them

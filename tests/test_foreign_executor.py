@@ -10,6 +10,8 @@ from test_contract import ALL, make_loader, take
 
 import millstream as ms
 
+pytestmark = pytest.mark.optimized
+
 INDEXED = [name for name in ALL if isinstance(make_loader(name).pipeline, type(make_loader("pad").pipeline))]
 
 

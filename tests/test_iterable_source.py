@@ -27,6 +27,8 @@ from millstream.plan.keys import fold, named_key
 from millstream.plan.shuffle_buffer import held_items
 from millstream.sources import IterableSource
 
+pytestmark = pytest.mark.optimized
+
 ROWS = 4
 
 

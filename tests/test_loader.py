@@ -17,6 +17,8 @@ from pipelines import BATCH, SAMPLES, data, halve, jitter, source
 
 import millstream as ms
 
+pytestmark = pytest.mark.optimized
+
 
 @pytest.fixture(scope="module")
 def loader():

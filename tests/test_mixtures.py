@@ -352,7 +352,7 @@ def test_stats_count_the_samples_of_each_source(ending, key):
 
 
 def _noisy(value, mask, key):
-    return {**value, "noise": jax.random.normal(key, (2,))}
+    return {**value, "noise": jax.random.bits(key, (2,))}
 
 
 def test_a_mixture_is_verified_and_explained(key):

@@ -51,7 +51,7 @@ def loader_of(nested, **options):
 
 
 def _noisy(value, mask, key):
-    return {**value, "noise": jax.random.normal(key, (2,))}
+    return {**value, "noise": jax.random.bits(key, (2,))}
 
 
 def drawn_from(loader, key, first=0):

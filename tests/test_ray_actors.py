@@ -27,7 +27,10 @@ from millstream.errors import WorkerCrashed, WorkerStalled
 from millstream.integrations.ray import RayActors
 from millstream.reading import Layout, Request, is_worker
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray has no wheel for this Python")
+pytestmark = [
+    pytest.mark.optimized,
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray has no wheel for this Python"),
+]
 
 for module in (pipelines, sys.modules[__name__]):
     cloudpickle.register_pickle_by_value(module)  # so that actors do not import it, and JAX with it
@@ -322,7 +325,7 @@ def test_actors_end_with_the_iterator_the_loader_and_an_interrupt(folder, key):
     wait_until(lambda: not any(map(is_running, started())))
 
 
-@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning", "ignore:.*fork:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*fork")  # by Python, JAX, and Lance if it is loaded
 def test_a_forked_process_refuses_the_actors_of_its_parent_and_leaves_them_alone(key):
     loader = numbers(40, np.int32, executor=RayActors(1))
     with loader.iterate(loader.init_state(key)) as batches:

@@ -22,6 +22,8 @@ import millstream as ms
 from millstream.inspect._cells import ImageCell, Lines, Words
 from millstream.text.png import encode_png
 
+pytestmark = pytest.mark.optimized
+
 KEY = jax.random.key(3)
 HOSTILE = '<script>alert("x")</script>&\'"<img src=x onerror=alert(1)>'
 

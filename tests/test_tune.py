@@ -16,6 +16,8 @@ from pipelines import Echo
 import millstream as ms
 from millstream.inspect._tune import preferred
 
+pytestmark = pytest.mark.optimized
+
 SAMPLES = 400
 
 

@@ -95,7 +95,7 @@ def test_a_view_gives_the_same_batches_wherever_it_is_read(name, key):
 
 
 def _noisy(value, mask, key):
-    return {**value, "noise": jax.random.normal(key, (2,))}
+    return {**value, "noise": jax.random.bits(key, (2,))}
 
 
 def _draw(loader, state):

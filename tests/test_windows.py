@@ -253,7 +253,7 @@ def test_windows_give_the_same_batches_wherever_they_are_read(name, key):
 
 
 def _noisy(value, mask, key):
-    return {**value, "noise": jax.random.normal(key, (2,))}
+    return {**value, "noise": jax.random.bits(key, (2,))}
 
 
 def _draw(loader, state):
