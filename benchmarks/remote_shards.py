@@ -178,7 +178,7 @@ def reading_table(
         for kind, name in kinds.items()
     ]
     floor = Entry(ALONE, functools.partial(alone, store, shards), steps=shards * SAMPLES)
-    table = measured(title, "µs per sample", "Parquet", [*entries, *peers, floor], options.rounds(3))
+    table = measured(title, "µs per sample", "Parquet", [*entries, *peers, floor], options.rounds(1))
     for kind, name in kinds.items():
         counts, median = counted[kind], table.median(name)
         text = f"{title.lower()}, {name}"

@@ -26,7 +26,7 @@ import report
 from _processes import below
 from _result import Result, Results
 
-LIMIT = 240  # seconds that a case may take
+LIMIT = 480  # seconds that a case may take; remote_shards with its peers takes five minutes
 PATIENCE = 10  # seconds to tidy up in
 
 
