@@ -28,7 +28,7 @@ def ticks(low: float, high: float, most: int = 5, *, whole: bool = False) -> lis
 
 
 def round_stride(least: float, parts: tuple[float, ...] = _PARTS) -> float:
-    """A round number that is no smaller: one of the parts, which end with 10, times a power of ten.
+    """A round number that is at least as large: one of `parts`, the last of which is 10, times a power of ten.
 
     Example:
         >>> round_stride(34), round_stride(0.15)

@@ -84,7 +84,7 @@ class Group(Protocol[J]):
         ...
 
     def poll(self, seconds: float) -> bool:
-        """Take in what the workers have to say, waiting for it at most that long; whether there was anything."""
+        """Receive what workers have sent, waiting for it at most that long; whether there was anything."""
         ...
 
     def end(self, reason: BaseException) -> None:
@@ -139,7 +139,7 @@ class GroupBackend(Generic[J]):
         """Have a batch read in the background."""
         with self._exclusive() as group:
             group.poll(0.0)  # there may be news
-            return group.add(request)  # if the group has ended, that is told when this batch is collected
+            return group.add(request)  # if the group has ended, collecting this batch says so
 
     prepare = start
 
