@@ -229,7 +229,8 @@ def _names_call(name: str, text: str) -> bool:
         return True
     if re.fullmatch("[a-z]+", plain):
         verbs = (
-            "needs|got|has|calls|cannot|can|takes|finds|found|knows|reads|decorates|does|with|over|resumes|was|monitors"
+            "needs|got|has|calls|cannot|can|takes|finds|found|knows|reads|writes|decorates|does|with|over|resumes|was|"
+            "monitors"
         )
         return re.search(rf"(?<!\w){plain}(\(|:| ({verbs})\b)| at step \d+ of {plain}\.", text) is not None
     return plain in text

@@ -412,6 +412,8 @@ def test_lengths_of_buckets_can_be_chosen(key):
     assert padding(best) <= min(map(padding, nearby)) + 0.002  # candidates are quantiles
     assert padding(best) < 0.6 * padding(1)
     assert ms.views.buckets(source, np.full(len(lengths), 7), 3, batch_size=1).lengths == (7,)
+    most = ms.views.buckets(source, np.arange(len(lengths)) % 9 + 1, 2**40, batch_size=1)  # which takes no time
+    assert most.lengths == tuple(range(1, 10)) and most.fill == 1
 
 
 def test_a_length_that_was_wrong_is_found_when_its_sample_is_read(key):

@@ -173,6 +173,8 @@ def test_fsspec_opens_what_obstore_does_not_know(caching):
         ms.NpySource("memory://cloud/none.npy")
     with refuses(ValueError, "NpySource cannot open nowhere:// addresses"):
         ms.NpySource("nowhere://x.npy")
+    with refuses(ConnectionError, "NpySource cannot reach ftp://127.0.0.1:1/x.npy", "Connection refused"):
+        ms.NpySource("ftp://127.0.0.1:1/x.npy")
 
 
 def once(fault):

@@ -215,6 +215,8 @@ def test_files_are_written_by_their_ending(tmp_path):
         picture.save("order.png")
     with pytest.raises(IsADirectoryError, match="is a folder"):
         picture.save(tmp_path)
+    with pytest.raises(ValueError, match=r"save writes to this machine alone\. Got the address s3://bucket/o\.svg\. "):
+        picture.save("s3://bucket/o.svg?secret")
 
 
 @pytest.mark.skipif(browser.DRIVER is None or browser.CHROMIUM is None, reason=browser.MISSING)

@@ -671,6 +671,11 @@ WRONG = {
         "source 1: +3 samples\nPass shortest=True",
     ),
     "positions too far": (lambda: ms.views.permutation(jax.random.key(0), 5, [7]), ValueError, "positions from 0 to 4"),
+    "a key as positions": (
+        lambda: ms.views.permutation(jax.random.key(0), 5, jax.random.key(1)),
+        TypeError,
+        r"positions that are integers. Got shape \(\), key<fry>",
+    ),
 }
 
 

@@ -7,12 +7,19 @@ import uuid
 from collections.abc import Iterator
 from typing import IO
 
+from millstream.files.data_files import is_remote
+from millstream.files.urls import shown
 from millstream.text.errors import require_path
 
 
 def require_place(caller: str, path: str | os.PathLike[str]) -> pathlib.Path:
-    """The path of a file to write; a folder is refused."""
+    """The path of a file to write; a folder or an address is refused."""
     found = require_path(caller, "the path of a file", path)
+    if is_remote(path):
+        raise ValueError(
+            f"{caller} writes to this machine alone. Got the address {shown(str(path))}. Give a path, and copy what is "
+            "written there."
+        )
     if found.is_dir():
         raise IsADirectoryError(f"{caller} needs the path of a file. {found} is a folder.")
     return found

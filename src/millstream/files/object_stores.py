@@ -268,6 +268,8 @@ class _Fsspec:
             raise ImportError(f"{caller} cannot open {url.partition('://')[0]}:// addresses: {error}") from None
         except ValueError as error:
             raise ValueError(f"{caller} cannot open {url.partition('://')[0]}:// addresses: {error}.") from None
+        except OSError as error:  # some connect at once
+            raise ConnectionError(f"{caller} cannot reach {shown(url)}: {error}. Check the address.") from None
 
     def list_files(self) -> Iterator[Listed]:
         try:

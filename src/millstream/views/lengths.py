@@ -143,7 +143,7 @@ def _best_bounds(found: np.ndarray, count: int) -> np.ndarray:
         ends, upto = ends[chosen], upto[chosen]
     # best[j]: the fewest places for all samples up to the j-th length, with a bucket that ends there.
     best, choices = ends * upto, []
-    for _ in range(count - 1):
+    for _ in range(min(count, len(ends)) - 1):
         # The last bucket reaches from after i to j, and costs its length for each of its samples; i = j adds none.
         costs = best[:, None] + ends * (upto - upto[:, None])
         costs[np.tril_indices(len(ends), -1)] = np.iinfo(np.int64).max

@@ -42,7 +42,7 @@ def permutation(key: jax.Array, n: int, positions: Any) -> Any:
     else:
         xp, words = np, np.asarray(words)
     given = positions if traced else as_array("permutation", "positions", positions)
-    if given.dtype.kind not in "iu":
+    if not jnp.issubdtype(given.dtype, jnp.integer):  # which keys of JAX can be asked, too
         raise TypeError(f"permutation needs positions that are integers. Got {describe_leaf(given)}.")
     if not traced and given.size and not (0 <= int(given.min()) and int(given.max()) < n):
         raise ValueError(
