@@ -607,6 +607,14 @@ def test_chunks_are_given_up_by_their_next_use(uses, limit):
     assert misses == optimal
 
 
+def expect(pool, wanted, connections):
+    """Have a pool expect (file, span, what is fetched around it), in this order."""
+    files = list(dict.fromkeys(file for file, _, _ in wanted))
+    numbers = np.array([files.index(file) for file, _, _ in wanted], np.int64)
+    spans, around = (np.array([one[part] for one in wanted], np.int64).reshape(-1, 2) for part in (1, 2))
+    pool.expect(files, numbers, spans, around, connections)
+
+
 class Recorded:
     """A file whose fetches are recorded."""
 
@@ -631,8 +639,8 @@ def test_expected_spans_are_fetched_in_bounded_memory_and_taken_once(wanted, lim
     first = data.draw(st.integers(0, len(spans)))
     wide = data.draw(st.integers(0, 5_000))  # what is fetched around each
     around = [(file, (start, size), (max(start - wide, 0), min(start, wide) + size)) for file, (start, size) in spans]
-    pool.expect(around[:first], 3)
-    pool.expect(around[first:], 3)
+    expect(pool, around[:first], 3)
+    expect(pool, around[first:], 3)
     for file, (start, size) in spans:
         assert pool.take(file, (start, size)) == file.data[start : start + size]
         assert pool.take(file, (start, size + 1)) is None
@@ -671,14 +679,14 @@ def test_pieces_that_threads_keep_at_the_same_time_are_all_kept_and_counted(fold
 def test_what_lies_in_a_piece_that_is_fetched_anyway_is_not_fetched_again():
     data = np.random.default_rng(0).bytes(100_000)
     file, pool = Recorded(data), FetchPool(1 << 20)
-    expect = lambda *starts: pool.expect([(file, (start, 100), (start, 100)) for start in starts], 1)  # noqa: E731
-    expect(0, 2000)  # a gap that is asked for with them
-    expect(1000, 3000)
+    at = lambda *starts: [(file, (start, 100), (start, 100)) for start in starts]  # noqa: E731
+    expect(pool, at(0, 2000), 1)  # a gap that is asked for with them
+    expect(pool, at(1000, 3000), 1)
     for start in (0, 2000, 1000, 3000):
         assert pool.take(file, (start, 100)) == data[start : start + 100]
     assert sorted(file.fetched) == [(0, 2100), (3000, 100)]
     assert pool.nbytes == 0 and not file.expected
-    expect(1000)  # the piece it was in is gone
+    expect(pool, at(1000), 1)  # the piece it was in is gone
     assert pool.take(file, (1000, 100)) == data[1000:1100]
     assert file.fetched[-1] == (1000, 100)
 
@@ -686,14 +694,14 @@ def test_what_lies_in_a_piece_that_is_fetched_anyway_is_not_fetched_again():
 def test_what_is_expected_and_never_read_makes_room_in_time():
     file, pool = Recorded(bytes(1 << 20)), FetchPool(1 << 16)
     never, span = [(file, (start, 4096), (start, 4096)) for start in range(0, 1 << 16, 8192)], (500_000, 4096)
-    pool.expect(never, 2)
+    expect(pool, never, 2)
     for _ in range(1 << 15):
-        pool.expect([(file, span, span)], 2)
+        expect(pool, [(file, span, span)], 2)
         assert pool.take(file, span) == bytes(4096)
     while pool.nbytes > 8 * 4096:  # a thread may be at one
         pass
     later = range(600_000, 600_000 + 16 * 8192, 8192)
-    pool.expect([(file, (start, 4096), (start, 4096)) for start in later], 2)
+    expect(pool, [(file, (start, 4096), (start, 4096)) for start in later], 2)
     deadline = time.monotonic() + 20
     while sum(start >= 600_000 for start, _ in file.fetched) < 16:
         assert time.monotonic() < deadline
@@ -705,7 +713,7 @@ def test_what_is_expected_and_never_read_makes_room_in_time():
 
 def test_what_is_forgotten_is_not_held():
     file, pool = Recorded(bytes(100_000)), FetchPool(1 << 20)
-    pool.expect([(file, (start, 100), (start, 100)) for start in range(0, 100_000, 10_000)], 2)
+    expect(pool, [(file, (start, 100), (start, 100)) for start in range(0, 100_000, 10_000)], 2)
     pool.forget([file])
     assert pool.take(file, (0, 100)) is None
     while pool.nbytes:  # a thread may have been at a piece

@@ -11,6 +11,8 @@ import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
+
 from millstream.errors import FileChanged
 from millstream.files.changed import FileStamp, Stamp, file_changed
 from millstream.files.urls import shown
@@ -291,20 +293,22 @@ def _cut(runs: list[tuple[int, bytes]], start: int, size: int) -> bytes:
     return data[start - first : start - first + size]
 
 
-def expect(wanted: Sequence[tuple[File, tuple[int, int]]], around: Sequence[tuple[int, int]] | None = None) -> None:
+def expect(files: Sequence[File], numbers: np.ndarray, spans: np.ndarray, around: np.ndarray | None = None) -> None:
     """Say which spans will be read next, in order: those of other machines are fetched ahead, many at a time.
 
     Args:
-        wanted: Spans, each with its file.
+        files: Some files.
+        numbers: Which of them each span is in.
+        spans: Start and size of each, (spans, 2).
         around: For each, the span of the same file around it that will be read soon, and is fetched as one.
     """
-    all_around = [span for _, span in wanted] if around is None else around
-    spans = zip(wanted, all_around, strict=True)
-    remote: list[Any] = [(file, span, wide) for (file, span), wide in spans if not isinstance(file, LocalFile)]
+    remote = [number for number in np.unique(numbers).tolist() if not isinstance(files[number], LocalFile)]
     if remote:
         from millstream.files.remote_file import expect_remote
 
-        expect_remote(remote)
+        chosen, around = np.isin(numbers, remote), spans if around is None else around
+        far: Any = files
+        expect_remote(far, numbers[chosen], spans[chosen], around[chosen])
 
 
 def forget(files: Sequence[File]) -> None:

@@ -11,11 +11,12 @@ import collections
 import concurrent.futures
 import dataclasses
 import heapq
-import itertools
 import os
 import threading
 from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
+
+import numpy as np
 
 _PIECE = 2 << 20  # bytes of neighbours that are asked for together: more would make the first of them wait
 _PIECES = 16  # there is always room for that many: fewer large ones would push each other out
@@ -26,7 +27,10 @@ _LOOKED_AT = 4  # pieces that a span is looked for in
 _IDLE_SECONDS = 5.0  # after which a thread ends
 
 Span = tuple[int, int]  # start and size
-_Use = tuple[Span, int, Span]  # what is fetched, the number of the use, and what is read
+# Spans that are expected inside one that is fetched for all of them: the number of the file, start and size of what is
+# fetched, and the first and last place among sorted spans. Numbers alone, which garbage collection passes over: there
+# are thousands at a time, and JAX leaves it much to look through.
+_Group = tuple[int, int, int, int, int]
 
 
 class Fetchable(Protocol):
@@ -36,7 +40,7 @@ class Fetchable(Protocol):
         expected: The pieces in which each expected span lies, in the order of their uses. They belong to the pool.
     """
 
-    expected: "dict[Span, collections.deque[Piece]]"
+    expected: "dict[Span, tuple[Piece, ...]]"
 
     def fetch(self, span: Span) -> bytes:
         """The bytes of a span, by one or more requests."""
@@ -81,27 +85,44 @@ class FetchPool:
         self._waiting: list[tuple[int, int, Piece]] = []  # a heap, by the next use
         self._held: set[Piece] = set()
         self._pieces: dict[Fetchable, list[Piece]] = {}  # that have uses, by where they start
-        self._numbers = itertools.count()
+        self._uses = 0  # that were expected so far
         self._last_taken = 0
         self._threads = 0
 
-    def expect(self, wanted: Iterable[tuple[Fetchable, Span, Span]], connections: int, kept: bool = True) -> None:
-        """Fetch these spans, which will be read in this order, as soon as there is room.
+    def expect(
+        self,
+        files: Sequence[Fetchable],
+        numbers: np.ndarray,
+        spans: np.ndarray,
+        around: np.ndarray,
+        connections: int,
+        kept: bool = True,
+    ) -> None:
+        """Fetch spans, which will be read in this order, as soon as there is room.
 
         Args:
-            wanted: Spans, each with its file, and with the span around it that is fetched in its place: what is
-                expected there later then comes with it.
+            files: Some files.
+            numbers: Which of them each span is in.
+            spans: Start and size of each, (spans, 2).
+            around: The span around each that is fetched in its place: what is expected there later then comes with it.
             connections: How many threads may fetch.
             kept: Whether their bytes wait in memory until each was taken.
         """
-        by_file: dict[Fetchable, list[_Use]] = {}
-        for file, span, around in wanted:
-            by_file.setdefault(file, []).append((around, next(self._numbers), span))
+        order, firsts = group_spans(numbers, around)
+        heads, bounds = order[firsts], [*firsts.tolist(), len(order)]
+        groups = zip(numbers[heads].tolist(), *around[heads].T.tolist(), bounds, bounds[1:], strict=False)
+        read = list(zip(*spans[order].T.tolist(), strict=True))
         with self._changed:
-            for file, uses in by_file.items():
-                left = [use for use in uses if not self._found_in_piece(file, use)]
-                for run in _runs(left, min(_PIECE, self.limit // _PIECES)):
-                    self._add(file, run, kept)
+            uses = (order + self._uses).tolist()
+            self._uses += len(order)
+            left = []
+            for group in groups:
+                number, _, _, first, end = group
+                file = files[number]
+                if file not in self._pieces or not self._found_in_piece(file, uses[first:end], read[first:end]):
+                    left.append(group)
+            for run in _runs(left, min(_PIECE, self.limit // _PIECES)):
+                self._add(files[run[0][0]], run, uses, read, kept)
             for _ in range(min(connections, len(self._waiting)) - self._threads):
                 self._threads += 1
                 threading.Thread(target=self._run, daemon=True, name="millstream-fetch").start()
@@ -113,16 +134,21 @@ class FetchPool:
             pieces = file.expected.get(span)
             if pieces is None:
                 return None
-            piece = pieces.popleft()
-            if not pieces:
+            piece, *later = pieces
+            if later:
+                file.expected[span] = tuple(later)
+            else:
                 del file.expected[span]
             answer, is_mine = piece.answer, piece.answer is None
             if answer is None:
                 answer = self._begin(piece)
+            elif _is_here(piece) and answer.exception() is None:  # the usual case, and the fastest
+                self._end_use(piece)
+                return _cut(piece, answer.result(), span)
         if is_mine:
             self._fetch(piece, answer)
         try:
-            data = answer.result()
+            return _cut(piece, answer.result(), span)
         except BaseException as error:
             if is_mine:
                 raise
@@ -131,15 +157,7 @@ class FetchPool:
             raise type(error)(*error.args) from None  # notes on where it was needed are each reader's own
         finally:
             with self._changed:
-                if piece.uses:
-                    self._last_taken = max(self._last_taken, piece.uses.popleft())
-                if not piece.uses:
-                    self._release(piece)
-                    self._end(piece)
-                while self.nbytes > self.limit and self._evict(-1):
-                    pass
-        start = span[0] - piece.span[0]
-        return data if span == piece.span else data[start : start + span[1]]
+                self._end_use(piece)
 
     def forget(self, files: Collection[Fetchable]) -> None:
         """Fetch nothing more of some files, and hold nothing of them."""
@@ -157,27 +175,37 @@ class FetchPool:
                 piece.uses.clear()
                 self._release(piece)
 
-    def _add(self, file: Fetchable, run: "list[_Use]", kept: bool) -> None:
-        start = run[0][0][0]
-        size = max(sum(around) for around, _, _ in run) - start
-        run.sort(key=_number)  # a span that comes twice is taken in the order of its uses
-        piece = Piece(file, (start, size), collections.deque(map(_number, run)), kept)
+    def _add(self, file: Fetchable, run: list[_Group], uses: list[int], read: list[Span], kept: bool) -> None:
+        """Have neighbours fetched as one piece."""
+        start = run[0][1]
+        size = max(first + length for _, first, length, _, _ in run) - start
+        numbers = sorted(number for *_, first, end in run for number in uses[first:end])
+        piece = Piece(file, (start, size), collections.deque(numbers), kept)
         if kept:
-            for _, _, span in run:
-                file.expected.setdefault(span, collections.deque()).append(piece)
+            _note(piece, [span for *_, first, end in run for span in read[first:end]])
             bisect.insort(self._pieces.setdefault(file, []), piece, key=_start)
         self._wait(piece)
 
-    def _found_in_piece(self, file: Fetchable, wanted: "_Use") -> bool:
-        """Whether a span lies in a piece that is to be read anyway, and is now one of its uses."""
-        (_, use, span), pieces = wanted, self._pieces.get(file, [])
-        place = bisect.bisect_right(pieces, span[0], key=_start)
+    def _found_in_piece(self, file: Fetchable, uses: list[int], spans: list[Span]) -> bool:
+        """Whether spans lie in a piece that is to be read anyway, and are now uses of it."""
+        start, end, pieces = min(spans)[0], max(map(sum, spans)), self._pieces[file]
+        place = bisect.bisect_right(pieces, start, key=_start)
         for piece in reversed(pieces[max(place - _LOOKED_AT, 0) : place]):
-            if sum(span) <= sum(piece.span):
-                piece.uses.append(use)
-                file.expected.setdefault(span, collections.deque()).append(piece)
+            if end <= sum(piece.span):
+                piece.uses.extend(uses)
+                _note(piece, spans)
                 return True
         return False
+
+    def _end_use(self, piece: Piece) -> None:
+        """Count that a span of a piece was taken."""
+        if piece.uses:
+            self._last_taken = max(self._last_taken, piece.uses.popleft())
+        if not piece.uses:
+            self._release(piece)
+            self._end(piece)
+        while self.nbytes > self.limit and self._evict(-1):
+            pass
 
     def _end(self, piece: Piece) -> None:
         """Forget a piece that has no uses left."""
@@ -255,37 +283,67 @@ class FetchPool:
         if piece in self._held:
             self._held.remove(piece)
             self.nbytes -= piece.span[1]
-            self._changed.notify_all()
+            if self._waiting:
+                self._changed.notify_all()
 
 
 def _start(piece: Piece) -> int:
     return piece.span[0]
 
 
-def _number(use: _Use) -> int:
-    return use[1]
+def _note(piece: Piece, spans: list[Span]) -> None:
+    """Have readers of spans find the piece they lie in, after those they were expected in before."""
+    expected, new = piece.file.expected, dict.fromkeys(spans, (piece,))
+    if len(new) == len(spans) and expected.keys().isdisjoint(new):
+        expected.update(new)
+        return
+    for span in spans:
+        expected[span] = (*expected.get(span, ()), piece)
+
+
+def _cut(piece: Piece, data: bytes, span: Span) -> bytes:
+    start = span[0] - piece.span[0]
+    return data if span == piece.span else data[start : start + span[1]]
 
 
 def _is_here(piece: Piece) -> bool:
     return piece.kept and bool(piece.uses) and piece.answer is not None and piece.answer.done()
 
 
-def _runs(uses: Sequence[_Use], most: int) -> Iterable[list[_Use]]:
+def group_spans(numbers: np.ndarray, spans: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sort spans of files by file and place, and find equal ones.
+
+    Args:
+        numbers: The number of each span's file.
+        spans: Start and size of each, (spans, 2).
+
+    Returns:
+        The spans in that order, equal ones as they come, and the places there at which a different one begins.
+    """
+    order = np.lexsort((spans[:, 1], spans[:, 0], numbers))
+    sorted_spans, sorted_numbers = spans[order], numbers[order]
+    differs = np.ones(len(order), bool)
+    differs[1:] = (sorted_spans[1:] != sorted_spans[:-1]).any(axis=1) | (sorted_numbers[1:] != sorted_numbers[:-1])
+    return order, np.flatnonzero(differs)
+
+
+def _runs(groups: Sequence[_Group], most: int) -> Iterable[list[_Group]]:
     """Spans that are asked for together: neighbours, with little between them, up to that many bytes."""
-    run: list[_Use] = []
+    run: list[_Group] = []
     start = end = wanted = 0
-    for entry in sorted(uses):
-        first, size = entry[0]
+    for group in groups:
+        number, first, size, _, _ = group
         gap = first - end
         near = gap <= _GAP or _WASTE * (end - start - wanted + gap) <= wanted + size
-        if run and (first + size <= end or (near and first + size - start <= most)):
+        inside = first + size <= end or (near and first + size - start <= most)
+        if run and number == run[0][0] and inside:
             wanted += max(first + size - max(first, end), 0)
             end = max(end, first + size)
         else:
             if run:
                 yield run
             run, start, end, wanted = [], first, first + size, size
-        run.append(entry)
+        run.append(group)
     if run:
         yield run
 

@@ -13,9 +13,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from millstream.errors import FileChanged
 from millstream.files.changed import FileStamp, file_changed
-from millstream.files.fetch_pool import Span, fetch_pool
+from millstream.files.fetch_pool import Span, fetch_pool, group_spans
 from millstream.files.file_cache import FileCache, file_cache
 from millstream.files.object_stores import Piece, Store, StoreFault, open_store
 from millstream.files.remote_options import CloudOptions, options_for
@@ -80,23 +82,43 @@ def _is_worth_a_try(options: CloudOptions, attempt: int, begun: float) -> bool:
     return attempt < options.retries and time.monotonic() - begun < options.deadline
 
 
-def expect_remote(wanted: Sequence[tuple["RemoteFile", Span, Span]]) -> None:
+def expect_remote(files: Sequence["RemoteFile"], numbers: np.ndarray, spans: np.ndarray, around: np.ndarray) -> None:
     """Fetch spans of files that will be read in this order: whole blocks to disk where they are kept, or to memory.
 
     What lies around a span comes with it, unless all that is around these spans is more than may wait in memory: it
     would be given up and fetched again before it is used.
+
+    Args:
+        files: Some files.
+        numbers: Which of them each span is in.
+        spans: Start and size of each, (spans, 2).
+        around: What lies around each.
     """
-    in_memory = [(file, span, around) for file, span, around in wanted if file.cache is None]
-    if in_memory:
-        options = in_memory[0][0].options
-        if sum(size for _, (_, size) in {(file, around) for file, _, around in in_memory}) > options.read_ahead:
-            in_memory = [(file, span, span) for file, span, _ in in_memory]
-        fetch_pool(options.read_ahead).expect(in_memory, options.connections)
-    if len(in_memory) < len(wanted):
-        options = wanted[0][0].options
-        around = dict.fromkeys((file, around) for file, _, around in wanted if file.cache is not None)
-        blocks = dict.fromkeys((file, unit) for file, span in around for unit in file.new_blocks(span))
-        fetch_pool(options.read_ahead).expect([(*block, block[1]) for block in blocks], options.connections, kept=False)
+    options = files[numbers[0]].options
+    pool = fetch_pool(options.read_ahead)
+    kept = [number for number in np.unique(numbers).tolist() if files[number].cache is not None]
+    on_disk = np.isin(numbers, kept)
+    if not on_disk.all():
+        in_memory = ~on_disk
+        of, own, wide = numbers[in_memory], spans[in_memory], around[in_memory]
+        order, firsts = group_spans(of, wide)
+        if wide[order[firsts], 1].sum() > options.read_ahead:
+            wide = own
+        pool.expect(files, of, own, wide, options.connections)
+    if kept:
+        of, wide = numbers[on_disk], around[on_disk]
+        order, firsts = group_spans(of, wide)
+        first_uses = np.sort(order[firsts])
+        blocks = dict.fromkeys(
+            (number, unit)
+            for number, (start, size) in zip(of[first_uses].tolist(), wide[first_uses].tolist(), strict=True)
+            for unit in files[number].new_blocks((start, size))
+        )
+        if blocks:
+            units = np.array([unit for _, unit in blocks], np.int64)
+            pool.expect(
+                files, np.array([number for number, _ in blocks]), units, units, options.connections, kept=False
+            )
 
 
 def forget_remote(files: Sequence["RemoteFile"]) -> None:

@@ -25,7 +25,7 @@ from millstream.pipeline.state import key_words
 from millstream.reading.contracts import PyTree
 from millstream.reading.executor import InGraph
 from millstream.reading.processes import Processes
-from millstream.reading.threads import Threads
+from millstream.reading.threads import Threads, usable_cores
 from millstream.text.bar_line import ProgressLine
 from millstream.text.errors import require_bool, require_callable, require_positive
 from millstream.text.tables import time_text
@@ -302,7 +302,7 @@ def _settings(loader: DataLoader, present: Executor) -> list[Setting]:
 def _executors(loader: DataLoader, present: Executor) -> list[Executor]:
     if loader.pipeline.source.arrays is not None and loader.options["on_error"] == "raise":
         return [InGraph(), _like(present, Threads, 1)]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     processes = [_like(present, Processes, count) for count in sorted({2, max(2, cores // 2), max(2, cores)})]
     if getattr(present, "startup", None) is not None:  # what it prepares is there in workers alone
         return [_like(present, Processes, 1), *processes]

@@ -214,15 +214,17 @@ class FileChunks:
 
     def fetch(self, numbers: Iterable[int]) -> None:
         """Have chunks of other machines fetched, all files at once, unless they are here or on their way."""
-        wanted = []
+        files, wanted = [], []
         with self._expecting:
             for number in numbers:
                 file, inside = self._places[number]
                 if self._files[file].is_remote and number not in self._expected and not self._is_here(number):
                     spans = self._spans(file, inside)
-                    wanted += [(self._files[file].file, span) for span in spans]
+                    files += [file] * len(spans)
+                    wanted += spans
                     self._expected.update([number] if spans else [])
-        expect(wanted)
+        if wanted:
+            expect([file.file for file in self._files], np.array(files), np.array(wanted, np.int64))
 
     def keep_nothing(self, is_here: Callable[[int], Any]) -> None:
         """Forget what was read: the caller keeps it, and says whether a chunk is there."""

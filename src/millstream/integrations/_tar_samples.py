@@ -269,16 +269,24 @@ class SampleIndex:
             bounds: The first and the last sample of the block of each.
         """
         _, firsts, which = np.unique(bounds[:, 0], return_index=True, return_inverse=True)
-        hulls = np.array([self._hull(first, last) for first, last in bounds[firsts].tolist()], np.int64)
-        wide = hulls.reshape(-1, 1, 2)[which.ravel()]
+        wide = self._hulls(bounds[firsts])[which.ravel(), None]
         return np.where(wide[..., 1:], wide, self.spans[indices])
 
-    def _hull(self, first: int, last: int) -> tuple[int, int]:
-        """Where the files of samples that stand next to each other begin, and their bytes; 0 if others are more."""
-        spans = self.spans[first : last + 1].reshape(-1, 2)
-        start, size = int(spans[:, 0].min()), int(spans.sum(axis=1).max() - spans[:, 0].min())
-        is_worth_it = size <= 2 * int(spans[:, 1].sum()) + _NEAR * len(spans)
-        return (start, size) if is_worth_it and self.shards[first] == self.shards[last] else (0, 0)
+    def _hulls(self, blocks: np.ndarray) -> np.ndarray:
+        """Where the files of each block begin, and their bytes with what lies between; 0 if others are more.
+
+        Args:
+            blocks: The first and the last sample of each.
+        """
+        counts = blocks[:, 1] - blocks[:, 0] + 1
+        begins = np.cumsum(counts) - counts
+        spans = self.spans[np.arange(counts.sum()) + np.repeat(blocks[:, 0] - begins, counts)]
+        starts = np.minimum.reduceat(spans[..., 0].min(axis=1), begins)
+        sizes = np.maximum.reduceat(spans.sum(axis=2).max(axis=1), begins) - starts
+        wanted = np.add.reduceat(spans[..., 1].sum(axis=1), begins)
+        is_worth_it = sizes <= 2 * wanted + _NEAR * counts * len(self.extensions)
+        is_worth_it &= self.shards[blocks[:, 0]] == self.shards[blocks[:, 1]]
+        return np.stack([starts, sizes], axis=1) * is_worth_it[:, None]
 
 
 def index_samples(

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream.files.data_files import File, expect, forget, is_remote, open_files
+from millstream.files.data_files import expect, forget, is_remote, open_files
 from millstream.files.paths import Path, Paths, is_listed, list_remote, listed_paths
 from millstream.files.plan_folder import Plans, folder_of
 from millstream.integrations._tar_samples import index_samples
@@ -216,17 +216,15 @@ class WebDatasetSource(SampleReader):
     def expect(self, indices: np.ndarray | None) -> None:
         if indices is None:
             return forget(self._shards)
-        expect(self._places(indices))
+        self._expect(indices, None)
 
     def expect_blocks(self, indices: np.ndarray, bounds: np.ndarray) -> None:
-        around = self._index.around(indices, bounds).tolist()
-        expect(self._places(indices), [(start, size) for of_sample in around for start, size in of_sample])
+        self._expect(indices, self._index.around(indices, bounds).reshape(-1, 2))
 
-    def _places(self, indices: np.ndarray) -> list[tuple[File, tuple[int, int]]]:
-        """Where the files of samples lie."""
-        shards, spans = self._index.shards[indices].tolist(), self._index.spans[indices].tolist()
-        files = [(self._shards[shard], of_sample) for shard, of_sample in zip(shards, spans, strict=True)]
-        return [(file, (start, size)) for file, of_sample in files for start, size in of_sample]
+    def _expect(self, indices: np.ndarray, around: np.ndarray | None) -> None:
+        index = self._index
+        numbers = np.repeat(index.shards[indices], len(index.extensions))
+        expect(self._shards, numbers, index.spans[indices].reshape(-1, 2), around)
 
     def _sample(self, index: int) -> PyTree:
         names = self._index.extensions

@@ -1,6 +1,7 @@
 """Threads of this process that read."""
 
 import dataclasses
+import os
 import queue
 import sys
 import threading
@@ -84,9 +85,10 @@ class ThreadBackend:
         self._timeout = timeout
         self._layout = layout
         self._slots = None if layout.objects else Slots(layout, slots_for(ahead))
-        # Small parts keep all threads busy to the end; what is read as a whole is one part.
+        # Small parts keep all threads busy to the end; what is read as a whole is one part. What was fetched ahead only
+        # waits for processors: parts of a few samples would cost more than those.
         together = source.whole_batches or source.reads_together or count == 1
-        self._parts = 1 if together else 4 * count
+        self._parts = 1 if together else 4 * min(count, usable_cores()) if source.looks_ahead else 4 * count
         # The threads know the work alone, so that a forgotten backend is collected, and its threads with it.
         self._work = _Work(source, tolerant, self._slots)
         self._started = False
@@ -327,6 +329,11 @@ class Threads:
 
     def __repr__(self) -> str:
         return call_text(self)
+
+
+def usable_cores() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_executor(executor: object, workers: object, ordered: object, timeout: object) -> None:

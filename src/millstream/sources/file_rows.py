@@ -59,10 +59,10 @@ class RangedRows:
         except OSError as error:
             raise noted(error, f"This came from {caller} at sample {first + numbers[done]}.")  # noqa: B904
 
-    def spans(self, indices: np.ndarray) -> Iterator[tuple[File, tuple[int, int]]]:
-        """Where these rows lie."""
+    def spans(self, indices: np.ndarray) -> Iterator[tuple[File, np.ndarray]]:
+        """The file of these rows, and where they lie in it: start and size of each."""
         size = int(np.prod(self.shape[1:], dtype=np.int64)) * self.stored.itemsize
-        return ((self.file, (self.offset + number * size, size)) for number in indices.tolist())
+        yield self.file, np.stack([self.offset + indices * size, np.full(len(indices), size)], axis=1)
 
     def whole(self) -> np.ndarray:
         """All of it, in memory and in the file's own order of bytes."""
@@ -89,8 +89,8 @@ class ChainedRows:
         """Of each of them."""
         return self.parts[0].dtype
 
-    def spans(self, indices: np.ndarray) -> Iterator[tuple[File, tuple[int, int]]]:
-        """Where those of these rows lie that are in files of other machines."""
+    def spans(self, indices: np.ndarray) -> Iterator[tuple[File, np.ndarray]]:
+        """Each file of another machine, and where those of these rows lie in it: start and size."""
         begin = 0
         for part in self.parts:
             if isinstance(part, RangedRows):

@@ -86,7 +86,9 @@ class OpenedRows:
             return forget(self._files)
         ranged = [leaf for leaf in self._leaves if isinstance(leaf, RangedRows | ChainedRows)]
         for some in np.array_split(indices, max(1, len(indices) // _EXPECTED)):
-            expect([span for leaf in ranged for span in leaf.spans(some)])
+            by_file = [found for leaf in ranged for found in leaf.spans(some)]
+            numbers = np.repeat(np.arange(len(by_file)), [len(spans) for _, spans in by_file])
+            expect([file for file, _ in by_file], numbers, np.concatenate([spans for _, spans in by_file]))
 
     def _check(self, indices: np.ndarray) -> None:
         for file in self._mapped:

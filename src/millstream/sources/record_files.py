@@ -1,6 +1,6 @@
 """Records of any length, one after the other in files: lines of text, TFRecords."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,8 +40,8 @@ class RecordFiles:
         """The records at `indices`; those of a file are asked for together."""
         found: list[bytes] = [b""] * len(indices)
         numbers = np.searchsorted(self._ends, indices, side="right")
-        for number in np.unique(numbers).tolist():
-            rows, bounds = np.flatnonzero(numbers == number), self._bounds[number]
+        for number, rows in _by_file(numbers):
+            bounds = self._bounds[number]
             local = indices[rows] - (self._ends[number] - len(bounds) + 1)
             starts, ends = bounds[local], bounds[local + 1]
             ranges = list(zip(starts.tolist(), (ends - starts).tolist(), strict=True))
@@ -67,19 +67,18 @@ class RecordFiles:
         if indices is None:
             return forget(self._files)
         numbers = np.searchsorted(self._ends, indices, side="right")
-        spans = self._spans(numbers, indices, indices)
-        wanted = [(self._files[number], span) for number, span in zip(numbers.tolist(), spans, strict=True)]
-        expect(wanted, None if blocks is None else self._spans(numbers, blocks[:, 0], blocks[:, 1]))
+        around = None if blocks is None else self._spans(numbers, blocks[:, 0], blocks[:, 1])
+        expect(self._files, numbers, self._spans(numbers, indices, indices), around)
 
-    def _spans(self, numbers: np.ndarray, firsts: np.ndarray, lasts: np.ndarray) -> list[tuple[int, int]]:
-        """Start and size of neighbours in files, of which those in other files are left out."""
+    def _spans(self, numbers: np.ndarray, firsts: np.ndarray, lasts: np.ndarray) -> np.ndarray:
+        """Start and size of neighbours in files, of which those in other files are left out, (spans, 2)."""
         spans = np.empty((len(numbers), 2), np.int64)
-        for number in np.unique(numbers).tolist():
-            rows, bounds = numbers == number, self._bounds[number]
+        for number, rows in _by_file(numbers):
+            bounds = self._bounds[number]
             begin, most = self._ends[number] - len(bounds) + 1, len(bounds) - 2
             starts = bounds[np.clip(firsts[rows] - begin, 0, most)]
             spans[rows, 0], spans[rows, 1] = starts, bounds[np.clip(lasts[rows] - begin, 0, most) + 1] - starts
-        return [(start, size) for start, size in spans.tolist()]
+        return spans
 
     def file(self, index: int) -> File:
         """The file that a record is in."""
@@ -93,6 +92,13 @@ class RecordFiles:
 
     def _number(self, index: int) -> int:
         return int(np.searchsorted(self._ends, index, side="right"))
+
+
+def _by_file(numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Each number of a file, and where it stands."""
+    order = np.argsort(numbers, kind="stable")
+    firsts = np.flatnonzero(np.diff(numbers[order], prepend=-1))
+    yield from zip(numbers[order[firsts]].tolist(), np.split(order, firsts[1:]), strict=True)
 
 
 class RecordSource(HostSource):
