@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 from conftest import assert_trees_equal
 from format_pipelines import FORMATS
-from pipelines import PIPELINES, SAMPLES
+from pipelines import COMPUTED, PIPELINES, SAMPLES
 
 import millstream as ms
-
-pytestmark = pytest.mark.optimized
 
 ALL = PIPELINES | FORMATS
 # A scan reads all formats through one piece of code, and compiles it for each: few of them are scanned. What a scan
@@ -21,12 +19,17 @@ ALL = PIPELINES | FORMATS
 SCANNED = ["host, Arrow table", "host, Parquet", "host, SQLite"]
 
 
+def of(names):
+    """Pipelines by name, those that compute with all optimizations."""
+    return [pytest.param(name, marks=[pytest.mark.optimized] if name in COMPUTED else []) for name in names]
+
+
 @functools.cache
 def make_loader(name):
     return ms.DataLoader(ALL[name]())
 
 
-@pytest.fixture(params=ALL)
+@pytest.fixture(params=of(ALL))
 def loader(request):
     return make_loader(request.param)
 
@@ -61,7 +64,7 @@ def test_iteration_gives_the_same_batches_as_stepping(loader, key):
         next(batches)
 
 
-@pytest.mark.parametrize("name", [*PIPELINES, *SCANNED])
+@pytest.mark.parametrize("name", of([*PIPELINES, *SCANNED]))
 def test_scanning_gives_the_same_batches_as_stepping(name, key):
     loader = make_loader(name)
     state = loader.init_state(key)
@@ -87,7 +90,7 @@ FEW = [
 SHARED = [name for name in PIPELINES if "stream" not in name and not ("host" in name and "callback" not in name)]
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", of(FEW))
 def test_stepping_under_jit_gives_the_same_batches(name, key):
     loader = make_loader(name)
     state = loader.init_state(key)
@@ -98,7 +101,7 @@ def test_stepping_under_jit_gives_the_same_batches(name, key):
         assert_trees_equal((batch, mask), pair)
 
 
-@pytest.mark.parametrize("name", [*FEW, "normalize"])
+@pytest.mark.parametrize("name", of([*FEW, "normalize"]))
 def test_many_runs_step_together_under_vmap(name, key):
     loader = make_loader(name)
     keys = jax.random.split(key, 3)
@@ -129,7 +132,7 @@ def test_an_epoch_visits_every_sample_once(loader, key):
         assert max(counts.values()) <= epoch + 2
 
 
-@pytest.mark.parametrize("name", ["pad", "batch of batches", "map before", "random map before", "rename", "stream"])
+@pytest.mark.parametrize("name", of(["pad", "batch of batches", "map before", "random map before", "rename", "stream"]))
 def test_padding_is_zero_and_masked(name, key):
     loader = make_loader(name)
     pairs, _ = take(loader, loader.init_state(key), 2 * loader.steps_per_epoch)
@@ -153,7 +156,7 @@ def test_nothing_compiles_after_the_first_step(loader, key, count_compilations):
     assert count == [0]
 
 
-@pytest.mark.parametrize("name", [*PIPELINES, *SCANNED])
+@pytest.mark.parametrize("name", of([*PIPELINES, *SCANNED]))
 def test_nothing_compiles_after_the_first_scan(name, key, count_compilations):
     loader = make_loader(name)
     state, _, _ = loader.scan_epoch(loader.init_state(key), (), _collect)
@@ -164,7 +167,7 @@ def test_nothing_compiles_after_the_first_scan(name, key, count_compilations):
     assert count == [0]
 
 
-@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("name", of(SHARED))
 def test_a_second_loader_of_equal_shape_compiles_nothing(name, key, count_compilations):
     loader = make_loader(name)
     loader.scan_epoch(loader.next_batch(loader.init_state(key))[1], (), _collect)
