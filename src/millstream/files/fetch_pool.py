@@ -162,11 +162,10 @@ class FetchPool:
     def forget(self, files: Collection[Fetchable]) -> None:
         """Fetch nothing more of some files, and hold nothing of them."""
         with self._changed:
-            own = [file for file in files if file.expected]
-            for file in own:
+            gone = set(files)
+            for file in gone:
                 file.expected.clear()
                 self._pieces.pop(file, None)
-            gone = set(own)
             for piece in [piece for _, _, piece in self._waiting if piece.file in gone]:
                 piece.uses.clear()
             self._waiting = [entry for entry in self._waiting if entry[2].uses]

@@ -82,7 +82,9 @@ def _is_worth_a_try(options: CloudOptions, attempt: int, begun: float) -> bool:
     return attempt < options.retries and time.monotonic() - begun < options.deadline
 
 
-def expect_remote(files: Sequence["RemoteFile"], numbers: np.ndarray, spans: np.ndarray, around: np.ndarray) -> None:
+def expect_remote(
+    files: Sequence["RemoteFile"], numbers: np.ndarray, spans: np.ndarray, around: np.ndarray, *, in_memory: bool = True
+) -> None:
     """Fetch spans of files that will be read in this order: whole blocks to disk where they are kept, or to memory.
 
     What lies around a span comes with it, unless all that is around these spans is more than may wait in memory: it
@@ -93,32 +95,30 @@ def expect_remote(files: Sequence["RemoteFile"], numbers: np.ndarray, spans: np.
         numbers: Which of them each span is in.
         spans: Start and size of each, (spans, 2).
         around: What lies around each.
+        in_memory: Whether spans of files that are not kept on disk are fetched.
     """
     options = files[numbers[0]].options
     pool = fetch_pool(options.read_ahead)
-    kept = [number for number in np.unique(numbers).tolist() if files[number].cache is not None]
-    on_disk = np.isin(numbers, kept)
-    if not on_disk.all():
-        in_memory = ~on_disk
-        of, own, wide = numbers[in_memory], spans[in_memory], around[in_memory]
-        order, firsts = group_spans(of, wide)
+    kept = np.isin(numbers, [number for number in np.unique(numbers).tolist() if files[number].cache is not None])
+    if in_memory and not kept.all():
+        own_numbers, own, wide = numbers[~kept], spans[~kept], around[~kept]
+        order, firsts = group_spans(own_numbers, wide)
         if wide[order[firsts], 1].sum() > options.read_ahead:
             wide = own
-        pool.expect(files, of, own, wide, options.connections)
-    if kept:
-        of, wide = numbers[on_disk], around[on_disk]
-        order, firsts = group_spans(of, wide)
-        first_uses = np.sort(order[firsts])
-        blocks = dict.fromkeys(
-            (number, unit)
-            for number, (start, size) in zip(of[first_uses].tolist(), wide[first_uses].tolist(), strict=True)
-            for unit in files[number].new_blocks((start, size))
-        )
-        if blocks:
-            units = np.array([unit for _, unit in blocks], np.int64)
-            pool.expect(
-                files, np.array([number for number, _ in blocks]), units, units, options.connections, kept=False
-            )
+        pool.expect(files, own_numbers, own, wide, options.connections)
+    blocks = _new_blocks(files, numbers[kept], around[kept])
+    if blocks:
+        units = np.array([unit for _, unit in blocks], np.int64)
+        pool.expect(files, np.array([number for number, _ in blocks]), units, units, options.connections, kept=False)
+
+
+def _new_blocks(files: Sequence["RemoteFile"], numbers: np.ndarray, spans: np.ndarray) -> list[tuple[int, Span]]:
+    """The blocks of spans that are not known to be on disk, each once, in the order of their first uses."""
+    order, firsts = group_spans(numbers, spans)
+    first_uses = np.sort(order[firsts])
+    places = zip(numbers[first_uses].tolist(), *spans[first_uses].T.tolist(), strict=True)
+    blocks = ((number, unit) for number, start, size in places for unit in files[number].new_blocks((start, size)))
+    return list(dict.fromkeys(blocks))
 
 
 def forget_remote(files: Sequence["RemoteFile"]) -> None:

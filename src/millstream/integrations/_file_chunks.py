@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from millstream.files.changed import FileStamp
-from millstream.files.data_files import File, FileStream, LocalFile, expect, forget, open_files
+from millstream.files.data_files import File, FileStream, LocalFile, expect, forget, is_staging, open_files
 from millstream.files.paths import Path
 from millstream.integrations._table import cells
 from millstream.reading.chunk_cache import ChunkCache
@@ -198,7 +198,8 @@ class FileChunks:
 
     def expect(self, numbers: np.ndarray) -> None:
         """Prepare for rows of these chunks, which will be wanted in this order."""
-        self._cache.expect(numbers.tolist())
+        if not is_staging():
+            self._cache.expect(numbers.tolist())
         self.fetch(dict.fromkeys(numbers.tolist()))
 
     def advance(self, rows: int) -> None:
@@ -222,7 +223,7 @@ class FileChunks:
                     spans = self._spans(file, inside)
                     files += [file] * len(spans)
                     wanted += spans
-                    self._expected.update([number] if spans else [])
+                    self._expected.update([number] if spans and not is_staging() else [])
         if wanted:
             expect([file.file for file in self._files], np.array(files), np.array(wanted, np.int64))
 

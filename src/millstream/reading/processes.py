@@ -75,7 +75,7 @@ class Processes:
         except BaseException:
             group.end(group.reason)
             raise
-        return GroupBackend(group, "Processes", type(source).__name__, self.timeout)
+        return GroupBackend(group, "Processes", type(source).__name__, self.timeout, shares_disk=True)
 
     def _start_workers(self, group: WorkerGroup, source: HostSource, form: SlotLayout, tolerant: bool) -> None:
         """Share what workers must know, and start them."""

@@ -1,5 +1,6 @@
 """Reading for a loader: one backend for all who ask, and the batches of the future, which the plan knows."""
 
+import contextlib
 import math
 import threading
 import weakref
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from millstream.files.data_files import staging
 from millstream.plan.block_order import mixing
 from millstream.plan.plan import Plan
 from millstream.plan.planned import AnyPlan, PlannedSteps
@@ -33,10 +35,12 @@ class _Outlook:
         steps: The run; a different object than what batches are planned by, which is at other steps.
         stop: The first step that will not be asked for.
         reach: How many steps it is told of at first. It doubles as long as steps are asked for in order.
+        for_others: Whether other processes of this machine read them.
     """
 
-    def __init__(self, source: HostSource, steps: PlannedSteps, stop: int, reach: int) -> None:
+    def __init__(self, source: HostSource, steps: PlannedSteps, stop: int, reach: int, for_others: bool) -> None:
         self._source = source
+        self._block = staging if for_others else contextlib.nullcontext
         self._steps = steps
         self._stop = stop
         self._most, self._bounds = _OUTLOOK, None
@@ -56,16 +60,18 @@ class _Outlook:
         in_blocks, self._reach = self._reach == self._most, min(2 * self._reach, self._most)
         requests = [self._steps.request(number, False) for number in range(self._told.stop, stop)]
         if requests:
-            indices = np.concatenate([request.indices[request.real] for request in requests])
-            if self._bounds is None or not in_blocks:
-                self._source.expect(indices)
-            else:
-                number = np.searchsorted(self._bounds[:-1, 1], indices)
-                bounds = self._bounds[number]
-                outside = (indices < bounds[:, 0]) | (indices > bounds[:, 1])  # a view may have a block in any order
-                bounds[outside] = indices[outside, None]
-                self._source.expect_blocks(indices, bounds)
+            with self._block():
+                self._tell(np.concatenate([request.indices[request.real] for request in requests]), in_blocks)
         self._told = range(step, max(stop, step + 1))
+
+    def _tell(self, indices: np.ndarray, in_blocks: bool) -> None:
+        if self._bounds is None or not in_blocks:
+            return self._source.expect(indices)
+        number = np.searchsorted(self._bounds[:-1, 1], indices)
+        bounds = self._bounds[number]
+        outside = (indices < bounds[:, 0]) | (indices > bounds[:, 1])  # a view may have a block in any order
+        bounds[outside] = indices[outside, None]
+        self._source.expect_blocks(indices, bounds)
 
     def close(self) -> None:
         """Say that what was told will not be read."""
@@ -123,8 +129,9 @@ class ReadAhead:
         self._stop = stop
         self._slow = not backend.lazy
         self._outlook: _Outlook | None = None
-        if host.source.looks_ahead and isinstance(backend, ThreadBackend):
-            self._outlook = _Outlook(host.source, steps.again(), stop, reach)
+        for_others = getattr(backend, "shares_disk", False)
+        if host.source.looks_ahead and (for_others or isinstance(backend, ThreadBackend)):
+            self._outlook = _Outlook(host.source, steps.again(), stop, reach, for_others)
         self._lock = threading.Lock()
         self._pending: dict[int, Any] = {}
         self._forget = weakref.finalize(self, _forget, backend, self._pending, on_close, self._outlook)

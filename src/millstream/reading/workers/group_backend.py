@@ -108,11 +108,18 @@ class GroupBackend(Generic[J]):
         executor: The name of the executor, for errors.
         source: The name of the source, for errors.
         timeout: Seconds without a batch that are an error; None for those of the settings.
+        shares_disk: Whether the workers find on their disk what this process keeps on its own.
+
+    Attributes:
+        shares_disk: Whether they do.
     """
 
     lazy = False
 
-    def __init__(self, group: Group[J], executor: str, source: str, timeout: float | None) -> None:
+    def __init__(
+        self, group: Group[J], executor: str, source: str, timeout: float | None, *, shares_disk: bool = False
+    ) -> None:
+        self.shares_disk = shares_disk
         self._group = group
         self._executor = executor
         self._source = source
