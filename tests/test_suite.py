@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from conftest import CACHE, drop_bad_entries, require_interrupts
 
-
 cached = pytest.mark.skipif(not CACHE, reason="with this JAX, processes do not share what they compile")
 
 
