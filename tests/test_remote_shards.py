@@ -590,7 +590,8 @@ def test_steps_that_are_asked_for_out_of_order_are_not_read_far_ahead(server, ke
         for step in (50, 10, 70, 30):
             batch, _, _ = loader.next_batch(dataclasses.replace(state, step=jnp.uint32(step)))
             assert batch["x"][0, 0] == 8 * step
-        assert server.nbytes <= 4 * 2 * 8 * (ROW_BYTES + 512)
+        # The batch after a step may be asked for again by a thread that is at it when it is forgotten.
+        assert server.nbytes <= 4 * 3 * 8 * (ROW_BYTES + 512)
         for step in range(40, 60):
             batch, _, _ = loader.next_batch(dataclasses.replace(state, step=jnp.uint32(step)))
             assert batch["x"][0, 0] == 8 * step

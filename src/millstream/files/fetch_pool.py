@@ -131,20 +131,12 @@ class FetchPool:
     def take(self, file: Fetchable, span: Span) -> bytes | None:
         """The bytes of a span that was expected, once for each time; None if it was not."""
         with self._changed:
-            pieces = file.expected.get(span)
-            if pieces is None:
-                return None
-            piece, *later = pieces
-            if later:
-                file.expected[span] = tuple(later)
-            else:
-                del file.expected[span]
+            if (data := self._taken(file, span)) is not None or span not in file.expected:
+                return data
+            piece = _forget_first(file, span)
             answer, is_mine = piece.answer, piece.answer is None
             if answer is None:
                 answer = self._begin(piece)
-            elif _is_here(piece) and answer.exception() is None:  # the usual case, and the fastest
-                self._end_use(piece)
-                return _cut(piece, answer.result(), span)
         if is_mine:
             self._fetch(piece, answer)
         try:
@@ -158,6 +150,11 @@ class FetchPool:
         finally:
             with self._changed:
                 self._end_use(piece)
+
+    def take_here(self, file: Fetchable, spans: Sequence[Span]) -> list[bytes | None]:
+        """As `take`, for those of some spans whose bytes are here; None for the others, which it leaves as they are."""
+        with self._changed:
+            return [self._taken(file, span) for span in spans]
 
     def forget(self, files: Collection[Fetchable]) -> None:
         """Fetch nothing more of some files, and hold nothing of them."""
@@ -195,6 +192,18 @@ class FetchPool:
                 _note(piece, spans)
                 return True
         return False
+
+    def _taken(self, file: Fetchable, span: Span) -> bytes | None:
+        """The bytes of a span that was expected, if they are here."""
+        pieces = file.expected.get(span)
+        if pieces is None or not _is_here(pieces[0]):
+            return None
+        answer = pieces[0].answer
+        if answer is None or answer.exception() is not None:
+            return None
+        piece = _forget_first(file, span)
+        self._end_use(piece)
+        return _cut(piece, answer.result(), span)
 
     def _end_use(self, piece: Piece) -> None:
         """Count that a span of a piece was taken."""
@@ -298,6 +307,16 @@ def _note(piece: Piece, spans: list[Span]) -> None:
         return
     for span in spans:
         expected[span] = (*expected.get(span, ()), piece)
+
+
+def _forget_first(file: Fetchable, span: Span) -> Piece:
+    """The piece that a span is expected in next, which is no longer expected."""
+    piece, *later = file.expected[span]
+    if later:
+        file.expected[span] = tuple(later)
+    else:
+        del file.expected[span]
+    return piece
 
 
 def _cut(piece: Piece, data: bytes, span: Span) -> bytes:

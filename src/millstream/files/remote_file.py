@@ -249,15 +249,17 @@ class RemoteFile:
         return next(self.read_ranges([(start, size)]))
 
     def read_ranges(self, ranges: Sequence[Span]) -> Iterator[bytes]:
-        expected = [span in self.expected for span in ranges] if self.expected else []
-        if not any(expected):
+        if not self.expected:
             yield from self._read(ranges)
             return
         pool = fetch_pool(self.options.read_ahead)
-        others = self._read([span for span, was_expected in zip(ranges, expected, strict=True) if not was_expected])
-        for span, was_expected in zip(ranges, expected, strict=True):
-            found = pool.take(self, span) if was_expected else next(others)
-            yield next(self._read([span])) if found is None else found
+        here = pool.take_here(self, ranges)
+        unknown = [data is None and span not in self.expected for span, data in zip(ranges, here, strict=True)]
+        others = self._read([span for span, is_unknown in zip(ranges, unknown, strict=True) if is_unknown])
+        for span, data, is_unknown in zip(ranges, here, unknown, strict=True):
+            if data is None:
+                data = next(others) if is_unknown else pool.take(self, span)
+            yield next(self._read([span])) if data is None else data
 
     def fetch(self, span: Span) -> bytes:
         """The bytes of a span, past those that are expected."""

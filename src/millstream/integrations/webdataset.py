@@ -10,18 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from millstream.files.data_files import expect, forget, is_remote, open_files
+from millstream.files.data_files import File, expect, forget, is_remote, open_files
 from millstream.files.paths import Path, Paths, is_listed, list_remote, listed_paths
 from millstream.files.plan_folder import Plans, folder_of
 from millstream.integrations._tar_samples import index_samples
 from millstream.plan.ordering import Ordering
 from millstream.reading.contracts import PyTree
-from millstream.reading.host_source import SampleReader
+from millstream.reading.host_source import Beside, SampleReader
 from millstream.reading.samples import first_sample, spec_or_objects
 from millstream.reading.stats import add_time
 from millstream.sources.array import check_ordering
 from millstream.sources.image_file import Opening
 from millstream.sources.npy import decode_npy
+from millstream.sources.record_files import by_file
 from millstream.text.errors import (
     describe_value,
     function_name,
@@ -188,7 +189,8 @@ class WebDatasetSource(SampleReader):
         self._index = index_samples(_CALLER, self._shards, names, folder_of(_CALLER, plans))
         self.blocks = np.bincount(self._index.shards, minlength=len(self._shards))
         forget(self._shards)
-        self.looks_ahead = any(map(is_remote, paths))
+        if any(map(is_remote, paths)):
+            self.looks_ahead, self.reads_samples, self.calls_users = True, False, True
         self._sample_fn = sample_fn
         self._decoders = {} if sample_fn is not None else _find_decoders(_CALLER, self._index.extensions, own)
         self.ordering: Ordering = ordering
@@ -213,6 +215,14 @@ class WebDatasetSource(SampleReader):
     def read_row(self, index: int, out: Sequence[np.ndarray], row: int, key: np.ndarray | None) -> None:
         self.sample_spec.write(_CALLER, out, row, index, self._sample(index))
 
+    def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> Beside:
+        if self.reads_samples:
+            return super().read_rows(indices, out, keys)
+        data = self._read_files(indices)  # what comes from afar is asked for by shard
+        for row, index in enumerate(indices.tolist()):
+            self.sample_spec.write(_CALLER, out, row, index, self._made(index, data[row]))
+        return None
+
     def expect(self, indices: np.ndarray | None) -> None:
         if indices is None:
             return forget(self._shards)
@@ -227,21 +237,43 @@ class WebDatasetSource(SampleReader):
         expect(self._shards, numbers, index.spans[indices].reshape(-1, 2), around)
 
     def _sample(self, index: int) -> PyTree:
-        names = self._index.extensions
-        shard = self._shards[self._index.shards[index]]
+        return self._made(index, self._read_files(np.array([index]))[0])
+
+    def _read_files(self, indices: np.ndarray) -> list[list[bytes]]:
+        """The bytes of the files of some samples, in the order of the extensions."""
+        shards, spans = self._index.shards[indices], self._index.spans[indices].tolist()
+        found: list[list[bytes]] = [[] for _ in spans]
         begun = time.perf_counter()
+        for number, rows in by_file(shards):
+            wanted = [(row, (start, size)) for row in rows.tolist() for start, size in spans[row]]
+            row = wanted[0][0]
+            try:
+                data = self._shards[number].read_ranges([span for _, span in wanted])
+                for row, _ in wanted:
+                    found[row].append(next(data))
+            except Exception as error:
+                raise self._noted(error, int(indices[row]))  # noqa: B904
+        add_time("read", begun)
+        return found
+
+    def _made(self, index: int, data: list[bytes]) -> PyTree:
+        """A sample of the bytes of its files."""
+        files = dict(zip(self._index.extensions, data, strict=True))
         try:
-            spans = [(start, size) for start, size in self._index.spans[index].tolist()]
-            files = dict(zip(names, shard.read_ranges(spans), strict=True))
-            add_time("read", begun)
             if self._sample_fn is not None:
                 return self._sample_fn(self._key(index), files)
-            where = f"{shard.name}, {self._key(index)}"
+            where = f"{self._shard(index).name}, {self._key(index)}"
             return {name: self._decoders[name](f"{where}.{name}", data) for name, data in files.items()}
         except Exception as error:
-            by = "" if self._sample_fn is None else f" and its sample_fn {function_name(self._sample_fn)}"
-            note = f"This came from {_CALLER}{by} at sample {index}, {self._key(index)!r} in {shard.name}."
-            raise noted(error, note)  # noqa: B904 (`from` would take away the error's own cause)
+            raise self._noted(error, index)  # noqa: B904 (`from` would take away the error's own cause)
+
+    def _noted(self, error: BaseException, index: int) -> BaseException:
+        by = "" if self._sample_fn is None else f" and its sample_fn {function_name(self._sample_fn)}"
+        note = f"This came from {_CALLER}{by} at sample {index}, {self._key(index)!r} in {self._shard(index).name}."
+        return noted(error, note)
+
+    def _shard(self, index: int) -> File:
+        return self._shards[self._index.shards[index]]
 
     def _key(self, index: int) -> str:
         return self._index.keys[index].decode("utf-8", "surrogateescape")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream.files.data_files import staging
+from millstream.files.data_files import is_remote, staging
 from millstream.plan.block_order import mixing
 from millstream.plan.plan import Plan
 from millstream.plan.planned import AnyPlan, PlannedSteps
@@ -129,7 +129,7 @@ class ReadAhead:
         self._stop = stop
         self._slow = not backend.lazy
         self._outlook: _Outlook | None = None
-        for_others = getattr(backend, "shares_disk", False)
+        for_others = getattr(backend, "shares_disk", False) and any(is_remote(name) for name, *_ in host.source.stamps)
         if host.source.looks_ahead and (for_others or isinstance(backend, ThreadBackend)):
             self._outlook = _Outlook(host.source, steps.again(), stop, reach, for_others)
         self._lock = threading.Lock()

@@ -40,7 +40,7 @@ class RecordFiles:
         """The records at `indices`; those of a file are asked for together."""
         found: list[bytes] = [b""] * len(indices)
         numbers = np.searchsorted(self._ends, indices, side="right")
-        for number, rows in _by_file(numbers):
+        for number, rows in by_file(numbers):
             bounds = self._bounds[number]
             local = indices[rows] - (self._ends[number] - len(bounds) + 1)
             starts, ends = bounds[local], bounds[local + 1]
@@ -73,7 +73,7 @@ class RecordFiles:
     def _spans(self, numbers: np.ndarray, firsts: np.ndarray, lasts: np.ndarray) -> np.ndarray:
         """Start and size of neighbours in files, of which those in other files are left out, (spans, 2)."""
         spans = np.empty((len(numbers), 2), np.int64)
-        for number, rows in _by_file(numbers):
+        for number, rows in by_file(numbers):
             bounds = self._bounds[number]
             begin, most = self._ends[number] - len(bounds) + 1, len(bounds) - 2
             starts = bounds[np.clip(firsts[rows] - begin, 0, most)]
@@ -94,7 +94,7 @@ class RecordFiles:
         return int(np.searchsorted(self._ends, index, side="right"))
 
 
-def _by_file(numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+def by_file(numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     """Each number of a file, and where it stands."""
     order = np.argsort(numbers, kind="stable")
     firsts = np.flatnonzero(np.diff(numbers[order], prepend=-1))
