@@ -107,6 +107,8 @@ def expect_remote(
             wide = own
         pool.expect(files, own_numbers, own, wide, options.connections)
     blocks = _new_blocks(files, numbers[kept], around[kept])
+    # Half of what was told before is still to be read. More than that would drive out what is read first.
+    blocks = blocks[: options.cache_limit // 4 // BLOCK]
     if blocks:
         units = np.array([unit for _, unit in blocks], np.int64)
         pool.expect(files, np.array([number for number, _ in blocks]), units, units, options.connections, kept=False)
