@@ -3,7 +3,8 @@
 Shards have 200 samples of 3 kB, in groups of 50; batches have 128. Opening is that of 1,000 shards, cold and with what
 is kept of an earlier start. Reading is that of 500 shards with 16 threads: in order, and shuffled in blocks of which
 128 are in flight, with room for an eighth of the data. The store is a process of its own on this machine; its counts
-are exact. Its own speed is that of 16 threads that get whole shards and do nothing with them.
+are exact. Its own speed is that of 16 threads that get whole shards and do nothing with them; by hand, they have
+pyarrow or `tarfile` make arrays of each shard, too, and copy these into one.
 
 MosaicML streaming reads the MDS shards and webdataset the tar files, shuffled, with eight worker processes each, whose
 start is part of a round. Streaming knows no http: its S3 client asks the same store, twice for each shard, and keeps
@@ -44,6 +45,7 @@ SAMPLES, GROUP, NBYTES, BATCH, THREADS = 200, 50, 3072, 128, 16
 BLOCKS = ms.Shuffle("blocks", block_size=GROUP, lanes=16, window=400)
 SHARDS = 500
 ALONE = "the store alone"
+by_hand = "{}, by hand".format
 KINDS = {"parquet": "Parquet", "arrow": "Arrow", "tar": "tar"}
 # The number of workers, and ours of the same shards. Both took longer with 2 and 4 workers. 16 were no faster in the
 # few rounds that were tried, on a busy machine.
@@ -134,15 +136,36 @@ def reading(
     return run
 
 
-def alone(store: Store, shards: int) -> Callable[[], None]:
-    """The floor: nothing but requests for whole shards."""
+def parquet_rows(body: bytes) -> np.ndarray:
+    return table_rows(pq.read_table(pa.BufferReader(body), use_threads=False))
+
+
+def arrow_rows(body: bytes) -> np.ndarray:
+    return table_rows(pa.ipc.open_file(pa.BufferReader(body)).read_all())
+
+
+def table_rows(table: pa.Table) -> np.ndarray:
+    return np.concatenate([chunk.flatten().to_numpy().reshape(-1, NBYTES) for chunk in table["x"].chunks])
+
+
+def tar_rows(body: bytes) -> np.ndarray:
+    with tarfile.open(fileobj=io.BytesIO(body)) as archive:
+        files = [archive.extractfile(member) for member in archive]
+        return np.stack([as_pixels(file.read()) for file in files if file is not None])
+
+
+ROWS: dict[str, Callable[[bytes], Any]] = {"parquet": parquet_rows, "arrow": arrow_rows, "tar": tar_rows}
+
+
+def alone(store: Store, shards: int, kind: str = "arrow", decode: Callable[[bytes], Any] = bytes) -> Callable[[], None]:
+    """The floor: nothing but requests for whole shards, and what is made of each."""
 
     def get(first: int) -> int:
         """One thread's share, over one connection."""
         connection, nbytes = http.client.HTTPConnection(store.address.removeprefix("http://")), 0
         for shard in range(first, shards, THREADS):
-            connection.request("GET", f"/arrow/{shard:05}")
-            nbytes += len(connection.getresponse().read())
+            connection.request("GET", f"/{kind}/{shard:05}")
+            nbytes += memoryview(decode(connection.getresponse().read())).nbytes
         connection.close()
         return nbytes
 
@@ -178,6 +201,11 @@ def reading_table(
         for kind, name in kinds.items()
     ]
     floor = Entry(ALONE, functools.partial(alone, store, shards), steps=shards * SAMPLES)
+    if ordering == "sequential":
+        peers = [
+            Entry(by_hand(name), functools.partial(alone, store, shards, kind, ROWS[kind]), steps=shards * SAMPLES)
+            for kind, name in kinds.items()
+        ]
     table = measured(title, "µs per sample", "Parquet", [*entries, *peers, floor], options.rounds(1))
     for kind, name in kinds.items():
         counts, median = counted[kind], table.median(name)
@@ -204,8 +232,8 @@ def measure(options: Options) -> list[Table]:
             in_order = reading_table("Reading in order", "sequential", KINDS, [], options, store)
             shuffled = reading_table("Reading, shuffled", BLOCKS, KINDS | {"mds": "MDS"}, peers, options, store)
     for name in KINDS.values():
-        text = f"reading in order, {name}: times the store alone"
-        in_order.hold(text, in_order.ratio(name, ALONE), at_most=1.3)
+        for floor in (ALONE, by_hand(name)):
+            in_order.hold(f"reading in order, {name}: times {floor}", in_order.ratio(name, floor), at_most=1.3)
     for peer, (_, name) in PEERS.items():
         text = f"reading, shuffled, {name}: times as fast as {peer.label}"
         shuffled.hold(text, shuffled.ratio(peer.label, name), at_least=2)

@@ -40,7 +40,7 @@ class _Outlook:
 
     def __init__(self, source: HostSource, steps: PlannedSteps, stop: int, reach: int, for_others: bool) -> None:
         self._source = source
-        self._block = staging if for_others else contextlib.nullcontext
+        self._fetching = staging if for_others else contextlib.nullcontext
         self._steps = steps
         self._stop = stop
         self._most, self._bounds = _OUTLOOK, None
@@ -60,7 +60,7 @@ class _Outlook:
         in_blocks, self._reach = self._reach == self._most, min(2 * self._reach, self._most)
         requests = [self._steps.request(number, False) for number in range(self._told.stop, stop)]
         if requests:
-            with self._block():
+            with self._fetching():
                 self._tell(np.concatenate([request.indices[request.real] for request in requests]), in_blocks)
         self._told = range(step, max(stop, step + 1))
 
