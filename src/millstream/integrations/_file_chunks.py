@@ -136,7 +136,7 @@ class FileChunks:
         self.regular = True
         self.is_remote = any(file.is_remote for file in files)
         self._samples = sample_ranges(self.sizes)
-        self._files = files
+        self._files, self._opened = files, [file.file for file in files]
         self._places = [(file, number) for file, of_file in enumerate(sizes) for number in range(len(of_file))]
         self._decode = decode
         self.cache_bytes = self._limit = limit
@@ -211,7 +211,7 @@ class FileChunks:
         self._cache.forget_uses()
         with self._expecting:
             self._expected.clear()
-        forget([file.file for file in self._files])
+        forget(self._opened)
 
     def fetch(self, numbers: Iterable[int]) -> None:
         """Have chunks of other machines fetched, all files at once, unless they are here or on their way."""
@@ -225,7 +225,7 @@ class FileChunks:
                     wanted += spans
                     self._expected.update([number] if spans and not is_staging() else [])
         if wanted:
-            expect([file.file for file in self._files], np.array(files), np.array(wanted, np.int64))
+            expect(self._opened, np.array(files), np.array(wanted, np.int64))
 
     def keep_nothing(self, is_here: Callable[[int], Any]) -> None:
         """Forget what was read: the caller keeps it, and says whether a chunk is there."""
