@@ -19,6 +19,7 @@ from millstream.plan.keys import Array, Key, fold, named_key, threefry2x32
 VERSION = 1
 MAX_SAMPLES = 1 << 60
 Network = Callable[[Array, Array], Array]
+_WRITTEN_OUT = 8  # rounds; 24 in a loop compile in 0.42 s instead of 0.57, and take 0.8 us a step instead of 0.5
 _NAME = f"millstream order {VERSION}"
 _BATCHES = f"millstream batch order {VERSION}"
 
@@ -50,14 +51,22 @@ def shuffled(
     rows, columns = _grid(n)
     width = positions.dtype.type(columns)
 
+    def two_rounds(number: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        left, right, round_keys = state
+        left = _add_modulo(xp, left, _scramble(right ^ round_keys[..., 2 * number]), rows)
+        right = _add_modulo(xp, right, _scramble(left ^ round_keys[..., 2 * number + 1]), columns)
+        return left, right, round_keys
+
     def network(positions: Array, round_keys: Array) -> Array:
-        left, right = (positions // width).astype(np.uint32), (positions % width).astype(np.uint32)
-        for i in range(_rounds(n)):
-            if i % 2 == 0:
-                left = _add_modulo(xp, left, _scramble(right ^ round_keys[..., i]), rows)
-            else:
-                right = _add_modulo(xp, right, _scramble(left ^ round_keys[..., i]), columns)
-        return left.astype(positions.dtype) * width + right.astype(positions.dtype)
+        state = (positions // width).astype(np.uint32), (positions % width).astype(np.uint32), round_keys
+        if xp is np or _rounds(n) <= _WRITTEN_OUT:
+            for number in range(_rounds(n) // 2):
+                state = two_rounds(number, state)
+        else:
+            from jax import lax
+
+            state = lax.fori_loop(0, _rounds(n) // 2, two_rounds, state)
+        return state[0].astype(positions.dtype) * width + state[1].astype(positions.dtype)
 
     round_keys = _round_keys(xp, key, _rounds(n))
     if which is None:
