@@ -472,6 +472,26 @@ def test_blocks_of_views_joins_and_functions_are_fetched_as_a_whole_too(server, 
         assert server.nbytes <= 1.2 * 10 * ROWS * ROW_BYTES
 
 
+def test_blocks_of_the_sources_of_a_mixture_are_fetched_as_a_whole_too(server, folder, key):
+    """Two sources in blocks of their own, one of them drawn seldom, and one that is read in sequence."""
+    ordering = ms.Shuffle("blocks", block_size=GROUP, lanes=4, window=2 * GROUP)
+
+    def made(paths):
+        parts = {
+            "much": source_of("tar", paths[:28], ordering),
+            "some": source_of("tar", paths[28:38], ordering),
+            "plain": source_of("tar", paths[38:], "sequential"),
+        }
+        return ms.views.mix(parts, {"much": 28, "some": 10, "plain": 2})
+
+    near, far = made(put_near(folder, "tar", 40)), made(put(server, "tar", 40))
+    server.start_counting()
+    steps = 40 * ROWS // 4
+    assert_trees_equal(stream_of(far, key, ms.Threads(4), steps, 4), stream_of(near, key, ms.Threads(4), steps, 4))
+    assert len(server.requests) <= 1.15 * 40 * ROWS // GROUP
+    assert server.nbytes <= 1.2 * 40 * ROWS * ROW_BYTES
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_fetched_ahead_is_bounded(server, folder, key, kind):
     cloud.configure(read_ahead=300_000, connections=4)

@@ -4,15 +4,17 @@ import contextlib
 import math
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from millstream.files.data_files import is_remote, staging
 from millstream.plan.block_order import mixing
+from millstream.plan.mixture import Mixed
 from millstream.plan.plan import Plan
 from millstream.plan.planned import AnyPlan, PlannedSteps
+from millstream.plan.selection import Selection
 from millstream.reading.executor import Backend
 from millstream.reading.host_source import HostSource
 from millstream.reading.read_config import ReadConfig
@@ -44,7 +46,7 @@ class _Outlook:
         self._steps = steps
         self._stop = stop
         self._most, self._bounds = _OUTLOOK, None
-        if source.divides_blocks and isinstance(steps.plan, Plan) and steps.plan.blocks is not None:
+        if source.divides_blocks and isinstance(steps.plan, Plan):
             self._most, self._bounds = _outlook_on_blocks(steps.plan)
         self._first_reach = self._reach = self._most if reach == _OUTLOOK else reach
         self._told = range(0)  # steps
@@ -81,12 +83,33 @@ class _Outlook:
 
 
 def _outlook_on_blocks(plan: Plan) -> tuple[int, np.ndarray | None]:
-    """How many steps to look ahead so that blocks are fetched as a whole, and where they are; None if too many."""
-    assert plan.blocks is not None and plan.selection is not None
-    rows = math.prod(plan.axes)
-    in_flight = mixing(plan.blocks, np.asarray(plan.selection.tables[0]), rows).blocks
-    steps = max(_OUTLOOK, math.ceil(2 * _USES * in_flight / rows))  # half of them are told at any time
-    return (steps, plan.block_bounds()) if steps <= _MOST_OUTLOOK else (_OUTLOOK, None)
+    """How many steps to look ahead so that blocks are fetched as a whole, and where they are; None for nowhere."""
+    rows, most, found = math.prod(plan.axes), _OUTLOOK, []
+    for own, first, share in _in_blocks(plan):
+        assert own.blocks is not None and own.selection is not None
+        in_flight = mixing(own.blocks, np.asarray(own.selection.tables[0]), rows).blocks
+        steps = math.ceil(2 * _USES * in_flight / rows / share)  # half of them are told at any time
+        bounds = own.block_bounds() if steps <= _MOST_OUTLOOK else None
+        if bounds is not None:
+            most, found = max(most, steps), [*found, bounds + first]
+    return most, np.concatenate(found) if found else None
+
+
+def _in_blocks(plan: Plan) -> Iterator[tuple[Plan, int, float]]:
+    """The plan if it is a block shuffle, or those of a mixture that are; each one's first sample, and its share."""
+    if plan.blocks is not None:
+        yield plan, 0, 1.0
+        return
+    functions = () if plan.selection is None else plan.selection.functions
+    if plan.selection is None or len(functions) != 1 or not isinstance(functions[0], Mixed):
+        return
+    mixed, table = functions[0], plan.selection.tables[0]
+    counts = mixed.counts(table, np.array([0, mixed.length - 1]))
+    shares = np.diff(counts, axis=0)[0] / mixed.length
+    for part, tables, share in zip(mixed.parts, table[1], shares.tolist(), strict=True):
+        own = Plan(part.length, "sequential", selection=Selection(part.selection.functions, tables))
+        if own.blocks is not None and share > 0:
+            yield own, part.first, share
 
 
 class ReadAhead:
