@@ -8,6 +8,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import threading
 
 import jax
 import numpy as np
@@ -20,6 +21,7 @@ from loopback import Loopback
 
 import millstream as ms
 from millstream.cli.main import main
+from millstream.integrations import cloud
 from millstream.preparation.duplicates import first_occurrences
 from millstream.sources import PreparedSource
 
@@ -319,6 +321,37 @@ def test_shards_are_read_by_their_address(folder, kind):
             map(len, numbers)
         )
         far.verify()
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("ordering", ["sequential", ms.Shuffle("blocks", lanes=4, window=20)], ids=str)
+def test_shards_by_their_address_are_fetched_ahead_each_block_once(folder, key, ordering):
+    values = [np.arange(n, n + 5000 + n % 3, dtype=np.int32) for n in range(240)]
+    made = ms.prepare(source(values), folder / "near", samples_per_shard=20)
+    server, together, asked = Loopback(), threading.Barrier(8), itertools.count()
+
+    def fault(handler):  # the first eight blocks are answered together, if they are asked for at once
+        if "bytes=0-" not in handler.headers["Range"] and next(asked) < 8:
+            together.wait(timeout=10)
+        return False
+
+    def stream_of(place, executor, fault=lambda handler: False):
+        cut = PreparedSource(place, ordering=ordering).map(lambda value: {"x": value[:5000]})
+        with ms.DataLoader([cut, ms.BatchTransform(16)], executor=executor, prefetch=1) as loader:
+            server.start_counting()  # the loader has read the first block
+            server.fault = fault
+            return [jax.device_get(pair) for pair in loader.iterate(loader.init_state(key), steps=15)]
+
+    cloud.configure(f"{server.address}/", cache_limit=0)
+    try:
+        for path in (folder / "near").iterdir():
+            server.put(f"/data/{path.name}", path.read_bytes())
+        expected, far = stream_of(folder / "near", ms.Threads(2)), f"{server.address}/data"
+        jax.tree.map(np.testing.assert_array_equal, stream_of(far, ms.Threads(2), fault), expected)
+        assert next(asked) >= 8 and len(server.requests) == len(set(server.requests))
+        assert len(server.requests) <= 12 + len(made.blocks)
+        jax.tree.map(np.testing.assert_array_equal, stream_of(far, ms.Processes(2)), expected)
     finally:
         server.close()
 

@@ -3,13 +3,14 @@
 import contextlib
 import functools
 import pathlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from millstream.files.changed import file_unreadable
-from millstream.files.data_files import File, FileStream, LocalFile, open_file
+from millstream.files.data_files import File, FileStream, LocalFile, at_once, expect, forget, is_staging, open_file
 from millstream.preparation.index import FileEntry, Index, joined
 from millstream.preparation.sample_form import Leaf
 from millstream.preparation.shard_files import arrow_schema, npy_header
@@ -30,14 +31,23 @@ class ShardFiles:
     Args:
         folder: Where they are: a path or an address.
         entries: What the index says of them.
+
+    Attributes:
+        is_remote: Whether they are on another machine.
     """
 
     def __init__(self, folder: str, entries: Sequence[FileEntry]) -> None:
         self._folder, self._entries = folder, {entry.name: entry for entry in entries}
         self._files: dict[str, File] = {}
-        if "://" not in folder:
+        self.is_remote = "://" in folder
+        if not self.is_remote:
             for entry in entries:
                 self.open(entry.name)
+
+    @property
+    def opened(self) -> list[File]:
+        """Those that were needed so far."""
+        return list(self._files.values())
 
     def open(self, name: str) -> File:
         """A file, which must have the size that the index says."""
@@ -164,9 +174,14 @@ class Blocks:
 
     def _begin(self) -> None:
         self._cache, self._maps = ChunkCache(self._limit), ChunkCache(_MAPPED)
+        # Whoever needs a block that another thread is reading waits for it. Several shards are read at a time.
+        self._locks = [threading.Lock() for _ in self._index.shards]
+        self._expecting = threading.Lock()
+        self._expected: set[int] = set()  # blocks that are on their way from another machine
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_cache", "_maps")}
+        own = ("_cache", "_maps", "_locks", "_expecting", "_expected")
+        return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -210,6 +225,38 @@ class Blocks:
         for rows, spans in self._of_blocks(indices, spans_of):
             yield (rows, spans) if len(spans) == len(leaves) else None
 
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether blocks are read as a whole, from another machine, so that they can be fetched ahead."""
+        return self.files.is_remote and self._index.kind == "arrow"
+
+    def expect(self, indices: np.ndarray | None) -> None:
+        """Prepare for these samples, which will be read in this order; None for no more."""
+        if indices is None:
+            self._cache.forget_uses()
+            with self._expecting:
+                self._expected.clear()
+            return forget(self.files.opened)
+        numbers = np.searchsorted(self._ends, indices, side="right").tolist()
+        with self._expecting:
+            new = [one for one in dict.fromkeys(numbers) if one not in self._expected and one not in self._cache]
+            if not is_staging():
+                self._cache.expect(numbers)
+                self._expected.update(new)
+        names = [self._index.shards[self._places[number][0]].files[0].name for number in new]
+        files = dict(zip(dict.fromkeys(names), at_once(self.files.open, list(dict.fromkeys(names))), strict=True))
+        if new:
+            which = {name: number for number, name in enumerate(files)}
+            spans = np.array([self._span(number) for number in new], np.int64)
+            expect(list(files.values()), np.array([which[name] for name in names]), spans)
+
+    def _span(self, number: int) -> tuple[int, int]:
+        """Where a record batch of Arrow begins in its file, and its bytes."""
+        shard_number, place = self._places[number]
+        shard = self._index.shards[shard_number]
+        start = shard.start if place == 0 else shard.ends[place - 1]
+        return start, shard.ends[place] - start
+
     def _of_blocks(
         self, indices: np.ndarray, look: Callable[[list[Column], np.ndarray], list[Any]]
     ) -> Iterator[tuple[np.ndarray, list[Any]]]:
@@ -228,18 +275,26 @@ class Blocks:
                 raise noted(error, f"This came from reading sample {indices[rows[0]]}, from {files[0].name}.")  # noqa: B904
             yield rows, values
             _check(files)  # a map shows what the file holds now
+        self._cache.advance(len(indices))
 
     def _columns(self, number: int, files: Sequence[File]) -> list[Column]:
         found = self._cache.get(number)
-        if found is None:
-            found, nbytes = self._open(number, files)
-            self._cache.put(number, found, max(nbytes, _ENTRY))
-        return found
+        if found is not None:
+            return found
+        try:
+            with self._locks[self._places[number][0]]:
+                found = self._cache.get(number)  # another thread may have read it
+                if found is None:
+                    found, nbytes = self._open(number, files)
+                    self._cache.put(number, found, max(nbytes, _ENTRY))
+                return found
+        finally:
+            with self._expecting:
+                self._expected.discard(number)
 
     def _open(self, number: int, files: Sequence[File]) -> tuple[list[Column], int]:
         """The columns of a block, and the bytes of memory that they take."""
-        shard_number, place = self._places[number]
-        shard, leaves, rows = self._index.shards[shard_number], self._index.form.leaves, int(self.sizes[number])
+        leaves, rows = self._index.form.leaves, int(self.sizes[number])
         match self._index.kind:
             case "npy":
                 return [self._npy(file, leaf, rows) for file, leaf in zip(files, leaves, strict=True)], 0
@@ -248,10 +303,9 @@ class Blocks:
             case "array_record":
                 return [_Records(_local(files[0]))], 0
             case "arrow":
-                start = shard.start if place == 0 else shard.ends[place - 1]
-                batch, nbytes = self._batch(files[0], start, shard.ends[place] - start)
+                batch, nbytes = self._batch(files[0], *self._span(number))
             case _:
-                batch, nbytes = self._row_group(files[0], place)
+                batch, nbytes = self._row_group(files[0], self._places[number][1])
         if batch.num_rows != rows:
             raise _damaged(files[0], f"a block has {batch.num_rows} rows where its index says {rows}")
         return [_column(leaf, batch.column(at)) for at, leaf in enumerate(leaves)], nbytes

@@ -60,6 +60,7 @@ class PreparedSource(HostSource):
         self.stamps = [file.stamp]  # it has the checksums of all others
         self._index = index
         self._blocks = Blocks(place, index, cache_bytes)
+        self.looks_ahead = self._blocks.looks_ahead
         self.cache_bytes = cache_bytes
         self.blocks: np.ndarray = self._blocks.sizes  # pyright: ignore[reportIncompatibleVariableOverride]
         self.ordering: Ordering = ordering
@@ -85,6 +86,10 @@ class PreparedSource(HostSource):
                 continue
             for row, *leaves in zip(rows.tolist(), *values, strict=True):
                 spec.write(_CALLER, out, row, int(indices[row]), form.sample(leaves))
+
+    def expect(self, indices: np.ndarray | None) -> None:
+        if self.looks_ahead:
+            self._blocks.expect(indices)
 
     def find_spans(self, names: Sequence[str], indices: np.ndarray) -> Iterator[FoundSpans | None]:
         form = self._index.form

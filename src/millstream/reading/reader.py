@@ -103,7 +103,8 @@ def _in_blocks(plan: Plan) -> Iterator[tuple[Plan, int, float]]:
     functions = () if plan.selection is None else plan.selection.functions
     if plan.selection is None or len(functions) != 1 or not isinstance(functions[0], Mixed):
         return
-    mixed, table = functions[0], plan.selection.tables[0]
+    mixed: Mixed = functions[0]
+    table: Any = plan.selection.tables[0]
     counts = mixed.counts(table, np.array([0, mixed.length - 1]))
     shares = np.diff(counts, axis=0)[0] / mixed.length
     for part, tables, share in zip(mixed.parts, table[1], shares.tolist(), strict=True):
