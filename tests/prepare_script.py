@@ -4,6 +4,7 @@
 children are forks of it. Nothing of JAX runs in them.
 """
 
+import contextlib
 import hashlib
 import os
 import pathlib
@@ -45,6 +46,8 @@ def forked(folder, **options):
         finally:
             sys.stderr.flush()
             os._exit(status)
+    with contextlib.suppress(ProcessLookupError):  # whoever is first: it may be killed before it has run at all
+        os.setpgid(child, child)
     return child
 
 
