@@ -356,6 +356,29 @@ def test_shards_by_their_address_are_fetched_ahead_each_block_once(folder, key, 
         server.close()
 
 
+def test_a_missing_shard_is_no_error_before_it_is_read(folder, key):
+    """What will be read is a hint: a shard that is gone ends the stream at its own samples, or these are skipped."""
+    ms.prepare(source(list(np.arange(40, dtype=np.int32))), folder / "near", format="arrow", samples_per_shard=10)
+    server = Loopback()
+    cloud.configure(f"{server.address}/", cache_limit=0)
+    try:
+        for path in (folder / "near").iterdir():
+            if path.name != "00002.arrow":
+                server.put(f"/data/{path.name}", path.read_bytes())
+        far, seen = PreparedSource(f"{server.address}/data", ordering="sequential"), []
+        with ms.DataLoader([far, ms.BatchTransform(5)], executor=ms.Threads(2), prefetch=1) as loader:
+            with pytest.raises(FileNotFoundError, match=r"00002\.arrow"):
+                for batch, _ in loader.iterate(loader.init_state(key)):
+                    seen += batch.tolist()
+        assert seen == list(range(20))
+        options = {"executor": ms.Threads(2), "on_error": "skip item"}
+        with ms.DataLoader([far, ms.BatchTransform(5)], **options) as loader:
+            pairs = [jax.device_get(pair) for pair in loader.iterate(loader.init_state(key))]
+        assert [x for batch, mask in pairs for x in batch[mask].tolist()] == [*range(20), *range(30, 40)]
+    finally:
+        server.close()
+
+
 def test_a_damaged_missing_or_shorter_shard_is_named(folder):
     made = ms.prepare(source(TEXTS * 40), folder, tokens, samples_per_shard=50)
     shard = folder / "00002.arrow"

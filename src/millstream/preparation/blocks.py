@@ -66,6 +66,17 @@ class ShardFiles:
             self._files[name] = file
         return self._files[name]
 
+    def open_all(self, names: Sequence[str]) -> dict[str, File]:
+        """Files, many at a time. Those that cannot be opened are left out: who reads them says why."""
+
+        def tried(name: str) -> File | None:
+            with contextlib.suppress(OSError, ValueError):
+                return self.open(name)
+            return None
+
+        found = zip(names, at_once(tried, names), strict=True)
+        return {name: file for name, file in found if file is not None}
+
 
 class RaggedColumn:
     """Arrays of any length or shape: their numbers in a row, and where each ends.
@@ -238,17 +249,18 @@ class Blocks:
                 self._expected.clear()
             return forget(self.files.opened)
         numbers = np.searchsorted(self._ends, indices, side="right").tolist()
+        names = {one: self._index.shards[self._places[one][0]].files[0].name for one in dict.fromkeys(numbers)}
+        files = self.files.open_all(list(dict.fromkeys(names.values())))
         with self._expecting:
-            new = [one for one in dict.fromkeys(numbers) if one not in self._expected and one not in self._cache]
+            new = [one for one, name in names.items() if name in files and one not in self._expected]
+            new = [one for one in new if one not in self._cache]
             if not is_staging():
                 self._cache.expect(numbers)
                 self._expected.update(new)
-        names = [self._index.shards[self._places[number][0]].files[0].name for number in new]
-        files = dict(zip(dict.fromkeys(names), at_once(self.files.open, list(dict.fromkeys(names))), strict=True))
         if new:
             which = {name: number for number, name in enumerate(files)}
-            spans = np.array([self._span(number) for number in new], np.int64)
-            expect(list(files.values()), np.array([which[name] for name in names]), spans)
+            spans = np.array([self._span(one) for one in new], np.int64)
+            expect(list(files.values()), np.array([which[names[one]] for one in new]), spans)
 
     def _span(self, number: int) -> tuple[int, int]:
         """Where a record batch of Arrow begins in its file, and its bytes."""
