@@ -14,7 +14,6 @@ import json
 import pathlib
 import pkgutil
 import sqlite3
-import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -481,7 +480,7 @@ INSTANCES: dict[str, Callable[[], Any]] = {
     "Metrics": lambda: ms.loops.Metrics(loss=_own),
     "MixedLoader": mixed,
     "Period": lambda: ms.at(3),
-    "PreparedSource": lambda: ms.prepare(pipelines.source(), tempfile.mkdtemp(dir=".")),
+    "PreparedSource": lambda: ms.prepare(pipelines.source(), "out"),
     "Sweep": lambda: ms.loops.Sweep((_run_of_sweep(),), "loss", "min", 4),
     "SweptRun": lambda: _run_of_sweep(),
     "TrainStream": stream,
@@ -561,7 +560,7 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "Metrics.merge": lambda f: {"other": ms.loops.Metrics(loss=_own)},
     "Metrics.update": lambda f: {"value": 1.0},
     "MixedLoader": lambda f: {"loaders": {"a": loader(), "b": loader()}},
-    "prepare": lambda f: {"source": pipelines.source(), "directory": tempfile.mkdtemp(dir=".")},
+    "prepare": lambda f: {"source": pipelines.source(), "directory": "out"},
     "phases": lambda f: {"loaders": {0: loader(), 2: loader()}},
     "MixedLoader.iterate": lambda f: {"state": _state(mixed())},
     "IterableSource": lambda f: {"iterable": [{"x": np.float32(1)}] * 4},

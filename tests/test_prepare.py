@@ -177,6 +177,13 @@ except RuntimeError as error:
     assert "no such token" in str(error) and "This came from prepare(<lambda>) at sample" in str(error), error
 assert ray.is_initialized()  # which was there before
 ray.shutdown()
+for address in ["nowhere", "\\0", "foo://bar"]:
+    try:
+        ms.prepare(prepare_script.SOURCE, folder + "/wrong", prepare_script.tokens, ray=address)
+    except ValueError as error:
+        assert f"prepare needs ray to be the address of a cluster" in str(error) and repr(address) in str(error), error
+    else:
+        raise AssertionError(address)
 ms.prepare(prepare_script.SOURCE, folder + "/here", prepare_script.tokens, **prepare_script.OPTIONS)
 assert prepare_script.contents(folder + "/ray") == prepare_script.contents(folder + "/here")
 """

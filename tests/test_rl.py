@@ -277,8 +277,10 @@ def test_bad_arguments():
         GymnaxSource(ENV, None, policy_state_template=TEMPLATE, policy_fn=walk)  # pyright: ignore[reportArgumentType]
     with refuses(TypeError, "GymnaxSource needs policy_step_fn to be a function", "3 (int)"):
         GymnaxSource(ENV, None, 3)  # pyright: ignore[reportArgumentType]
-    with refuses(TypeError, "GymnaxSource needs a policy state made of arrays", "policy_state['f']"):
+    with refuses(TypeError, "GymnaxSource needs a policy state made of arrays", "policy_state_template['f']"):
         GymnaxSource(ENV, None, walk, {"f": walk})
+    with refuses(TypeError, "GymnaxSource needs a policy state made of arrays", "policy_params[1]: 'a' (str)"):
+        GymnaxSource(ENV, None, policy_fn=walk, policy_params=(1, "a"))  # pyright: ignore[reportArgumentType]
     with refuses(ValueError, "GymnaxSource needs num_envs to be an int of at least 1"):
         GymnaxSource(ENV, None, walk, TEMPLATE, num_envs=0)
     with refuses(ValueError, "GymnaxSource needs steps_per_epoch to be an int of at least 1"):

@@ -83,14 +83,14 @@ def _structure(tree: PyTree) -> dict[str, str]:
     return {"policy_state": f"a tree of {jax.tree.structure(tree)}"}
 
 
-def as_arrays(caller: str, policy_state: PyTree) -> PyTree:
-    """The policy state with every leaf an array; refuses leaves that are not."""
+def as_arrays(caller: str, policy_state: PyTree, name: str = "policy_state") -> PyTree:
+    """The policy state with every leaf an array; refuses leaves that are not, by the name it was given under."""
 
     def as_array(path: Any, leaf: Any) -> jax.Array:
         array = strong_or_none(leaf)
         if array is None:
             raise TypeError(
-                f"{caller} needs a policy state made of arrays. Got {_name(path)}: {describe_value(leaf)}. "
+                f"{caller} needs a policy state made of arrays. Got {name}{jax.tree_util.keystr(path)}: {describe_value(leaf)}. "
                 "Keep functions and settings outside it, in the policy function itself."
             )
         return array
@@ -146,8 +146,4 @@ def _is_acting(node: Any) -> bool:
 
 def _leaves(tree: PyTree) -> Iterator[tuple[str, Any]]:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        yield _name(path), leaf
-
-
-def _name(path: Any) -> str:
-    return f"policy_state{jax.tree_util.keystr(path)}"
+        yield f"policy_state{jax.tree_util.keystr(path)}", leaf

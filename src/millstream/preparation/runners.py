@@ -13,7 +13,8 @@ from millstream.plan.planned import Request
 from millstream.preparation.shards import RangeMaker
 from millstream.reading.executor import Executor
 from millstream.reading.slots import Layout
-from millstream.text.errors import needs, noted
+from millstream.text.errors import describe_value, needs, noted
+
 
 _WAITING = 2  # tasks for each core of a cluster: one that runs, and one that is next
 
@@ -57,6 +58,11 @@ def made_by_ray(maker: RangeMaker, numbers: Sequence[int], address: str) -> Gene
         except ConnectionError as error:
             note = "prepare(ray=...) needs the address of a Ray cluster that runs; 'local' starts one on this machine."
             raise noted(error, note)  # noqa: B904
+        except (ValueError, RuntimeError) as error:  # RuntimeError: an address whose scheme Ray has no module for
+            raise ValueError(
+                "prepare needs ray to be the address of a cluster as ray.init takes it, such as 'auto', 'local' or "
+                f"'ray://head:10001'. Got {describe_value(address)}."
+            ) from error
     tasks: dict[Any, int] = {}
     waiting = collections.deque(numbers)
     try:

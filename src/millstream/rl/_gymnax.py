@@ -113,7 +113,7 @@ class GymnaxSource:
             raise ValueError("GymnaxSource takes a policy_state_template with policy_step_fn; policy_fn has params.")
         name = "policy_step_fn" if self.policy_fn is None else "policy_fn"
         require_callable("GymnaxSource", name, getattr(self, name))
-        as_arrays("GymnaxSource", self._template)
+        as_arrays("GymnaxSource", self._template, "policy_state_template" if self.policy_fn is None else "policy_params")
         for name in ("policy_state_template", "policy_params"):  # their owner may put other arrays into a dict of them
             object.__setattr__(self, name, jax.tree.map(lambda leaf: leaf, getattr(self, name)))
         require_int("GymnaxSource", "steps_per_epoch", self.steps_per_epoch, least=1)
