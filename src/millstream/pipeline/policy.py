@@ -89,8 +89,9 @@ def as_arrays(caller: str, policy_state: PyTree, name: str = "policy_state") -> 
     def as_array(path: Any, leaf: Any) -> jax.Array:
         array = strong_or_none(leaf)
         if array is None:
+            found = f"{name}{jax.tree_util.keystr(path)}: {describe_value(leaf)}"
             raise TypeError(
-                f"{caller} needs a policy state made of arrays. Got {name}{jax.tree_util.keystr(path)}: {describe_value(leaf)}. "
+                f"{caller} needs a policy state made of arrays. Got {found}. "
                 "Keep functions and settings outside it, in the policy function itself."
             )
         return array

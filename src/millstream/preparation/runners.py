@@ -15,7 +15,6 @@ from millstream.reading.executor import Executor
 from millstream.reading.slots import Layout
 from millstream.text.errors import describe_value, needs, noted
 
-
 _WAITING = 2  # tasks for each core of a cluster: one that runs, and one that is next
 
 

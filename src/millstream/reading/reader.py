@@ -174,7 +174,9 @@ class ReadAhead:
                 job = backend.prepare(self.steps.request(step, self._keyed))
             for waiting in pending.values():
                 self.stats.ready += backend.is_done(waiting)
-        filled = self._count(job.request, backend.collect(job))
+        filled = backend.collect(job)
+        filled.request = job.request
+        count_batch(self.stats, filled)
         if backend.lazy:
             with self._lock:
                 was_slow, self._slow = self._slow, filled.seconds > _SLOW_SECONDS
@@ -193,7 +195,10 @@ class ReadAhead:
                     self._pending[step] = self._backend.start(self.steps.request(step, self._keyed))
             job = self._backend.first_of([self._pending[step] for step in begun])
             self._pending.pop(job.request.step, None)  # closing may have cleared it
-        return job.request.step, self._count(job.request, self._backend.collect(job))
+        filled = self._backend.collect(job)
+        filled.request = job.request
+        count_batch(self.stats, filled)
+        return job.request.step, filled
 
     @property
     def closed(self) -> bool:
@@ -213,11 +218,6 @@ class ReadAhead:
         for number in range(first, stop):
             if number not in pending:
                 pending[number] = self._backend.start(self.steps.request(number, self._keyed))
-
-    def _count(self, request: Any, filled: ReadBatch) -> ReadBatch:
-        filled.request = request
-        count_batch(self.stats, filled)
-        return filled
 
 
 def count_batch(stats: LoaderStats, filled: ReadBatch) -> None:

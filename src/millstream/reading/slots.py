@@ -7,6 +7,7 @@ Nothing ever waits for that: where no slot is free there will be one more, or, p
 
 import collections
 import dataclasses
+import functools
 import gc
 import math
 import mmap
@@ -49,7 +50,7 @@ class Layout:
         """The layout of a batch of this bucket: `layout.of(request.bucket)`."""
         return self.others[bucket - 1] if bucket else self
 
-    @property
+    @functools.cached_property
     def rows(self) -> int:
         """Samples in a batch."""
         return math.prod(self.axes)
@@ -67,7 +68,7 @@ class Layout:
         """Such arrays with the axes of a batch in front."""
         return [leaf.reshape((*self.axes, *leaf.shape[1:])) for leaf in leaves]
 
-    @property
+    @functools.cached_property
     def places(self) -> list[tuple[int, int]]:
         """The first byte and the number of bytes of each leaf; every leaf is aligned for JAX."""
         start, places = 0, []
@@ -184,17 +185,17 @@ class Slots:
 
     def lend(self, slot: Slot, bucket: int) -> list[np.ndarray]:
         """The arrays of a slot, which is free again when the last of them, and of JAX's arrays over them, is gone."""
-        leaves = self.layout.of(bucket).with_axes(slot.leaves(bucket)[: self._n_leaves])
-        if not self._has_another():
+        leaves = slot.leaves(bucket)[: self._n_leaves]
+        if self._has_another():
+            owner = _Owner()
+            weakref.finalize(owner, self._free.append, slot).atexit = False
+            self._owners.add(owner)
+            # The interface of arrays has no word for bfloat16 and its like, which come through it as raw bytes.
+            leaves = [np.asarray(_Leaf(owner, leaf)).view(leaf.dtype) for leaf in leaves]
+        else:
             leaves = [leaf.copy() for leaf in leaves]
             self.give_back(slot)
-            return leaves
-        owner = _Owner()
-        weakref.finalize(owner, self._free.append, slot).atexit = False
-        self._owners.add(owner)
-        arrays = [np.asarray(_Leaf(owner, leaf)) for leaf in leaves]
-        # The interface of arrays has no word for bfloat16 and its like, which come through it as raw bytes.
-        return [array.view(leaf.dtype) for array, leaf in zip(arrays, leaves, strict=True)]
+        return self.layout.of(bucket).with_axes(leaves)
 
     def _has_another(self) -> bool:
         """Whether there is another slot to read into, or can be."""

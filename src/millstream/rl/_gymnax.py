@@ -111,9 +111,10 @@ class GymnaxSource:
             raise ValueError("GymnaxSource takes policy_params with policy_fn; policy_step_fn has a template.")
         if self.policy_fn is not None and self.policy_state_template is not None:
             raise ValueError("GymnaxSource takes a policy_state_template with policy_step_fn; policy_fn has params.")
-        name = "policy_step_fn" if self.policy_fn is None else "policy_fn"
+        memoryless = self.policy_fn is not None
+        name = "policy_fn" if memoryless else "policy_step_fn"
         require_callable("GymnaxSource", name, getattr(self, name))
-        as_arrays("GymnaxSource", self._template, "policy_state_template" if self.policy_fn is None else "policy_params")
+        as_arrays("GymnaxSource", self._template, "policy_params" if memoryless else "policy_state_template")
         for name in ("policy_state_template", "policy_params"):  # their owner may put other arrays into a dict of them
             object.__setattr__(self, name, jax.tree.map(lambda leaf: leaf, getattr(self, name)))
         require_int("GymnaxSource", "steps_per_epoch", self.steps_per_epoch, least=1)

@@ -1,5 +1,6 @@
 """Frames over a socket pair: a kind, a length and bytes. The other end's death reads as the end of the file."""
 
+import collections
 import contextlib
 import select
 import socket
@@ -19,6 +20,7 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._buffer = bytearray()
+        self._frames: collections.deque[tuple[int, bytes]] = collections.deque()  # received, and not asked for yet
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -29,28 +31,27 @@ class Channel:
 
     def receive(self) -> tuple[int, bytes] | None:
         """The next frame, waiting for it; None at the end."""
-        while True:
-            frame = self._next_frame()
-            if frame is not None:
-                return frame
+        while not self._frames:
             if not self._read_more():
                 return None
+        return self._frames.popleft()
 
     def receive_all(self) -> tuple[list[tuple[int, bytes]], bool]:
         """All frames that are there, after the socket was found readable, and whether the other end is gone.
 
         It raises a ValueError if what came is not a frame.
         """
-        there, frames = self._read_more(), []
-        while len(self._buffer) >= _HEADER.size and (frame := self._next_frame()) is not None:
-            frames.append(frame)
+        there = self._read_more()
+        frames = [*self._frames]
+        self._frames.clear()
         return frames, not there
 
     def receive_ready(self) -> list[tuple[int, bytes]]:
         """The frames that are there already, without waiting for one."""
-        frames = []
-        while (frame := self._next_frame()) is not None or (self._is_readable() and self._read_more()):
-            frames += [] if frame is None else [frame]
+        while self._is_readable() and self._read_more():
+            pass
+        frames = [*self._frames]
+        self._frames.clear()
         return frames
 
     def _is_readable(self) -> bool:
@@ -65,22 +66,22 @@ class Channel:
         self._sock.close()
 
     def _read_more(self) -> bool:
+        """Take in what has come, waiting for it; whether the other end is there."""
         try:
             data = self._sock.recv(1 << 16)
         except ConnectionError:
             return False
-        self._buffer += data
+        buffer = self._buffer
+        buffer += data
+        while len(buffer) >= _HEADER.size:
+            kind, length = _HEADER.unpack_from(buffer)
+            if length > MAX_FRAME:
+                raise ValueError(
+                    f"a frame of {length:,} bytes came from the other end; at most {MAX_FRAME:,} are allowed"
+                )
+            end = _HEADER.size + length
+            if len(buffer) < end:
+                break
+            self._frames.append((kind, bytes(buffer[_HEADER.size : end])))
+            del buffer[:end]
         return bool(data)
-
-    def _next_frame(self) -> tuple[int, bytes] | None:
-        if len(self._buffer) < _HEADER.size:
-            return None
-        kind, length = _HEADER.unpack_from(self._buffer)
-        if length > MAX_FRAME:
-            raise ValueError(f"a frame of {length:,} bytes came from the other end; at most {MAX_FRAME:,} are allowed")
-        end = _HEADER.size + length
-        if len(self._buffer) < end:
-            return None
-        payload = bytes(self._buffer[_HEADER.size : end])
-        del self._buffer[:end]
-        return kind, payload

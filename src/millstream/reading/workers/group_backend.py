@@ -130,7 +130,7 @@ class GroupBackend(Generic[J]):
     @property
     def closed(self) -> bool:
         """Whether it has ended, or belongs to the process that this one was forked from."""
-        return self._group.ended or self._is_fork
+        return self._group.ended or os.getpid() != self._process_id
 
     @property
     def nbytes(self) -> int:
@@ -188,17 +188,13 @@ class GroupBackend(Generic[J]):
         """End the workers; closing twice does no harm. Batches that were handed out stay valid."""
         group = self._group
         group.ended = True  # a thread that waits sees it and releases the lock
-        with contextlib.nullcontext() if self._is_fork else self._lock:
+        with self._lock if os.getpid() == self._process_id else contextlib.nullcontext():
             group.end(group.reason)
-
-    @property
-    def _is_fork(self) -> bool:
-        return os.getpid() != self._process_id
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[Group[J]]:
         """A block for one thread at a time. If an interrupt cuts it short, nothing is relied on any more."""
-        if self._is_fork:
+        if os.getpid() != self._process_id:
             raise RuntimeError(
                 "This stream's workers belong to the process that started them, and this one was forked from it. "
                 "Call loader.iterate(...) here, in the new process."
