@@ -4,9 +4,11 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
+from futures_executor import Futures, FuturesBackend
 
 import millstream as ms
 from millstream.reading.interrupts import Interrupts
@@ -133,3 +135,42 @@ def test_a_block_in_another_thread_leaves_signals_alone(key):
     thread.start()
     thread.join()
     assert handlers == [signal.default_int_handler, 3]
+
+
+class Collected:
+    """Ctrl-C comes while Python collects this, which prints the interrupt and forgets it."""
+
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+
+class LosingBackend(FuturesBackend):
+    def collect(self, job):
+        Collected()
+        return super().collect(job)
+
+
+class Losing(Futures):
+    def open(self, source, layout, ahead, tolerant):
+        return LosingBackend(source, layout, self.workers, tolerant)
+
+
+def slow(value):
+    time.sleep(1e-3)
+    return True
+
+
+LONG_CALLS = {
+    "prepare": lambda folder: ms.prepare(
+        ms.DatasetSource(range(100)), folder, lambda n: n if n != 50 or Collected() else None, samples_per_shard=10
+    ),
+    "select": lambda folder: ms.views.select(ms.DatasetSource(range(2000)), slow, executor=Losing(2)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("call", LONG_CALLS)
+def test_an_interrupt_that_python_forgets_ends_a_long_call(tmp_path, call):
+    with pytest.raises(KeyboardInterrupt):
+        LONG_CALLS[call](tmp_path / "out")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

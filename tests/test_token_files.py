@@ -7,6 +7,7 @@ import os
 import pathlib
 import pickle
 import struct
+import threading
 import tokenize
 from typing import Any
 
@@ -234,6 +235,55 @@ def test_files_behind_an_address(corpus, monkeypatch):
         crop = ms.views.windows(source.tokens, 20, stride=1).read(np.array([7, 100]))["tokens"]
         assert crop.tolist() == [flat[7:27].tolist(), flat[100:120].tolist()]
         assert documents_of(TokenFileSource(f"{server.address}/m.idx")) == [[1, 2, 3], [4]]
+    finally:
+        server.close()
+
+
+VIEWS = {
+    "documents": lambda source: source,
+    "windows": lambda source: ms.views.windows(source.tokens, 100, stride=100),
+    "spread windows": lambda source: ms.views.windows(source.tokens, 50, stride=100, step=2),
+    "packed": lambda source: ms.views.pack(source, 300, rule="concat"),
+}
+
+
+ORDERINGS = ["sequential", "shuffle", ms.Shuffle("blocks", lanes=2, window=30, block_size=30)]
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS, ids=str)
+@pytest.mark.parametrize("view", VIEWS)
+def test_tokens_behind_an_address_are_fetched_ahead(folder, key, monkeypatch, view, ordering):
+    monkeypatch.setattr(remote_options, "_configured", {})
+    server, together, asked = Loopback(), threading.Barrier(4), itertools.count()
+    cloud.configure(f"{server.address}/", cache_limit=0)
+
+    def fault(handler):  # four of what is read is answered together: one thread would wait for ever
+        if handler.headers["Range"] != "bytes=0-16383" and next(asked) < 4:
+            together.wait(timeout=10)
+        return False
+
+    def stream_of(place, executor, fault=lambda handler: False):
+        paths = [f"{place}/{number}.bin" for number in range(6)]
+        source = TokenFileSource(paths, np.uint16, end_token=END, plans=folder / "plans", ordering=ordering)
+        whole = VIEWS[view](source)
+        pipeline = [whole.map(lambda row: {"x": row["tokens"][:50]}), ms.BatchTransform(20)]
+        with ms.DataLoader(pipeline, executor=executor, prefetch=1) as loader:
+            server.start_counting()
+            server.fault = fault
+            found = [jax.device_get(pair) for pair in loader.iterate(loader.init_state(key))]
+        return found, len(server.requests), server.nbytes
+
+    try:
+        for number in range(6):
+            tokens = np.arange(number, number + 12_000, dtype=np.uint16) % 7 + 1
+            tokens[99::100] = END
+            tokens.tofile(folder / f"{number}.bin")
+            server.put(f"/{number}.bin", tokens.tobytes())
+        near, _, _ = stream_of(folder, ms.Threads(2))
+        far, requests, nbytes = stream_of(server.address, ms.Threads(2), fault)
+        assert_trees_equal(far, near)
+        assert next(asked) > 4 and requests <= 12 and nbytes <= 1.1 * 6 * 24_000
+        assert_trees_equal(stream_of(server.address, ms.Processes(2))[0], near)
     finally:
         server.close()
 

@@ -321,10 +321,11 @@ def expect(files: Sequence[File], numbers: np.ndarray, spans: np.ndarray, around
         around: For each, the span of the same file around it that will be read soon, and is fetched as one.
     """
     remote = [number for number in np.unique(numbers).tolist() if not isinstance(files[number], LocalFile)]
-    if remote:
+    chosen = np.isin(numbers, remote) & (spans[:, 1] > 0)
+    if chosen.any():
         from millstream.files.remote_file import expect_remote
 
-        chosen, around = np.isin(numbers, remote), spans if around is None else around
+        around = spans if around is None else around
         far: Any = files
         expect_remote(far, numbers[chosen], spans[chosen], around[chosen], in_memory=not is_staging())
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from millstream.files.changed import file_unreadable
 from millstream.files.data_files import File, FileStream, LocalFile, at_once, expect, forget, is_staging, open_file
-from millstream.preparation.index import FileEntry, Index, joined
+from millstream.preparation.index import FileEntry, Index, Shard, joined
 from millstream.preparation.sample_form import Leaf
 from millstream.preparation.shard_files import arrow_schema, npy_header
 from millstream.reading.chunk_cache import ChunkCache
@@ -23,6 +23,8 @@ from millstream.text.errors import noted
 _CALLER = "PreparedSource"
 _MAPPED = 256  # files: NumPy's maps need a descriptor as long as they are there, and 1,024 is a usual limit
 _ENTRY = 1 << 14  # bytes of a block that is mapped, besides its data
+_DIVIDED = ("npy", "megatron")  # kinds whose samples are read without the rest of their block
+_EXPECTED = 512  # samples whose first leaf is asked for before the next one
 
 
 class ShardFiles:
@@ -188,10 +190,10 @@ class Blocks:
         # Whoever needs a block that another thread is reading waits for it. Several shards are read at a time.
         self._locks = [threading.Lock() for _ in self._index.shards]
         self._expecting = threading.Lock()
-        self._expected: set[int] = set()  # blocks that are on their way from another machine
+        self._expected: set[int | str] = set()  # blocks, and files whose footers, are on their way from another machine
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_cache", "_maps", "_locks", "_expecting", "_expected")
+        own = ("_cache", "_maps", "_locks", "_expecting", "_expected", "_token_places")
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -238,32 +240,86 @@ class Blocks:
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether blocks are read as a whole, from another machine, so that they can be fetched ahead."""
-        return self.files.is_remote and self._index.kind == "arrow"
+        """Whether samples are read from another machine in parts that are known before."""
+        known = self.divided or all(shard.ends for shard in self._index.shards)
+        return self.files.is_remote and known
 
-    def expect(self, indices: np.ndarray | None) -> None:
-        """Prepare for these samples, which will be read in this order; None for no more."""
+    @property
+    def divided(self) -> bool:
+        """Whether samples are read without the rest of their block."""
+        return self._index.kind in _DIVIDED
+
+    def expect(self, indices: np.ndarray | None, bounds: np.ndarray | None = None) -> None:
+        """Prepare for these samples, which will be read in this order; None for no more.
+
+        Args:
+            indices: Which samples.
+            bounds: The first and the last sample around each that are read soon with all between them.
+        """
         if indices is None:
             self._cache.forget_uses()
             with self._expecting:
                 self._expected.clear()
             return forget(self.files.opened)
-        numbers = np.searchsorted(self._ends, indices, side="right").tolist()
-        names = {one: self._index.shards[self._places[one][0]].files[0].name for one in dict.fromkeys(numbers)}
-        files = self.files.open_all(list(dict.fromkeys(names.values())))
+        numbers = np.searchsorted(self._ends, indices, side="right")
+        names = {one: self._names(one) for one in dict.fromkeys(numbers.tolist())}
+        files = self.files.open_all(list(dict.fromkeys(name for own in names.values() for name in own)))
+        names = {one: own for one, own in names.items() if all(name in files for name in own)}
+        places = {name: place for place, name in enumerate(files)}
+        opened, found = list(files.values()), np.isin(numbers, list(names))
+        if not self.divided:
+            parts = [(places[name], *span) for name, span in self._new_parts(numbers.tolist(), names)]
+            which, *spans = np.array(parts, np.int64).reshape(-1, 3).T
+            return expect(opened, which, np.stack(spans, axis=1))
+        for some in np.array_split(np.flatnonzero(found), max(1, len(indices) // _EXPECTED)):
+            for leaf in range(len(self._index.form.leaves)):
+                which = np.array([places[names[one][leaf]] for one in numbers[some].tolist()], np.int64)
+                spans = self._sample_spans(leaf, numbers[some], indices[some], indices[some])
+                around = None if bounds is None else self._sample_spans(leaf, numbers[some], *bounds[some].T)
+                expect(opened, which, spans, around)
+
+    def _names(self, number: int) -> list[str]:
+        """The files that a block is read from: Megatron's own index is for others."""
+        return [
+            entry.name for entry in self._index.shards[self._places[number][0]].files[: len(self._index.form.leaves)]
+        ]
+
+    def _new_parts(self, numbers: list[int], names: dict[int, list[str]]) -> list[tuple[str, tuple[int, int]]]:
+        """Note the blocks that samples will be read from; what has to be fetched for them, and of which file."""
+        parts = []
         with self._expecting:
-            new = [one for one, name in names.items() if name in files and one not in self._expected]
-            new = [one for one in new if one not in self._cache]
+            noted: set[int | str] = set() if is_staging() else self._expected
+            for one in names:
+                [name], shard = names[one], self._index.shards[self._places[one][0]]
+                if one in self._cache or one in noted:
+                    continue
+                if self._index.kind == "parquet" and name not in self._maps and name not in noted:
+                    parts.append((name, _footer_span(shard)))
+                    noted.add(name)
+                parts.append((name, self._span(one)))
+                noted.add(one)
             if not is_staging():
                 self._cache.expect(numbers)
-                self._expected.update(new)
-        if new:
-            which = {name: number for number, name in enumerate(files)}
-            spans = np.array([self._span(one) for one in new], np.int64)
-            expect(list(files.values()), np.array([which[names[one]] for one in new]), spans)
+        return parts
+
+    def _sample_spans(self, leaf: int, numbers: np.ndarray, firsts: np.ndarray, lasts: np.ndarray) -> np.ndarray:
+        """Start and size, in the files of a leaf, of neighbours in blocks, without those in others, (spans, 2)."""
+        begins, ends = self._ends[numbers] - self.sizes[numbers], self._ends[numbers]
+        firsts, stops, own = np.maximum(firsts, begins), np.minimum(lasts + 1, ends), self._index.form.leaves[leaf]
+        if self._index.kind == "npy":
+            size = int(np.prod(own.shape or (), dtype=np.int64)) * own.dtype.itemsize
+            return np.stack([len(npy_header(own, 0)) + (firsts - begins) * size, (stops - firsts) * size], axis=1)
+        places = self._token_places * own.dtype.itemsize
+        return np.stack([places[firsts] - places[begins], places[stops] - places[firsts]], axis=1)
+
+    @functools.cached_property
+    def _token_places(self) -> np.ndarray:
+        """How many tokens come before each document, and how many there are in all."""
+        [lengths] = self.lengths.values()
+        return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
     def _span(self, number: int) -> tuple[int, int]:
-        """Where a record batch of Arrow begins in its file, and its bytes."""
+        """Where a record batch of Arrow or a row group of Parquet begins in its file, and its bytes."""
         shard_number, place = self._places[number]
         shard = self._index.shards[shard_number]
         start = shard.start if place == 0 else shard.ends[place - 1]
@@ -277,8 +333,7 @@ class Blocks:
         for number in np.unique(numbers).tolist():
             rows = np.flatnonzero(numbers == number)
             inside = indices[rows] - (self._ends[number] - self.sizes[number])
-            shard = self._index.shards[self._places[number][0]]
-            files = [self.files.open(entry.name) for entry in shard.files]
+            files = [self.files.open(name) for name in self._names(number)]
             _check(files)
             try:
                 values = look(self._columns(number, files), inside)
@@ -317,7 +372,7 @@ class Blocks:
             case "arrow":
                 batch, nbytes = self._batch(files[0], *self._span(number))
             case _:
-                batch, nbytes = self._row_group(files[0], self._places[number][1])
+                batch, nbytes = self._row_group(files[0], number)
         if batch.num_rows != rows:
             raise _damaged(files[0], f"a block has {batch.num_rows} rows where its index says {rows}")
         return [_column(leaf, batch.column(at)) for at, leaf in enumerate(leaves)], nbytes
@@ -339,16 +394,37 @@ class Blocks:
             batch.validate(full=True)  # places in a damaged file could lead anywhere
             return batch, nbytes
 
-    def _row_group(self, file: File, place: int) -> tuple[Any, int]:
+    def _row_group(self, file: File, number: int) -> tuple[Any, int]:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        shard_number, place = self._places[number]
         with _sound(file):
-            with pa.OSFile(str(file.path)) if isinstance(file, LocalFile) else FileStream(file) as stream:
-                table = pq.ParquetFile(stream, page_checksum_verification=True).read_row_group(place, use_threads=False)
+            footer, held = None, []
+            if not isinstance(file, LocalFile) and self.looks_ahead:
+                footer = self._footer(file, self._index.shards[shard_number])
+                start, size = self._span(number)
+                held = [(start, file.read_at(start, size))]
+            with pa.OSFile(str(file.path)) if isinstance(file, LocalFile) else FileStream(file, held) as stream:
+                reader = pq.ParquetFile(stream, metadata=footer, page_checksum_verification=True)
+                table = reader.read_row_group(place, use_threads=False)
             batch = table.combine_chunks().to_batches()[0]
             batch.validate(full=True)
             return batch, batch.nbytes
+
+    def _footer(self, file: File, shard: Shard) -> Any:
+        """What a Parquet file says of itself, behind its last row group."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        name = shard.files[0].name
+        footer = self._maps.get(name)
+        if footer is None:
+            footer = pq.read_metadata(pa.BufferReader(b"PAR1" + file.read_at(*_footer_span(shard))))
+            self._maps.put(name, footer, 1)
+            with self._expecting:
+                self._expected.discard(name)
+        return footer
 
     def _npy(self, file: File, leaf: Leaf, rows: int) -> _Rows:
         whole = self._maps.get(file.name)
@@ -359,13 +435,18 @@ class Blocks:
 
     def _tokens(self, file: File, leaf: Leaf, number: int) -> RaggedColumn:
         last = int(self._ends[number])
-        lengths = self.lengths[leaf.name][last - int(self.sizes[number]) : last]
-        ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        places = self._token_places[last - int(self.sizes[number]) : last + 1]
+        ends = places - places[0]
         if int(ends[-1]) * leaf.dtype.itemsize != file.size:
             raise _damaged(file, f"its documents have {ends[-1]} tokens, and it has {file.size} bytes")
         if not file.size:
             return RaggedColumn(np.zeros(0, leaf.dtype), ends)
         return RaggedColumn(map_rows(file, leaf.dtype, (int(ends[-1]),), 0), ends)
+
+
+def _footer_span(shard: Shard) -> tuple[int, int]:
+    """Where the footer of a Parquet file begins, and its bytes."""
+    return shard.ends[-1], shard.files[0].bytes - shard.ends[-1]
 
 
 def _check(files: Sequence[File]) -> None:

@@ -60,7 +60,7 @@ class PreparedSource(HostSource):
         self.stamps = [file.stamp]  # it has the checksums of all others
         self._index = index
         self._blocks = Blocks(place, index, cache_bytes)
-        self.looks_ahead = self._blocks.looks_ahead
+        self.looks_ahead, self.divides_blocks = self._blocks.looks_ahead, self._blocks.divided
         self.cache_bytes = cache_bytes
         self.blocks: np.ndarray = self._blocks.sizes  # pyright: ignore[reportIncompatibleVariableOverride]
         self.ordering: Ordering = ordering
@@ -90,6 +90,10 @@ class PreparedSource(HostSource):
     def expect(self, indices: np.ndarray | None) -> None:
         if self.looks_ahead:
             self._blocks.expect(indices)
+
+    def expect_blocks(self, indices: np.ndarray, bounds: np.ndarray) -> None:
+        if self.looks_ahead:
+            self._blocks.expect(indices, bounds)
 
     def find_spans(self, names: Sequence[str], indices: np.ndarray) -> Iterator[FoundSpans | None]:
         form = self._index.form

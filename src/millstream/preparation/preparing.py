@@ -29,6 +29,7 @@ from millstream.reading.contracts import IndexedSource, PyTree
 from millstream.reading.executor import Executor, require_executor
 from millstream.reading.fingerprint import identity
 from millstream.reading.host_source import as_host_source
+from millstream.reading.interrupts import interruptible
 from millstream.reading.made_of import seen_value
 from millstream.reading.view import View
 from millstream.text.bar_line import ProgressLine
@@ -253,8 +254,10 @@ class _Job:
             return
         bar = _Bar(what, len(numbers), len(numbers) - len(missing))
         try:
-            with contextlib.closing(self._made(maker, missing)) as made:  # which ends its workers
+            # Closing it ends its workers.
+            with interruptible() as check_interrupt, contextlib.closing(self._made(maker, missing)) as made:
                 for _, samples in made:
+                    check_interrupt()
                     bar.show(samples)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):

@@ -19,7 +19,7 @@ from millstream.text.errors import needs
 FORMATS = ("arrow", "npy", "parquet", "megatron", "array_record")
 _BLOCK = 1 << 20  # bytes of a record batch or row group: what reading a sample from another machine fetches
 _BLOCK_ROWS = 1 << 16
-_MAGIC = 8  # bytes of an Arrow IPC file before its schema
+_MAGIC, _PARQUET_MAGIC = 8, 4  # bytes of an Arrow IPC file before its schema, of a Parquet file before its data
 _MEGATRON_CODES = {"|u1": 1, "|i1": 2, "<i2": 3, "<i4": 4, "<i8": 5, "<u2": 8}
 
 
@@ -119,6 +119,7 @@ class _TableWriter:
         self.ends: list[int] = []
         self._kind, self._file = kind, file
         self._schema, self._leaves = arrow_schema(form.leaves), form.leaves
+        self._footers: list[Any] = []
         if kind == "arrow":
             import pyarrow as pa
 
@@ -126,8 +127,9 @@ class _TableWriter:
         else:
             import pyarrow.parquet as pq
 
-            self._writer = pq.ParquetWriter(file, self._schema, write_page_checksum=True)
-        self.start = _MAGIC + self._schema.serialize().size if kind == "arrow" else 0
+            options = {"write_page_checksum": True, "metadata_collector": self._footers}
+            self._writer = pq.ParquetWriter(file, self._schema, **options)
+        self.start = _MAGIC + self._schema.serialize().size if kind == "arrow" else _PARQUET_MAGIC
         self._begin()
 
     def _begin(self) -> None:
@@ -157,6 +159,15 @@ class _TableWriter:
         if self._count:
             self._write()
         self._writer.close()
+        for footer in self._footers:
+            self.ends += [_group_end(footer.row_group(number)) for number in range(footer.num_row_groups)]
+
+
+def _group_end(group: Any) -> int:
+    """Where the last column of a row group ends."""
+    columns = [group.column(number) for number in range(group.num_columns)]
+    firsts = [min(filter(None, (one.data_page_offset, one.dictionary_page_offset))) for one in columns]
+    return max(first + column.total_compressed_size for first, column in zip(firsts, columns, strict=True))
 
 
 class _Column:

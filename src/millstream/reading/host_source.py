@@ -120,6 +120,10 @@ class HostSource(Subscriptable):
         """
         self.expect(indices)
 
+    def expect_runs(self, starts: np.ndarray, length: int) -> None:
+        """As `expect`, for what `read_runs` will read: so many samples from each of `starts` on."""
+        self.expect((starts[:, None] + np.arange(length)).ravel())
+
     def read_runs(self, starts: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
         """Write the samples from each of `starts` on into a row of `out`: as many as its second axis is long.
 

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -75,6 +75,35 @@ class Interrupts:
         self._pressed = self.asked = True
         self._count += 1
         return self._count
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[Callable[[], None]]:
+    """A block that Ctrl-C ends at once. What it gives is called now and then, and raises an interrupt that was lost.
+
+    Python reports and forgets what is raised while it collects an object that nobody holds any more.
+    """
+    pressed = False
+
+    def on_interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed = True
+        raise KeyboardInterrupt
+
+    def check() -> None:
+        if pressed:
+            raise KeyboardInterrupt
+
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield check  # the program, or a stream around this block, handles it in a way of its own
+        return
+    signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield check
+    finally:
+        if signal.getsignal(signal.SIGINT) is on_interrupt:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class _Handling:

@@ -47,6 +47,8 @@ class WindowedSource(HostSource):
     def expect(self, indices: np.ndarray | None) -> None:
         if indices is None:
             return self._inner.expect(None)
+        if self._ends is None and self._window.step == 1:
+            return self._inner.expect_runs(indices, self._window.length)
         rows, real = self._window.rows(np, indices, self._ends)
         self._inner.expect(rows.ravel() if real is None else rows[real])
 

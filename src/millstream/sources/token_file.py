@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from millstream.files.data_files import File, LocalFile, is_remote, open_file
+from millstream.files.data_files import File, LocalFile, expect, forget, is_remote, open_file
 from millstream.files.file_index import chunks, file_index
 from millstream.files.paths import Path, Paths, find_files
 from millstream.files.plan_folder import PlanFolder, Plans, folder_of
@@ -101,6 +101,7 @@ class TokenFileSource(HostSource):
         self.blocks = np.array([len(part) - 1 for part in bounds])
         self.ordering: Ordering = ordering
         self.prefetch_size = prefetch_size
+        self.looks_ahead = self.reads_together = self._files.looks_ahead
         self.sample_spec = _spec(self._files.dtype, int(self._bounds[1] - self._bounds[0]))
 
     def __len__(self) -> int:
@@ -118,6 +119,15 @@ class TokenFileSource(HostSource):
         Windows inside documents: `ms.views.windows(source.tokens, 1024, counts=source.lengths)`.
         """
         return _TokenRow(self._files, self.stamps, self.ordering, self.prefetch_size)
+
+    def expect(self, indices: np.ndarray | None) -> None:
+        if indices is None:
+            return self._files.forget()
+        self._files.expect(self._bounds[indices], self._bounds[indices + 1])
+
+    def expect_blocks(self, indices: np.ndarray, bounds: np.ndarray) -> None:
+        around = np.stack([self._bounds[bounds[:, 0]], self._bounds[bounds[:, 1] + 1]], axis=1)
+        self._files.expect(self._bounds[indices], self._bounds[indices + 1], around)
 
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
         documents = self._files.spans(indices, self._bounds[indices], self._bounds[indices + 1])
@@ -139,10 +149,19 @@ class _TokenRow(HostSource):
         self.blocks = np.diff(files.firsts)
         self.ordering: Ordering = ordering
         self.prefetch_size = prefetch_size
+        self.looks_ahead = self.reads_together = files.looks_ahead
         self.sample_spec = _spec(files.dtype)
 
     def __len__(self) -> int:
         return int(self._files.firsts[-1])
+
+    def expect(self, indices: np.ndarray | None) -> None:
+        if indices is None:
+            return self._files.forget()
+        self._files.expect(*_runs(indices))
+
+    def expect_runs(self, starts: np.ndarray, length: int) -> None:
+        self._files.expect(starts, starts + length)
 
     def read_rows(self, indices: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:
         self._files.take(indices, out[0])
@@ -198,6 +217,38 @@ class _TokenFiles:
         self.firsts = np.cumsum([0, *(part.count for part in parts)], dtype=np.int64)
         self.dtype = parts[0].stored.newbyteorder("=")
 
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether some of the files are on other machines."""
+        return not all(isinstance(part.file, LocalFile) for part in self._parts)
+
+    def expect(self, starts: np.ndarray, ends: np.ndarray, around: np.ndarray | None = None) -> None:
+        """Prepare for the tokens between some, which will be read in this order.
+
+        Args:
+            starts: The first token of each document or window.
+            ends: The one after its last.
+            around: For each, such a pair around it, if all that lies between the two is read soon.
+        """
+        if not self.looks_ahead:
+            return
+        filled = np.flatnonzero(ends > starts)
+        numbers = np.searchsorted(self.firsts, starts[filled], side="right") - 1
+        wide = None if around is None else self._bytes(numbers, *around[filled].T)
+        expect([part.file for part in self._parts], numbers, self._bytes(numbers, starts[filled], ends[filled]), wide)
+
+    def forget(self) -> None:
+        """Expect nothing."""
+        forget([part.file for part in self._parts])
+
+    def _bytes(self, numbers: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """Start and size of tokens in their files, of which those in other files are left out, (spans, 2)."""
+        first, last = self.firsts[numbers], self.firsts[numbers + 1]
+        begins = np.clip(starts, first, last)
+        sizes = np.array([part.stored.itemsize for part in self._parts])[numbers]
+        offsets = np.array([part.offset for part in self._parts])[numbers]
+        return np.stack([offsets + (begins - first) * sizes, (np.clip(ends, first, last) - begins) * sizes], axis=1)
+
     def spans(self, indices: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> list[np.ndarray]:
         """The tokens between some, none of which are in two files. Those of a mapped file are not copied."""
         found = [np.zeros(0, self.dtype)] * len(starts)
@@ -240,9 +291,7 @@ class _TokenFiles:
                 elif isinstance(tokens, np.ndarray):
                     out[rows] = narrowed(_CALLER, tokens[local], out.dtype)
                 else:
-                    # Windows are runs of tokens: each is read at once.
-                    breaks = np.flatnonzero(np.diff(local) != 1) + 1
-                    begins, stops = local[np.append(0, breaks)], local[np.append(breaks, len(local)) - 1] + 1
+                    begins, stops = _runs(local)
                     pieces = _read_spans(tokens, begins.tolist(), stops.tolist())
                     out[rows] = narrowed(_CALLER, np.concatenate(list(pieces)), out.dtype)
 
@@ -292,6 +341,14 @@ def _unchanged(part: _Part, indices: np.ndarray) -> Iterator[None]:
             part.file.check()
     except OSError as error:
         raise noted(error, f"This came from {_CALLER} at sample {indices[0]}.")  # noqa: B904
+
+
+def _runs(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where runs of neighbours begin and end: a window is one, and is read at once."""
+    if not len(tokens):
+        return tokens, tokens
+    breaks = np.flatnonzero(np.diff(tokens) != 1) + 1
+    return tokens[np.append(0, breaks)], tokens[np.append(breaks, len(tokens)) - 1] + 1
 
 
 def _read_spans(tokens: RangedRows, begins: Sequence[int], stops: Sequence[int]) -> Iterator[np.ndarray]:

@@ -1,6 +1,7 @@
 """Looking at every sample of a source once, on any executor: what predicates, groups, labels and lengths need."""
 
 import collections
+import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from millstream.plan.planned import Request, sample_keys
 from millstream.plan.selection import index_dtype
 from millstream.reading.contracts import IndexedSource, PyTree
 from millstream.reading.executor import Backend, Executor
+from millstream.reading.interrupts import interruptible
 from millstream.reading.iterable import IterableSource
 from millstream.reading.made_of import made_of
 from millstream.reading.measured_source import Hashed, Kept, Length, Measure, MeasuredSource, number_of, whole_length
@@ -199,7 +201,7 @@ def _look(
         size = max(1, min(_MOST, int(_SECONDS / seconds), -(-(length - done) // (4 * workers))))
         backend, ahead = _open(reader, asked, executor, size)
         jobs: collections.deque[tuple[Any, int]] = collections.deque()
-        try:
+        with interruptible() as check_interrupt, contextlib.closing(backend):
             while done < length or jobs:
                 while done < length and len(jobs) <= ahead:
                     rows = min(size, length - done)
@@ -207,9 +209,8 @@ def _look(
                     done += rows
                 job, rows = jobs.popleft()
                 put(backend.collect(job).rows[0][:rows])
+                check_interrupt()
                 progress.show(done - sum(rows for _, rows in jobs))
-        finally:
-            backend.close()
     finally:
         progress.close()
 
