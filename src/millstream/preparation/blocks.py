@@ -174,6 +174,8 @@ class Blocks:
 
     Attributes:
         sizes: How many samples each block has.
+        divided: Whether samples are read without the rest of their block.
+        looks_ahead: Whether they are read from another machine, by parts of files that are known before.
     """
 
     def __init__(self, folder: str, index: Index, cache_bytes: int) -> None:
@@ -183,6 +185,9 @@ class Blocks:
         self.sizes = np.array([rows for _, shard in shards for rows in shard.blocks], np.int64)
         self._places = [(number, place) for number, shard in shards for place in range(len(shard.blocks))]
         self._ends = np.cumsum(self.sizes)
+        self.divided = index.kind in _DIVIDED
+        known = self.divided or all(shard.ends for shard in index.shards)
+        self.looks_ahead = self.files.is_remote and known
         self._begin()
 
     def _begin(self) -> None:
@@ -238,17 +243,6 @@ class Blocks:
         for rows, spans in self._of_blocks(indices, spans_of):
             yield (rows, spans) if len(spans) == len(leaves) else None
 
-    @property
-    def looks_ahead(self) -> bool:
-        """Whether samples are read from another machine in parts that are known before."""
-        known = self.divided or all(shard.ends for shard in self._index.shards)
-        return self.files.is_remote and known
-
-    @property
-    def divided(self) -> bool:
-        """Whether samples are read without the rest of their block."""
-        return self._index.kind in _DIVIDED
-
     def expect(self, indices: np.ndarray | None, bounds: np.ndarray | None = None) -> None:
         """Prepare for these samples, which will be read in this order; None for no more.
 
@@ -280,9 +274,8 @@ class Blocks:
 
     def _names(self, number: int) -> list[str]:
         """The files that a block is read from: Megatron's own index is for others."""
-        return [
-            entry.name for entry in self._index.shards[self._places[number][0]].files[: len(self._index.form.leaves)]
-        ]
+        shard = self._index.shards[self._places[number][0]]
+        return [entry.name for entry in shard.files[: len(self._index.form.leaves)]]
 
     def _new_parts(self, numbers: list[int], names: dict[int, list[str]]) -> list[tuple[str, tuple[int, int]]]:
         """Note the blocks that samples will be read from; what has to be fetched for them, and of which file."""
@@ -309,8 +302,8 @@ class Blocks:
         if self._index.kind == "npy":
             size = int(np.prod(own.shape or (), dtype=np.int64)) * own.dtype.itemsize
             return np.stack([len(npy_header(own, 0)) + (firsts - begins) * size, (stops - firsts) * size], axis=1)
-        places = self._token_places * own.dtype.itemsize
-        return np.stack([places[firsts] - places[begins], places[stops] - places[firsts]], axis=1)
+        before, first, stop = (self._token_places[documents] for documents in (begins, firsts, stops))
+        return np.stack([first - before, stop - first], axis=1) * own.dtype.itemsize
 
     @functools.cached_property
     def _token_places(self) -> np.ndarray:
