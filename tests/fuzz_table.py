@@ -42,7 +42,7 @@ Transform TriedOptions Tuning Verification VerificationRow View
 # Methods that only the library calls, and functions whose caller is named.
 PROTOCOL = """
 ahead append_state apply batching begin_run check columns commit commit_block commit_columns compile constrain
-contents count_samples fetch find_spans finish from_state get_state item joined next next_due observe open
+contents count_samples expect_runs fetch find_spans finish from_state get_state item joined next next_due observe open
 per_channel place ranked read read_keyed read_row read_rows read_runs read_sample read_samples rows run_steps
 sample_counter shard spec start state_sharding step_key take to_delete to_state updated
 """.split()

@@ -9,8 +9,8 @@ import numpy as np
 
 from millstream.integrations._arrow_columns import Unreadable, is_numbers, to_numpy
 from millstream.integrations._table import made_samples
-from millstream.loader.iterator import OneThread
 from millstream.reading.contracts import PyTree
+from millstream.reading.interrupts import OneThread
 from millstream.reading.samples import NotAnArray, SampleSpec, spec_of
 from millstream.text.errors import describe_value, needs, require_bool, require_callable, require_int
 

@@ -1,6 +1,7 @@
 """From samples that were read on the host to the batch that is handed out: compiled stages, and placement."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from millstream.loader._program import Program, finishing
+from millstream.pipeline.host_calls import call_and_wait
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.static_part import split
 from millstream.reading.batch_holders import remember
@@ -48,6 +50,7 @@ class Finish:
         self._tolerant = host.tolerant
         self._objects = pipeline.objects is not None
         self._placement = pipeline.placement
+        self._mesh = program.mesh
         self._device = device
         self._is_keyed = pipeline.is_keyed
         self._layout = host.layout(pipeline.plan)
@@ -62,7 +65,8 @@ class Finish:
             self._structure = jax.tree.structure(made)
             self._shardings = self._row_shardings(made[0])
             self._large = {out: row for out, row in self._passing.items() if self._layout.places[row][1] >= _LARGE}
-            self._finished = program.runner(finishing(static, tuple(self._large)))
+            finished = finishing(static, tuple(self._large))
+            self._finished = functools.partial(call_and_wait, finished) if program.effects else finished
             self._full_mask = self._on_device(np.ones(self._layout.axes, bool))
 
     def __call__(self, key: Any, numbers: np.ndarray | None, filled: ReadBatch) -> tuple[PyTree, Any]:
@@ -108,7 +112,11 @@ class Finish:
             given = [None if row in passing.values() else leaf for row, leaf in enumerate(rows)]
         intact = self._on_device(self._host.intact(filled, self._layout.axes)) if self._tolerant else None
         key = key if self._is_keyed else None
-        made = self._finished(key, numbers, given, intact)
+        if self._mesh is None:
+            made = self._finished(key, numbers, given, intact)
+        else:
+            with jax.set_mesh(self._mesh):  # whatever the caller's
+                made = self._finished(key, numbers, given, intact)
         if not passing:
             return made
         rest = iter(made)

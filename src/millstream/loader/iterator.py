@@ -2,7 +2,6 @@
 
 import collections
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import GenericAlias, TracebackType
@@ -17,7 +16,7 @@ from millstream.pipeline.policy import has_policy, set_policy_state
 from millstream.pipeline.state import IterableState, LoaderState, S, checked_step, plain_state, state_from_plain
 from millstream.plan.plan import STEP_LIMIT
 from millstream.reading.contracts import B, PyTree
-from millstream.reading.interrupts import Interrupts
+from millstream.reading.interrupts import Interrupts, OneThread
 from millstream.reading.stats import LoaderStats
 from millstream.text.errors import describe_value, require_int, require_mapping
 from millstream.text.summaries import never_raising, value_text
@@ -31,32 +30,6 @@ else:
     from typing import TypeVar
 
     Item = TypeVar("Item", covariant=True)
-
-
-class OneThread:
-    """A block that a second thread is refused while one is inside, as Python's generators refuse it.
-
-    It is a dict with one entry: `setdefault` is atomic, and an interrupt that comes between it and the block leaves the
-    entry to the thread that has made it, which may enter again.
-
-    Args:
-        what: What is used, for errors.
-    """
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._inside: dict[str, int] = {}
-
-    def __enter__(self) -> None:
-        own = threading.get_ident()
-        if self._inside.setdefault("thread", own) != own:
-            raise ValueError(
-                f"{self._what} is already executing in another thread, and is for one thread at a time. Give every "
-                "thread an iterator of its own, or draw in one thread and hand batches on in a queue."
-            )
-
-    def __exit__(self, *error: Any) -> None:
-        self._inside.pop("thread", None)
 
 
 class BatchIterator(Iterator[Item], Generic[B, S, Item]):

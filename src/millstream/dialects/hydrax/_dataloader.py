@@ -13,8 +13,8 @@ from millstream.dialects.hydrax._batch import Batch, TrainingBatch, ValidationBa
 from millstream.dialects.hydrax._computed_cache import Cachers
 from millstream.dialects.hydrax._data_group import DataGroup, Layouts
 from millstream.dialects.hydrax._group_loader import GroupLoader, Reading
-from millstream.loader.iterator import OneThread
 from millstream.reading.dtypes import to_jax_dtype
+from millstream.reading.interrupts import OneThread
 from millstream.text.errors import describe_value, require_callable, require_choice, require_int
 
 D = TypeVar("D")
