@@ -801,22 +801,20 @@ def _add_up(total, batch, mask):
 RAGGED = [{"ids": np.arange(index % 5 + 1), "label": index} for index in range(20)]
 
 
-def _pad(sample):
-    return {"ids": np.pad(sample["ids"], (0, 8 - len(sample["ids"]))), "label": sample["label"]}
-
-
-def _pad_all(samples):
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *map(_pad, samples))
-
-
 @pytest.mark.parametrize("executor", [None, ms.Threads(2), ms.Processes(2)], ids=str)
 @pytest.mark.parametrize("source", [ms.DatasetSource, lambda rows: ms.DiskSampleSource(20, rows.__getitem__)])
 def test_samples_may_have_any_shape_until_a_function_makes_them_equal(source, executor, key):
-    for stages in ([ms.HostMapTransform(_pad), ms.BatchTransform(4)], [ms.BatchTransform(4, collate=_pad_all)]):
+    def pad(sample):  # local functions go to workers by value: these need neither this module nor JAX
+        return {"ids": np.pad(sample["ids"], (0, 8 - len(sample["ids"]))), "label": sample["label"]}
+
+    def pad_all(samples):
+        return {name: np.stack([pad(sample)[name] for sample in samples]) for name in ("ids", "label")}
+
+    for stages in ([ms.HostMapTransform(pad), ms.BatchTransform(4)], [ms.BatchTransform(4, collate=pad_all)]):
         loader = ms.DataLoader([source(RAGGED), *stages], executor=executor)
         for batch, _, info in loader.iterate(loader.init_state(key), with_info=True):
             for ids, label, index in zip(batch["ids"], batch["label"], info.indices.tolist(), strict=True):
-                assert ids.tolist() == _pad(RAGGED[index])["ids"].tolist() and label == index
+                assert ids.tolist() == pad(RAGGED[index])["ids"].tolist() and label == index
 
 
 def test_functions_get_copies(key):
