@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import cloudpickle
 import jax
 import numpy as np
 import pytest
@@ -72,6 +73,12 @@ def pytest_configure(config: pytest.Config) -> None:
     require_interrupts()
     if "PYTEST_XDIST_WORKER" not in os.environ:
         drop_bad_entries(_cache_folder(), time.time() - 30 * 86_400)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Send functions of test modules to worker processes by value: importing such a module there takes seconds."""
+    for module in {item.module for item in items if isinstance(item, pytest.Function)}:
+        cloudpickle.register_pickle_by_value(module)
 
 
 def require_interrupts() -> None:
