@@ -423,6 +423,9 @@ def test_a_callback_may_change_shapes_if_it_says_so(key):
     loader = ms.DataLoader([source(), BATCH, ms.transforms.HostCallbackTransform(add, element_spec_override=spec)])
     total = sum(int(batch["sum"]) for batch, _ in loader.iterate(loader.init_state(key)))
     assert total == SAMPLES * (SAMPLES - 1) // 2
+    wrong = ms.transforms.HostCallbackTransform(add, element_spec_override=(1, "a"))
+    with pytest.raises(TypeError, match=r"HostCallbackTransform\(add\): element_spec_override needs arrays"):
+        ms.DataLoader([source(), BATCH, wrong])
 
 
 def test_what_a_callback_raises_or_returns_wrongly(key):

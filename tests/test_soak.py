@@ -5,6 +5,8 @@ import pathlib
 import re
 import subprocess
 import sys
+import types
+from typing import Any
 
 import pytest
 from soak.cases import EXECUTORS, FAULTS, FIRST, SOURCES, WAYS, Part, case_of
@@ -73,6 +75,21 @@ def test_what_is_lost_repeated_swapped_or_changed_is_found():
     assert judged(swap) == (True, 0, 0)
     assert judged(lambda entries: entries[1].update(digest="0")) == (True, 0, 0)
     assert judged(lambda entries: entries[1].update(after=3)) == (True, 0, 0)
+
+
+def test_a_batch_that_comes_again_after_one_that_was_left_out_is_told_by_its_state():
+    part = dataclasses.replace(PART, ordering=ms.Shuffle("repeat"))
+    case = dataclasses.replace(CASE, parts=(part,), on_error="skip batch", way="kept")
+    stream = stream_of(case, words_of(case.seed))
+    epoch = stream.steps_per_epoch
+    batches = [stream.at(step) for step in range(2 * epoch)]
+    # All of the first epoch is left out, and the second one is the same again.
+    once: list[Any] = [
+        types.SimpleNamespace(name="sample that raises once", target=batch.samples[0]) for batch in batches[:epoch]
+    ]
+    came = [{"after": step + 1, "digest": batches[step].digest} for step in range(epoch, 2 * epoch)]
+    verdict = Verdict(case, stream, len(batches), once).judge(came)
+    assert verdict.wrong == []
 
 
 # Each is bounded by itself, so a faster machine runs the same ones. `make soak` explores.

@@ -97,8 +97,9 @@ class HostCallbackTransform(Transform):
 
     def _spec(self, value: PyTree, axes: int) -> SampleSpec:
         """What the function returns for one element."""
-        given = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[axes:], leaf.dtype), value)
-        return spec_of(self.name, given if self.element_spec_override is None else self.element_spec_override)
+        if self.element_spec_override is not None:
+            return spec_of(f"{self.name}: element_spec_override", self.element_spec_override)
+        return spec_of(self.name, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[axes:], leaf.dtype), value))
 
     def __repr__(self) -> str:
         return call_text(self)
