@@ -260,12 +260,12 @@ class Blocks:
         files = self.files.open_all(list(dict.fromkeys(name for own in names.values() for name in own)))
         names = {one: own for one, own in names.items() if all(name in files for name in own)}
         places = {name: place for place, name in enumerate(files)}
-        opened, found = list(files.values()), np.isin(numbers, list(names))
+        opened = list(files.values())
         if not self.divided:
             parts = [(places[name], *span) for name, span in self._new_parts(numbers.tolist(), names)]
             which, *spans = np.array(parts, np.int64).reshape(-1, 3).T
             return expect(opened, which, np.stack(spans, axis=1))
-        for some in np.array_split(np.flatnonzero(found), max(1, len(indices) // _EXPECTED)):
+        for some in np.array_split(np.flatnonzero(np.isin(numbers, list(names))), max(1, len(indices) // _EXPECTED)):
             for leaf in range(len(self._index.form.leaves)):
                 which = np.array([places[names[one][leaf]] for one in numbers[some].tolist()], np.int64)
                 spans = self._sample_spans(leaf, numbers[some], indices[some], indices[some])
@@ -281,16 +281,16 @@ class Blocks:
         """Note the blocks that samples will be read from; what has to be fetched for them, and of which file."""
         parts = []
         with self._expecting:
-            noted: set[int | str] = set() if is_staging() else self._expected
+            told: set[int | str] = set() if is_staging() else self._expected
             for one in names:
                 [name], shard = names[one], self._index.shards[self._places[one][0]]
-                if one in self._cache or one in noted:
+                if one in self._cache or one in told:
                     continue
-                if self._index.kind == "parquet" and name not in self._maps and name not in noted:
+                if self._index.kind == "parquet" and name not in self._maps and name not in told:
                     parts.append((name, _footer_span(shard)))
-                    noted.add(name)
+                    told.add(name)
                 parts.append((name, self._span(one)))
-                noted.add(one)
+                told.add(one)
             if not is_staging():
                 self._cache.expect(numbers)
         return parts

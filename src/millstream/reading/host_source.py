@@ -121,7 +121,7 @@ class HostSource(Subscriptable):
         self.expect(indices)
 
     def expect_runs(self, starts: np.ndarray, length: int) -> None:
-        """As `expect`, for what `read_runs` will read: so many samples from each of `starts` on."""
+        """As `expect`, for what `read_runs` will read: `length` samples from each of `starts` on."""
         self.expect((starts[:, None] + np.arange(length)).ravel())
 
     def read_runs(self, starts: np.ndarray, out: Sequence[np.ndarray], keys: np.ndarray | None = None) -> None:

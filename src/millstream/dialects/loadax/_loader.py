@@ -9,10 +9,11 @@ import numpy as np
 
 from millstream.dialects.loadax._dataset import Items, View, items_of, require_items
 from millstream.dialects.loadax._sharding import JaxShardingStrategy
-from millstream.loader.iterator import BatchIterator, OneThread
+from millstream.loader.iterator import BatchIterator
 from millstream.loader.loader import DataLoader as Engine
 from millstream.reading.dtypes import to_jax_dtype
 from millstream.reading.host_source import HostSource
+from millstream.reading.interrupts import OneThread
 from millstream.reading.samples import ObjectSpec
 from millstream.reading.threads import Threads
 from millstream.text.errors import describe_value, noted, require_callable, require_int, require_readers
