@@ -292,6 +292,22 @@ def a_random_map_without_a_mask():
     loader(ms.RandomMapTransform(lambda value, key: value))  # pyright: ignore[reportArgumentType]
 
 
+@mistake(TypeError, "so add would be mask", "by default, 3", "functools.partial(fn, add=...)")
+def a_map_that_keeps_a_number_where_the_mask_comes():
+    loader(ms.MapTransform(lambda value, add=3: {"x": value["x"] + add}))
+
+
+@mistake(TypeError, "calls body_fn(carry, batch, mask)", "so scale would be mask")
+def a_body_that_keeps_a_number_where_the_mask_comes():
+    own = loader()
+    own.scan_epoch(own.init_state(jax.random.key(0)), 0.0, lambda carry, batch, scale=2.0: (carry * scale, None))
+
+
+@mistake(TypeError, "managed.train_step", "so scale would be elapsed", "functools.partial")
+def a_managed_step_that_keeps_a_number_where_elapsed_comes():
+    ms.managed.train_step(lambda state, batch, scale=2.0: ms.logs())
+
+
 @mistake(TypeError, "HostMapTransform calls fn(sample)", "lambda sample:")
 def a_host_map_with_a_mask():
     loader(ms.HostMapTransform(lambda value, mask: value))

@@ -147,6 +147,15 @@ def test_a_step_may_take_the_elapsed():
     assert train_step(state, BATCH, Elapsed())[0].losses  # who does not take it does not see it
 
 
+def test_a_step_may_have_arguments_that_are_bound():
+    def scaled(state, batch, scale=1.0):
+        return logs().add_loss("loss", scale * jnp.sum(state.params["w"] * batch))
+
+    state = managed.ManagedState.create({"w": jnp.ones(2)}, optax.sgd(0.1))
+    found, _ = managed.train_step(functools.partial(scaled, scale=3.0))(state, jnp.ones(2))
+    assert float(found.losses.loss) == 6.0
+
+
 def test_a_fused_step_may_take_the_elapsed(key):
     @managed.step
     def with_elapsed(state, batch, elapsed):

@@ -19,7 +19,7 @@ from millstream.states._managed_state import ManagedState, updated
 from millstream.states._precision import cast
 from millstream.states.gradients import Call, gradients
 from millstream.states.strategies import Strategy, Traced
-from millstream.text.errors import describe_value, function_name
+from millstream.text.errors import describe_value, function_name, require_no_lost_default
 
 Body = Callable[[str, Call, PyTree, PyTree], tuple[Logs, PyTree]]
 
@@ -169,11 +169,13 @@ def _takes_elapsed(caller: str, fn: Any) -> bool:
             f"{caller} cannot tell what arguments fn={describe_value(fn)} has. Wrap it in a function."
         ) from None
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if len(positional) not in (2, 3) or len(positional) < len(parameters):
+    others = [p for p in parameters if p not in positional and p.default is p.empty]
+    if len(positional) not in (2, 3) or others:
         raise TypeError(
             f"{caller} decorates a function of (state, batch) or (state, batch, elapsed). {function_name(fn)} takes "
             f"{inspect.signature(fn)}. Bind other arguments with functools.partial, or keep them in the state."
         )
+    require_no_lost_default(caller, "fn", inspect.signature(fn), "state, batch, elapsed")
     return len(positional) == 3
 
 

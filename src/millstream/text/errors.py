@@ -260,13 +260,28 @@ def require_arguments(caller: str, name: str, fn: Callable[..., Any], arguments:
             return
         try:
             signature.bind(*arguments.split(", "))
-            return
         except TypeError:
             wrapped = getattr(wrapped, "__wrapped__", None)
+        else:
+            return require_no_lost_default(caller, name, signature, arguments)
     raise TypeError(
         f"{caller} calls {name}({arguments}). {function_name(fn)} takes {inspect.signature(fn)}. "
         f"Write: lambda {arguments}: ..., or def {name}({arguments})."
     )
+
+
+def require_no_lost_default(caller: str, name: str, signature: inspect.Signature, arguments: str) -> None:
+    """Refuse `lambda value, i=i: ...` where two arguments are given: it keeps a variable that would be overwritten."""
+    given = zip(arguments.split(", ")[1:], list(signature.parameters.values())[1:], strict=False)
+    for argument, parameter in given:
+        by_position = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        kept = parameter.default is not parameter.empty and parameter.default is not None
+        if by_position and kept and parameter.name != argument:
+            raise TypeError(
+                f"{caller} calls {name}({arguments}), so {parameter.name} would be {argument}, and not what it is by "
+                f"default, {describe_value(parameter.default)}. Put {argument} before it, or bind it with "
+                f"functools.partial({name}, {parameter.name}=...)."
+            )
 
 
 @contextlib.contextmanager
