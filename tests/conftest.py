@@ -26,6 +26,7 @@ import jax
 import numpy as np
 import pytest
 from hypothesis import settings
+from worker_processes import children
 
 from millstream.files.lock import locked
 
@@ -193,9 +194,8 @@ def key() -> jax.Array:
 
 
 def _readers_and_children() -> set[object]:
-    children = pathlib.Path(f"/proc/self/task/{os.getpid()}/children")
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("millstream-reader")]
-    return {*threads, *(children.read_text().split() if children.exists() else ())}
+    return {*threads, *(children() if os.path.exists("/proc/self/task") else ())}
 
 
 @pytest.fixture

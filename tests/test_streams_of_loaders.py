@@ -3,7 +3,6 @@
 import gc
 import multiprocessing
 import os
-import pathlib
 import re
 import signal
 import threading
@@ -16,6 +15,7 @@ import pytest
 from conftest import assert_trees_equal
 from hypothesis import given
 from hypothesis import strategies as st
+from worker_processes import children
 
 import millstream as ms
 from millstream.loader.mixed import MixedLoader, WeightedOrder
@@ -52,10 +52,6 @@ def kinds(items: Any) -> str:
 
 def reader_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("millstream-reader")]
-
-
-def children() -> set[str]:
-    return set(pathlib.Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
 
 
 def refuses(kind: type[Exception], *words: str) -> Any:
@@ -220,7 +216,6 @@ def test_a_mix_keeps_the_workers_of_its_loaders(key):
     pids = set()
 
     def caller(index):
-        import os
 
         return {"x": np.int32(os.getpid())}
 
@@ -228,12 +223,12 @@ def test_a_mix_keeps_the_workers_of_its_loaders(key):
     loader = ms.DataLoader(
         [ms.DiskSampleSource(2, caller, sample_spec=spec), ms.BatchTransform(2)], executor=ms.Processes(1)
     )
-    before = children()
+    before = set(children())
     with MixedLoader([loader]) as mix:
         for _ in range(2):
             pids.update(np.asarray(next(mix.iterate(mix.init_state(key)))[0]["x"]).tolist())
         assert len(pids) == 1
-    assert children() == before
+    assert set(children()) == before
 
 
 # Training with validation
@@ -398,7 +393,7 @@ def test_executors_give_the_same_stream_and_leave_nothing_behind(key, executor):
         source = ms.DiskSampleSource(samples, function, ordering=ordering)
         return ms.DataLoader([source, ms.BatchTransform(batch)], executor=executor)
 
-    before, threads = children(), len(reader_threads())
+    before, threads = set(children()), len(reader_threads())
     theirs = stream(("batch", 4))
     expected = [shown(item) for item in theirs.iterate(theirs.init_state(key), end_at=("batch", 9))]
     train, validation = on_host(5, read, 2, "shuffle"), on_host(6, read_held_out, 4, "sequential")
@@ -419,10 +414,10 @@ def test_executors_give_the_same_stream_and_leave_nothing_behind(key, executor):
     del items
     gc.collect()
     deadline = time.monotonic() + 120
-    while (len(reader_threads()) > threads or children() != before) and time.monotonic() < deadline:
+    while (len(reader_threads()) > threads or set(children()) != before) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert len(reader_threads()) <= threads  # those of an earlier test may have ended meanwhile
-    assert children() == before
+    assert set(children()) == before
     assert not multiprocessing.active_children()
 
 

@@ -223,7 +223,7 @@ def test_a_function_that_behaves_otherwise_in_a_worker_is_named():
         return {"x": np.float32(index + 100 * ms.reading.is_worker())}
 
     verification = verified([ms.DiskSampleSource(SAMPLES, told), BATCH], executors=[ms.Processes(1)])
-    assert_first(verification, "executors", "Processes(1), step 0", "A worker process is a new interpreter")
+    assert_first(verification, "executors", "Processes(1), step 0", "A worker process has nothing of this program")
     executors = row_of(verification, "executors")
     assert executors.difference.where.startswith("Processes(1), step 0 (epoch 0, batch 0), row 0, sample ")
     index = int(executors.difference.where.split()[-1])

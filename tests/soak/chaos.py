@@ -17,6 +17,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from worker_processes import children
+
+from millstream.reading.workers.nursery import get_ready
+
 HERE = pathlib.Path(__file__).parent
 TAG = "MILLSTREAM_CHAOS"
 
@@ -148,18 +152,11 @@ def trials(runs: dict[str, int], seed: int, limit: int = 120, **environment: str
     return outcomes
 
 
-def children() -> list[int]:
-    """The child processes of this process."""
-    found: list[int] = []
-    for task in pathlib.Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):
-            found += map(int, (task / "children").read_text().split())
-    return found
-
-
 def holdings() -> dict[str, int]:
     """What this process has: threads, file descriptors, children and shared memory."""
     gc.collect()
+    with contextlib.suppress(OSError):
+        get_ready()  # what it has open is here before and after
     maps = pathlib.Path("/proc/self/maps").read_text()
     return {
         "threads": len(list(pathlib.Path("/proc/self/task").iterdir())),

@@ -24,6 +24,7 @@ from collections.abc import Callable
 
 import jax
 import numpy as np
+from worker_processes import children, nurseries
 
 import millstream as ms
 from millstream.reading.workers import worker_group
@@ -153,8 +154,9 @@ def strike(chance, waves, pause):
     """Kill all workers of this process, or some of them, so often; those that are there, whatever they are doing."""
     for _ in range(waves):
         time.sleep(pause())
-        workers = chaos.children()
+        workers = children()
         some = workers if chance.random() < 0.7 else chance.sample(workers, chance.randint(0, len(workers)))
+        some += nurseries() if chance.random() < 0.3 else []
         number = chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
         for pid in some:
             chaos.kill(pid, number)
@@ -391,7 +393,7 @@ def warning_as_error(outcome, runs, chance):
                 try:
                     found.append(jax.device_get(next(batches)))
                     if len(found) == 5:
-                        chaos.kill(chance.choice(chaos.children()))
+                        chaos.kill(chance.choice(children()))
                 except UserWarning as warning:
                     raised += 1
                     assert "Its batch is read again" in str(warning)

@@ -10,8 +10,9 @@ import threading
 import time
 
 import jax
+from worker_processes import children
 
-from soak import chaos
+from millstream.reading.workers.nursery import get_ready
 
 _TEMPORARY = re.compile(r"\.part$|\.lock$|^\.(tmp|old|trash)|^ballast$")
 
@@ -19,9 +20,11 @@ _TEMPORARY = re.compile(r"\.part$|\.lock$|^\.(tmp|old|trash)|^ballast$")
 def holdings() -> collections.Counter[str]:
     """What this process has, by name: threads of Python, open files, children and shared memory."""
     gc.collect()
+    with contextlib.suppress(OSError):
+        get_ready()  # what it has open is here before and after
     # A thread of another library that once called Python is known as a dummy, and for good.
     found = [f"thread {thread.name}" for thread in threading.enumerate() if not thread.name.startswith("Dummy")]
-    found += ["a child process"] * len(chaos.children())
+    found += ["a child process"] * len(children())
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             found.append(f"descriptor of {os.readlink(f'/proc/self/fd/{fd}')}")

@@ -4,6 +4,8 @@ import os
 import signal
 import threading
 
+from worker_processes import children, nurseries
+
 import millstream as ms
 from soak import chaos, trouble
 from soak.fault import Fault, all_of
@@ -12,23 +14,25 @@ TIMEOUT = 3.0  # seconds without a batch, where something may hang
 
 
 class KilledWorker(Fault):
-    """A random worker is killed."""
+    """A random worker is killed, or the process that they are forked from, and all of them with it."""
 
     timed = True
+    nursery = 0.25
     warnings = (r"Its batch is read again",)
     signals = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGTERM)
 
     def strike(self) -> None:
-        workers = chaos.children()
-        if workers:
+        processes = nurseries() if self.chance.random() < self.nursery else children()
+        if processes:
             self.struck += 1
-            chaos.kill(self.chance.choice(workers), self.chance.choice(self.signals))
+            chaos.kill(self.chance.choice(processes), self.chance.choice(self.signals))
 
 
 class StoppedWorker(KilledWorker):
     """A random worker is stopped, which looks like one that hangs."""
 
     signals = (signal.SIGSTOP,)
+    nursery = 0.0
     warnings = ()
     timeout = TIMEOUT
     rebuilds = True

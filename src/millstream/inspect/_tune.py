@@ -199,17 +199,22 @@ def _batches_side_by_side(pipeline: Pipeline) -> int:
 
 
 def _cpu_seconds() -> float | None:
-    """How long this process and its children have been busy, as Linux counts it; None elsewhere."""
-    total = time.process_time()
+    """How long this process and those it has started have been busy, as Linux counts it; None elsewhere."""
     try:
-        for listing in pathlib.Path("/proc/self/task").glob("*/children"):
-            for child in listing.read_text().split():
-                # The name of the program stands in brackets and may hold anything, blanks too.
-                fields = pathlib.Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
-                total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return time.process_time() + _cpu_seconds_below("self")
     except OSError:
         return None
-    return total if pathlib.Path("/proc/self/task").exists() else None
+
+
+def _cpu_seconds_below(process: str) -> float:
+    """How long the children of a process, and theirs, have been busy."""
+    total = 0.0
+    for task in pathlib.Path(f"/proc/{process}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            # The name of the program stands in brackets and may hold anything, blanks too.
+            fields = pathlib.Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+            total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") + _cpu_seconds_below(child)
+    return total
 
 
 class _Grid:

@@ -39,8 +39,8 @@ _STOPS_WITHIN = (8, 32, 1 << 31)  # one random stop among this many first steps:
 _LEAST = 2  # batches that are compared even if there is no time
 
 _IN_A_WORKER = (
-    "A worker process is a new interpreter: does reading depend on a global variable, the order of a set, the current "
-    "folder or the environment?"
+    "A worker process has nothing of this program: does reading depend on a global variable, the order of a set, the "
+    "current folder or the environment?"
 )
 _IN_THREADS = (
     "Several threads read at once, in any order. A function that keeps something between two calls (a position in a "

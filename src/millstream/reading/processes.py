@@ -11,6 +11,7 @@ from millstream.reading.slots import Layout, slots_for
 from millstream.reading.threads import check_executor
 from millstream.reading.workers.group_backend import GroupBackend
 from millstream.reading.workers.messages import SETUP, SlotLayout
+from millstream.reading.workers.nursery import get_ready
 from millstream.reading.workers.payload import pack, pickling
 from millstream.reading.workers.process import ProgressCell, WorkerProcess
 from millstream.reading.workers.worker_group import Job, WorkerGroup
@@ -22,7 +23,7 @@ from millstream.text.summaries import call_text
 class Processes:
     """Read batches in worker processes: right for Python code that keeps the GIL.
 
-    Each worker is a new interpreter, which loads no JAX and needs no `if __name__ == "__main__"` in your script.
+    Each worker is a new process, which loads no JAX and needs no `if __name__ == "__main__"` in your script.
     Functions reach it by cloudpickle, so lambdas and functions of a notebook work; arrays of the source are shared.
     Batches are written into shared memory, which JAX uses without a copy, and which is used again when nothing holds it
     any more. A worker that dies is replaced, and the batch it was reading is read again.
@@ -64,6 +65,7 @@ class Processes:
 
     def open(self, source: HostSource, layout: Layout, ahead: int, tolerant: bool) -> GroupBackend[Job]:
         """Worker processes for one stream."""
+        get_ready()
         limit = self.memory_limit
         if limit is None:
             limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4

@@ -2,20 +2,18 @@
 
 import collections
 import contextlib
-import json
 import os
 import signal
 import socket
 import subprocess
-import sys
-import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from millstream.reading.workers.channel import Channel
+from millstream.reading.workers.nursery import Forked, start_worker
 from millstream.reading.workers.shared_memory import SharedFile
 
 _GRACE = 0.2  # seconds that a worker with nothing to do has to leave
@@ -26,20 +24,6 @@ _ANSWER = 0.5  # seconds that workers have to tell where they are
 _OWN_SIGNALS = tuple(
     getattr(signal, name, None) for name in ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP")
 )
-_BOOT = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
-    "from millstream.reading.workers.worker import main; main(*map(int, sys.argv[2:]))"
-)
-# One reader per core is enough: libraries that would start a thread per core in each worker are told not to.
-# What a sample needs is freed and needed again for the next one: memory is kept, not given back page by page.
-_ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "JAX_PLATFORMS": "cpu",
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 28),
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 25),
-}
 
 
 class ProgressCell:
@@ -108,7 +92,7 @@ class WorkerProcess:
         self._rested_at: float | None = None
         self._fds = fds
         self._setup = setup
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Forked | subprocess.Popen[bytes] | None = None
         self._stacks = SharedFile("Python stacks", "")
         self._stacks_read = 0
 
@@ -117,7 +101,7 @@ class WorkerProcess:
         return -1 if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Start the process. Nothing of this one is copied: it is a new interpreter."""
+        """Start the process. Nothing of this one is copied into it."""
         self.ready = False
         self._rested_at = None
         self.progress.begin(ProgressCell.NOTHING)
@@ -125,25 +109,11 @@ class WorkerProcess:
         self.channel = Channel(ours)
         try:
             with theirs:
-                self._boot(theirs.fileno())
+                self._process = start_worker([theirs.fileno(), *self._fds, self._stacks.fd], self.number)
         except BaseException:  # such as too many open files; nobody hangs up on a process that never was
             self.channel.close()
             raise
         self.send(*self._setup)
-
-    def _boot(self, sock: int) -> None:
-        fds = (sock, *self._fds, self._stacks.fd)
-        # The kernel ends a bound process with the thread that started it, so only the main thread binds it.
-        bound = int(threading.current_thread() is threading.main_thread())
-        numbers = [*fds, self.number, os.getpid(), bound]
-        with _interrupts_wait():  # there must be no process that nobody knows of
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, json.dumps([*map(str, sys.path)]), *map(str, numbers)],
-                pass_fds=fds,
-                stdin=subprocess.DEVNULL,
-                env={**_ENVIRONMENT, **os.environ},
-                process_group=0,  # an interrupt from the terminal is for the main process alone
-            )
 
     def send(self, kind: int, payload: bytes) -> None:
         """Send a small frame. If nobody is there any more, that is found when its answer is waited for."""
@@ -267,24 +237,6 @@ def stacks_of_busy(workers: Iterable[WorkerProcess]) -> str:
     deadline = time.monotonic() + _ANSWER
     texts = [(worker.number, worker.stack(deadline) or "  (it gave no answer)\n") for worker in busy]
     return "\n".join(f"Worker {number} is here:\n{text}" for number, text in texts)
-
-
-@contextlib.contextmanager
-def _interrupts_wait() -> Iterator[None]:
-    """A block that is not cut in two by Ctrl-C, which takes effect after it. Nor is a process that it starts."""
-    handler, caught = signal.getsignal(signal.SIGINT), []
-    handled_here = threading.current_thread() is threading.main_thread() and callable(handler)
-    if handled_here:
-        signal.signal(signal.SIGINT, lambda *arguments: caught.append(arguments))
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # which a process that is started inherits
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        if handled_here:
-            signal.signal(signal.SIGINT, handler)
-        for arguments in caught:
-            handler(*arguments)  # pyright: ignore[reportCallIssue, reportOptionalCall]
 
 
 def _signal_name(number: int) -> str:

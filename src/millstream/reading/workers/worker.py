@@ -1,4 +1,4 @@
-"""The worker process: an interpreter of its own that reads batches into shared memory. It never loads JAX itself."""
+"""The worker process, which reads batches into shared memory. It never loads JAX itself."""
 
 import collections
 import ctypes
@@ -38,7 +38,7 @@ from millstream.reading.workers.payload import unpack
 from millstream.reading.workers.process import ProgressCell
 from millstream.reading.workers.shared_memory import map_shared
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
 
 def main(sock: int, ring: int, data: int, control: int, stacks: int, number: int, parent: int, bound: int) -> None:
@@ -51,7 +51,7 @@ def main(sock: int, ring: int, data: int, control: int, stacks: int, number: int
         control: The shared memory that tells where each worker is.
         stacks: Where the Python stack is written when the main process asks for it.
         number: Which worker this is.
-        parent: The process that started it.
+        parent: The process that started it, or forked it.
         bound: Whether the kernel should end it with the thread that started it.
     """
     become_worker()
@@ -62,8 +62,8 @@ def main(sock: int, ring: int, data: int, control: int, stacks: int, number: int
     faulthandler.register(signal.SIGUSR1, file, all_threads=True)
     for fd in (sock, ring, data, control, stacks):
         os.set_inheritable(fd, False)  # a program that a sample starts must not keep them open
-    if bound and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent(bound)
+    name_process(f"ms-worker-{number}")
     if os.getppid() != parent:
         os._exit(1)
     threading.Thread(target=_end_with, args=(sock, parent), daemon=True).start()
@@ -82,6 +82,18 @@ def main(sock: int, ring: int, data: int, control: int, stacks: int, number: int
         pass
     finally:
         channel.close()
+
+
+def end_with_parent(bound: int) -> None:
+    """Have the kernel end this process with the thread that started it, if that is wanted."""
+    if bound and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def name_process(name: str) -> None:
+    """What `top` and `ps` show, of which Linux keeps 15 letters."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
 
 
 def _end_with(sock: int, parent: int) -> None:
