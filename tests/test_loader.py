@@ -305,6 +305,16 @@ def test_batches_reach_the_device_or_sharding_named():
     )
 
 
+@pytest.mark.parametrize("leaves", [12, 13])
+def test_rows_of_few_and_of_many_arrays_are_those_of_numpy(leaves, key):
+    arrays = {f"{number:02}": np.arange(number, number + 40).reshape(20, 2) for number in range(leaves)}
+    loader = ms.DataLoader([ms.ArraySampleSource(arrays), ms.BatchTransform(8)])
+    for batch, mask, info in loader.iterate(loader.init_state(key), with_info=True):
+        for name, rows in batch.items():
+            expected = arrays[name][info.indices] * np.asarray(mask)[:, None]
+            assert np.array_equal(rows, expected)
+
+
 def test_flags_of_jax_do_not_change_the_stream(key):
     script = """
         import jax, numpy as np, millstream as ms

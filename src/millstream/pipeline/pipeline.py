@@ -329,7 +329,17 @@ class Pipeline:
         positions = self.plan.positions(jnp, words, levels)
         indices = self.plan.indices(jnp, words, levels[-1].epoch, positions, self.tables)
         levels[-1] = dataclasses.replace(levels[-1], element=positions)
-        return self._through_stages(words, levels, take(self.arrays, indices, apart=apart), apart=apart)
+        return self._through_stages(words, levels, self._take(indices, levels[-1].mask, apart=apart), apart=apart)
+
+    @property
+    def _blanks_rows(self) -> bool:
+        """Whether samples come to the first stage with zeros where there is nothing: it makes batches of them."""
+        return self.host is not None or (bool(self.stages) and self.stages[0].batches)
+
+    def _take(self, indices: jax.Array, mask: jax.Array, *, apart: bool) -> PyTree:
+        """The samples of the arrays."""
+        keep = mask if self._blanks_rows and any(batching.pads for batching in self.plan.batchings) else None
+        return take(self.arrays, indices, apart=apart, keep=keep)
 
     def planned(
         self,
@@ -355,7 +365,7 @@ class Pipeline:
         levels, indices = self.coordinates.unpack(jnp, numbers)
         if rows is None:
             assert indices is not None
-            value = take(self.arrays, indices, apart=apart)
+            value = self._take(indices, levels[-1].mask, apart=apart)
         else:
             value = self._sample_tree(rows)
         return self._through_stages(words, levels, value, intact, apart=apart, masking=masking)
@@ -377,7 +387,7 @@ class Pipeline:
         levels, batchings = list(levels), iter(self.plan.batchings)
         level = levels.pop()
         mask = keep = level.mask if intact is None else level.mask & intact
-        untouched = self.host is not None  # samples that are read come with zeros where there is nothing
+        untouched = self._blanks_rows
         for name, stage in zip(stage_names(self.stages), self.stages, strict=True):
             if stage.batches:
                 if (next(batchings).pads or intact is not None) and not untouched:

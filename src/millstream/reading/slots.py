@@ -78,6 +78,13 @@ class Layout:
             start += -(-size // ALIGNMENT) * ALIGNMENT
         return places
 
+    @functools.cached_property
+    def views(self) -> list[tuple[tuple[int, ...], np.dtype, int]]:
+        """The shape of each leaf, with the axes of a batch in front, its dtype and its first byte."""
+        starts = [start for start, _ in self.places]
+        shapes = [(*self.axes, *shape) for shape in self.shapes]
+        return list(zip(shapes, self.dtypes, starts, strict=True))
+
     @property
     def nbytes(self) -> int:
         """Bytes of a slot, in whole pages, so that no two slots share one; any batch of the stream fits into it."""
@@ -185,17 +192,16 @@ class Slots:
 
     def lend(self, slot: Slot, bucket: int) -> list[np.ndarray]:
         """The arrays of a slot, which is free again when the last of them, and of JAX's arrays over them, is gone."""
-        leaves = slot.leaves(bucket)[: self._n_leaves]
-        if self._has_another():
-            owner = _Owner()
-            weakref.finalize(owner, self._free.append, slot).atexit = False
-            self._owners.add(owner)
-            # The interface of arrays has no word for bfloat16 and its like, which come through it as raw bytes.
-            leaves = [np.asarray(_Leaf(owner, leaf)).view(leaf.dtype) for leaf in leaves]
-        else:
-            leaves = [leaf.copy() for leaf in leaves]
+        layout = self.layout.of(bucket)
+        if not self._has_another():
+            copies = [leaf.copy() for leaf in slot.leaves(bucket)[: self._n_leaves]]
             self.give_back(slot)
-        return self.layout.of(bucket).with_axes(leaves)
+            return layout.with_axes(copies)
+        owner = _Owner()
+        weakref.finalize(owner, self._free.append, slot).atexit = False
+        self._owners.add(owner)
+        memory = np.asarray(_Lent(owner, slot.memory))
+        return [np.ndarray(shape, dtype, memory, start) for shape, dtype, start in layout.views[: self._n_leaves]]
 
     def _has_another(self) -> bool:
         """Whether there is another slot to read into, or can be."""
@@ -238,10 +244,10 @@ class _Owner:
     """Lives as long as anything that uses a slot."""
 
 
-class _Leaf:
-    """An array's memory, which keeps the owner alive: NumPy and JAX hold on to this object."""
+class _Lent:
+    """A slot's memory, which keeps the owner alive: arrays of NumPy and JAX over it hold on to this object."""
 
-    def __init__(self, owner: _Owner, leaf: np.ndarray) -> None:
+    def __init__(self, owner: _Owner, memory: np.ndarray) -> None:
         self._owner = owner
-        self._leaf = leaf
-        self.__array_interface__ = leaf.__array_interface__
+        self._memory = memory
+        self.__array_interface__ = memory.__array_interface__
