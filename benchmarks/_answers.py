@@ -53,8 +53,10 @@ def steady(stream: Iterator[Any], seconds: float) -> dict[str, float]:
     return {name: taken / count for name, taken in clock.seconds().items()}
 
 
-def fresh(make: Callable[[], Iterator[Any]], steps: int) -> dict[str, float]:
-    """Seconds from nothing to the last of so many batches."""
+def fresh(make: Callable[[], Iterator[Any]], steps: int, again: bool) -> dict[str, float]:
+    """Seconds from nothing to the last of so many batches; `again` with what Millstream keeps of an earlier stream."""
+    if not again:
+        end_nursery()
     clock = Clock()
     stream = make()
     for _ in range(steps):
@@ -62,6 +64,14 @@ def fresh(make: Callable[[], Iterator[Any]], steps: int) -> dict[str, float]:
     seconds = clock.seconds()
     _close(stream)
     return seconds
+
+
+def end_nursery() -> None:
+    """End the process that Millstream forks workers from, which stays for later streams."""
+    for process in below(os.getpid()):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if pathlib.Path(f"/proc/{process}/comm").read_text() == "ms-nursery\n":
+                os.kill(process, signal.SIGKILL)
 
 
 def rest() -> None:
@@ -105,7 +115,8 @@ class Answers:
         name, todo, workers = question["name"], work(question["work"], self.folder), question["workers"]
         stream = getattr(_contenders, name)
         if question["how"] == "fresh":
-            return fresh(lambda: stream(todo, workers, question["steps"]), question["steps"])
+            again = question.get("again", False)
+            return fresh(lambda: stream(todo, workers, question["steps"]), question["steps"], again)
         if name not in self.streams:
             self.streams[name] = stream(todo, workers, ENDLESS)
         if question["how"] == "steady":

@@ -1,6 +1,7 @@
 """Charts of the headline's cases, without a ground of their own, in colors that show on light and on dark pages."""
 
 import pathlib
+import statistics
 from typing import Any
 
 import _headline
@@ -8,14 +9,15 @@ import _tables
 from _result import Result, Table
 
 OURS, OTHERS, INK, LOST = "#2f81f7", "#9198a1", "#7d8590", "#d29922"
-OVERVIEW, FEW = "headline", "readme"
+OVERVIEW, FEW, GROWTH = "headline", "readme", "growth"
 
 
 def charted(results: dict[str, Result]) -> list[str]:
     """The charts that these results have, by name."""
     found = [name for name in _headline.CASES if name in results and results[name].tables]
     few = [FEW] if set(found) & set(_headline.FEW) else []
-    return [OVERVIEW, *few, *found] if found else []
+    grown = [GROWTH] if GROWTH in results and results[GROWTH].tables else []
+    return [*([OVERVIEW] if found else []), *few, *grown, *found]
 
 
 def draw(results: dict[str, Result], folder: pathlib.Path) -> None:
@@ -26,7 +28,7 @@ def draw(results: dict[str, Result], folder: pathlib.Path) -> None:
         if path.stem not in names:
             path.unlink()
     for name in names:
-        whole = {OVERVIEW: overview, FEW: few}.get(name)
+        whole = {OVERVIEW: overview, FEW: few, GROWTH: growth}.get(name)
         figure = whole(results) if whole is not None else contenders(results[name], results[name].tables[0])
         figure.savefig(
             folder / f"{name}.png", dpi=100, transparent=True, bbox_inches="tight", metadata={"Software": None}
@@ -102,6 +104,36 @@ def contenders(result: Result, table: Table) -> Any:
     return figure
 
 
+def growth(results: dict[str, Result]) -> Any:
+    """What each cost is at each size, from the least to the most, beside a cost that grows as much as the size."""
+    from matplotlib.figure import Figure
+
+    tables, columns = results[GROWTH].tables, 3
+    rows = -(-len(tables) // columns)
+    figure = Figure((9.0, 2.3 * rows), layout="constrained")
+    for place, table in enumerate(tables, 1):
+        axes = figure.add_subplot(rows, columns, place)
+        sizes = [int(one.name.replace(",", "")) for one in table.contenders]
+        costs = [table.steps_of(one.name) for one in table.contenders]
+        medians = [statistics.median(values) for values in costs]
+        axes.plot(sizes, [medians[0] * size / sizes[0] for size in sizes], ":", color=OTHERS, linewidth=1)
+        axes.fill_between(sizes, [*map(min, costs)], [*map(max, costs)], color=OURS, alpha=0.25, linewidth=0)
+        axes.plot(sizes, medians, "o-", color=OURS, markersize=4)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_ylim(0.5 * min(map(min, costs)), 3 * max(map(max, costs)))
+        axes.set_title(table.title, color=INK, fontsize=8, loc="left")
+        axes.set_ylabel(table.unit)
+        axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        axes.minorticks_off()
+        axes.set_yticks([])
+        for size, median in zip(sizes, medians, strict=True):
+            text = _tables.number(median)
+            axes.annotate(text, (size, median), (0, 6), textcoords="offset points", ha="center", fontsize=7, color=INK)
+        _plain(axes)
+    return figure
+
+
 def _is_ours(table: Table, name: str) -> bool:
     found = table.find(name)
     return found is not None and found.package == "millstream"
@@ -117,12 +149,18 @@ def _axes(width: float, height: float) -> tuple[Any, Any]:
 
     figure = Figure((width, height))
     axes = figure.subplots()
+    _plain(axes)
+    return figure, axes
+
+
+def _plain(axes: Any) -> None:
+    """No more ink than the figures need."""
     axes.tick_params(which="both", colors=INK, labelsize=8)
-    axes.xaxis.label.set_color(INK)
-    axes.xaxis.label.set_size(8)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.label.set_color(INK)
+        axis.label.set_size(8)
     axes.grid(axis="x", color=OTHERS, alpha=0.25, linewidth=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(OTHERS)
-    return figure, axes

@@ -66,7 +66,8 @@ def ours(step: Any, steps: int, others: Iterable[tuple[Any, Any]] = (), leaves: 
         with contextlib.redirect_stdout(Terminal()):
             state, history, _ = ms.loop(start(leaves), itertools.repeat(BATCH), tasks, stop=steps)
         jax.block_until_ready(state)
-        history.collect("loss", "accuracy")
+        if step is not quiet:
+            history.collect("loss", "accuracy")
 
     return run
 

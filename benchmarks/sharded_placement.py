@@ -16,7 +16,6 @@ from _measure import Entry, measured
 from _result import Table
 
 import millstream as ms
-from millstream.pipeline.placement import BatchPlacement
 
 BARE, PLACED = "make_array_from_process_local_data", "Millstream, place"
 BY_HAND, STEP = "rows by hand, then the same", "Millstream, a whole step"
@@ -30,11 +29,12 @@ def tree_of(rows: int, pixels: int) -> dict[str, np.ndarray]:
 def placing(rows: int, pixels: int, options: Options) -> Table:
     repeats = options.size(40, 2)
     sharding = ms.sharding.as_batch_sharding(ms.sharding.make_ddp_mesh_config())
-    placement, batch = BatchPlacement(sharding, rows), tree_of(rows, pixels)
-    chosen, order = placement.local_rows(), np.random.default_rng(1).permutation(rows)
+    batch, order = tree_of(rows, pixels), np.random.default_rng(1).permutation(rows)
     source = ms.HostArraySource(batch, ordering="shuffle")
     loader = ms.DataLoader([source, ms.BatchTransform(rows)], sharding=sharding)
-    state = loader.init_state(jax.random.key(0))
+    state, placement = loader.init_state(jax.random.key(0)), loader.pipeline.placement
+    assert placement is not None
+    chosen = placement.local_rows()
 
     def bare() -> None:
         for _ in range(repeats):
