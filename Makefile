@@ -27,10 +27,10 @@ check: $(DEV)/ready  ## lint, type check, and the site of the documentation, in 
 	NO_MKDOCS_2_WARNING=1 $(DEV)/bin/mkdocs build --strict --quiet
 
 tests: $(DEV)/ready  ## the test suite
-	$(DEV)/bin/python -m pytest -n 3 --dist worksteal --durations=10
+	$(DEV)/bin/python -m pytest -n 2 --dist worksteal --durations=10
 
 lowest: $(LOW)/ready  ## the test suite against the oldest dependencies pyproject.toml allows
-	$(LOW)/bin/python -m pytest -n 3 --dist worksteal
+	$(LOW)/bin/python -m pytest -n 2 --dist worksteal
 
 bench: $(BENCH)/ready $(GRAIN)/ready $(STREAMING)/ready  ## benchmarks beside their peers, and their report; CASES="--resume", "--quick", names of cases
 	$(BENCH)/bin/python benchmarks/run.py --also grain-0.2.17=$(GRAIN)/bin/python --also streaming=$(STREAMING)/bin/python $(CASES)

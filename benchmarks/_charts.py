@@ -31,7 +31,11 @@ def draw(results: dict[str, Result], folder: pathlib.Path) -> None:
         whole = {OVERVIEW: overview, FEW: few, GROWTH: growth}.get(name)
         figure = whole(results) if whole is not None else contenders(results[name], results[name].tables[0])
         figure.savefig(
-            folder / f"{name}.png", dpi=100, transparent=True, bbox_inches="tight", metadata={"Software": None}
+            folder / f"{name}.png",
+            dpi=75 if name == GROWTH else 100,
+            transparent=True,
+            bbox_inches="tight",
+            metadata={"Software": None},
         )
 
 
@@ -110,7 +114,7 @@ def growth(results: dict[str, Result]) -> Any:
 
     tables, columns = results[GROWTH].tables, 3
     rows = -(-len(tables) // columns)
-    figure = Figure((9.0, 2.3 * rows), layout="constrained")
+    figure = Figure((8.0, 1.8 * rows), layout="constrained")
     for place, table in enumerate(tables, 1):
         axes = figure.add_subplot(rows, columns, place)
         sizes = [int(one.name.replace(",", "")) for one in table.contenders]

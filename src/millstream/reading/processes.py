@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from millstream.files.plain import encode
+from millstream.reading.derived_sources import named_parts
 from millstream.reading.host_source import HostSource
 from millstream.reading.slots import Layout, slots_for
 from millstream.reading.threads import check_executor
@@ -65,7 +66,8 @@ class Processes:
 
     def open(self, source: HostSource, layout: Layout, ahead: int, tolerant: bool) -> GroupBackend[Job]:
         """Worker processes for one stream."""
-        get_ready()
+        modules = {type(part).__module__ for _, part in named_parts(source)}
+        get_ready(sorted(name for name in modules if name.startswith("millstream.")))
         limit = self.memory_limit
         if limit is None:
             limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4

@@ -30,8 +30,9 @@ ANSWER = struct.Struct("<qii")
 READY = 0  # the number of the answer that nobody has asked for: all is loaded, by so many threads
 
 _BOOT = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
-    "from millstream.reading.workers.{module} import main; main(*map(int, sys.argv[2:]))"
+    "import sys, json, importlib; sys.path[:], modules = json.loads(sys.argv[1]); "
+    "from millstream.reading.workers.{module} import main; [*map(importlib.import_module, modules)]; "
+    "main(*map(int, sys.argv[2:]))"
 )
 # One reader per core is enough: libraries that would start a thread per core in each worker are told not to.
 # What a sample needs is freed and needed again for the next one: memory is kept, not given back page by page.
@@ -117,16 +118,19 @@ class Forked:
 class Nursery:
     """The process that forks, as the main process sees it. It may be used by many threads.
 
+    Args:
+        modules: What to load besides.
+
     Attributes:
         end: Ends it, and its workers with it; `end.alive` says whether that is still to come.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, modules: Iterable[str]) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._environment = worker_environment()
         try:
             with theirs, _interrupts_wait():  # there must be no process that nobody knows of
-                process = boot("nursery_process", [theirs.fileno()], [])
+                process = boot("nursery_process", [theirs.fileno()], [], modules)
                 self.end = weakref.finalize(self, _end, ours, process, os.getpid())
         except OSError:
             ours.close()
@@ -203,17 +207,18 @@ class Nursery:
         return self._answers[number] if number == READY else self._answers.pop(number)
 
 
-def boot(module: str, fds: list[int], numbers: list[int]) -> subprocess.Popen[bytes]:
+def boot(module: str, fds: list[int], numbers: list[int], modules: Iterable[str] = ()) -> subprocess.Popen[bytes]:
     """Start a new interpreter that runs `main` of one of the modules here.
 
     Args:
         module: The module's name.
         fds: The files that it inherits, whose numbers come first.
         numbers: What else `main` is called with, before the number of this process and whether it ends with it.
+        modules: What it loads before.
     """
     # The kernel ends a bound process with the thread that started it, so only the main thread binds it.
     bound = int(threading.current_thread() is threading.main_thread())
-    arguments = [json.dumps([*map(str, sys.path)]), *map(str, [*fds, *numbers, os.getpid(), bound])]
+    arguments = [json.dumps([[*map(str, sys.path)], [*modules]]), *map(str, [*fds, *numbers, os.getpid(), bound])]
     return subprocess.Popen(
         [sys.executable, "-P", "-c", _BOOT.format(module=module), *arguments],
         pass_fds=fds,
@@ -228,15 +233,21 @@ def can_fork() -> bool:
     """Whether the system lets a process wait for others than its children."""
     try:
         os.close(os.pidfd_open(os.getpid()))
-    except (AttributeError, OSError):  # not Linux, an old one, or a sandbox
+    except AttributeError:  # not Linux
         return False
+    except OSError as error:  # an old Linux, or a sandbox; but with too many open files it could
+        return error.errno in (errno.EMFILE, errno.ENFILE)
     return True
 
 
-def get_ready() -> None:
-    """Start loading what workers need; there is other work until the first of them is asked for."""
+def get_ready(modules: Iterable[str] = ()) -> None:
+    """Start loading what workers need; there is other work until the first of them is asked for.
+
+    Args:
+        modules: Those of this package that the workers will need besides, which are loaded once for all if it is early.
+    """
     if can_fork():
-        _nursery()
+        _nursery(modules)
 
 
 def start_worker(fds: list[int], number: int) -> Forked | subprocess.Popen[bytes]:
@@ -263,7 +274,7 @@ _current: tuple[object, Nursery] | None = None
 _current_lock = threading.Lock()
 
 
-def _nursery() -> Nursery:
+def _nursery(modules: Iterable[str] = ()) -> Nursery:
     """The nursery of this process. If the process has changed in a way that forked ones do not see, it is a new one."""
     global _current
     likeness = (
@@ -275,7 +286,7 @@ def _nursery() -> Nursery:
     )
     with _current_lock:
         if _current is None or not _current[1].end.alive or _current[0] != likeness:
-            _current = likeness, Nursery()
+            _current = likeness, Nursery(modules)
         return _current[1]  # an older one ends with its last worker
 
 
@@ -290,7 +301,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _end(ours: socket.socket, process: subprocess.Popen[bytes], process_id: int) -> None:
-    """End a nursery, and its workers with it; in a forked copy of the process, only let go of it."""
+    """End a nursery, and its workers with it; in a forked copy of the process, only close its socket."""
     ours.close()
     if os.getpid() == process_id:
         process.kill()

@@ -12,6 +12,8 @@ import socket
 import sys
 from typing import Any
 
+import numpy.ma  # noqa: F401  (which NumPy loads at the first sample that is looked at)
+
 from millstream.reading.workers import worker
 from millstream.reading.workers.nursery import ANSWER, LARGEST_REQUEST, READY, REQUEST
 
