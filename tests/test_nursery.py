@@ -100,6 +100,16 @@ def test_a_killed_nursery_costs_time_and_nothing_else(key):
         assert found == expected
 
 
+def test_a_nursery_that_was_killed_while_it_had_no_worker_leaves_nothing(key):
+    values(loader_of(int), key)
+    before, killed = set(children()), nurseries()[-1]
+    os.kill(killed, signal.SIGKILL)
+    os.waitid(os.P_PID, killed, os.WEXITED | os.WNOWAIT)
+    nursery.get_ready()
+    assert killed not in nurseries()
+    assert set(children()) == before
+
+
 def test_a_nursery_that_does_not_answer_is_replaced(key, monkeypatch):
     monkeypatch.setattr(nursery, "_ANSWER", 0.5)
     expected = values(loader_of(int), key)

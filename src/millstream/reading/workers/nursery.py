@@ -132,6 +132,7 @@ class Nursery:
             with theirs, _interrupts_wait():  # there must be no process that nobody knows of
                 process = boot("nursery_process", [theirs.fileno()], [], modules)
                 self.end = weakref.finalize(self, _end, ours, process, os.getpid())
+                self._process = process
         except OSError:
             ours.close()
             raise
@@ -141,6 +142,11 @@ class Nursery:
         self._answers: dict[int, tuple[int, int]] = {}
         # One thread at a time. In it, the garbage collector may forget a worker, and ask to have it reaped.
         self._lock = threading.RLock()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it can still be asked. If somebody has killed it, this reaps it."""
+        return self.end.alive and self._process.poll() is None
 
     def wait_until_ready(self) -> bool:
         """Wait until it has loaded what workers need; whether it can fork. An interrupt ends it: it has no worker yet.
@@ -285,7 +291,7 @@ def _nursery(modules: Iterable[str] = ()) -> Nursery:
         os.getpriority(os.PRIO_PROCESS, 0),
     )
     with _current_lock:
-        if _current is None or not _current[1].end.alive or _current[0] != likeness:
+        if _current is None or not _current[1].is_there or _current[0] != likeness:
             _current = likeness, Nursery(modules)
         return _current[1]  # an older one ends with its last worker
 
