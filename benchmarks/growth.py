@@ -6,7 +6,6 @@ before it, beside how many times as large it is: nothing may grow faster than th
 
 import dataclasses
 import functools
-import itertools
 import pathlib
 import tempfile
 from collections.abc import Callable
@@ -16,10 +15,10 @@ import jax
 import numpy as np
 from _case import Options, main
 from _images import BATCH, consume
-from _loops import BATCH as CONSTANT
-from _loops import advance, start
 from _measure import Entry, Run, measured
 from _result import Table
+from loop_many_metrics import logging_step
+from loop_many_metrics import ours as loop_with_metrics
 from many_leaves import iterate as iterate_leaves
 from saving_long_history import SAVES, saving
 
@@ -101,18 +100,7 @@ def workers(size: int, folder: pathlib.Path, steps: int) -> Run:
 
 
 def metrics(size: int, folder: pathlib.Path, steps: int) -> Run:
-    @jax.jit
-    def step(state: dict[str, Any], batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        state = advance(state, batch)
-        total = state["x"].sum()
-        return {"metrics": {f"metric {number}": total + number for number in range(size)}}, state
-
-    def run() -> None:
-        state, history, _ = ms.loop(start(), itertools.repeat(CONSTANT), [(ms.every(1), step)], stop=steps)
-        jax.block_until_ready(state)
-        history.collect("metric 0")
-
-    return run
+    return loop_with_metrics(logging_step(size), size, steps)
 
 
 def history_rows(size: int, folder: pathlib.Path, steps: int) -> Run:

@@ -27,7 +27,7 @@ REQUEST = struct.Struct("<qi")
 LARGEST_REQUEST = 1 << 18
 # An answer has the number of its request, a process number or an exit code, and what went wrong (an errno).
 ANSWER = struct.Struct("<qii")
-READY = 0  # the number of the answer that nobody has asked for: all is loaded, by so many threads
+READY = 0  # the number of the first answer, which needs no request: the nursery has loaded, and has that many threads
 
 _BOOT = (
     "import sys, json, importlib; sys.path[:], modules = json.loads(sys.argv[1]); "
@@ -49,7 +49,7 @@ _READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "GLIBC_", "MALLOC_", "OMP_", "
 _TRIES = 3  # nurseries in a row that may end before they have forked a worker
 _LOADING = 300.0  # seconds that loading may take: the disk may be far away
 _ANSWER = 10.0  # seconds that an answer may take
-_KILL = 1.0  # seconds that a killed process may take; one that a disk does not release takes longer, without us
+KILL_SECONDS = 1.0  # that a killed process may take; one that a disk does not release takes longer, without us
 
 
 class Forked:
@@ -112,7 +112,7 @@ class Forked:
             return os.close(self._fd)
         self.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.wait(_KILL)
+            self.wait(KILL_SECONDS)
 
 
 class Nursery:
@@ -145,7 +145,7 @@ class Nursery:
 
     @property
     def is_there(self) -> bool:
-        """Whether it can still be asked. If somebody has killed it, this reaps it."""
+        """Whether it can still be asked. If it was killed, this reaps it."""
         return self.end.alive and self._process.poll() is None
 
     def wait_until_ready(self) -> bool:
@@ -266,7 +266,7 @@ def start_worker(fds: list[int], number: int) -> Forked | subprocess.Popen[bytes
     if not can_fork():
         return boot("worker", fds, [number])
     for _ in range(_TRIES):
-        with contextlib.suppress(ConnectionError, TimeoutError):  # somebody has killed it, or holds it up
+        with contextlib.suppress(ConnectionError, TimeoutError):  # it was killed, or is held up
             nursery = _nursery()
             return nursery.fork(fds, number) if nursery.wait_until_ready() else boot("worker", fds, [number])
     raise ConnectionResetError(
@@ -312,7 +312,7 @@ def _end(ours: socket.socket, process: subprocess.Popen[bytes], process_id: int)
     if os.getpid() == process_id:
         process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_KILL)
+            process.wait(KILL_SECONDS)
 
 
 def _gone() -> ConnectionResetError:

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from millstream.reading.workers.channel import Channel
-from millstream.reading.workers.nursery import Forked, start_worker
+from millstream.reading.workers.nursery import KILL_SECONDS, Forked, start_worker
 from millstream.reading.workers.shared_memory import SharedFile
 
 _GRACE = 0.2  # seconds that a worker with nothing to do has to leave
-_KILL = 1.0  # seconds that a killed process may take; one that a disk does not release takes longer, without us
 _ANSWER = 0.5  # seconds that workers have to tell where they are
 # Signals that a process brings about itself; what others end it with may hit any process.
 # Looked up by name, because Windows, where no worker is started, lacks some of them.
@@ -194,7 +193,7 @@ class WorkerProcess:
         assert self._process is not None
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_KILL)
+            self._process.wait(KILL_SECONDS)
         return self._process.returncode
 
     def _new_stack(self) -> str:
