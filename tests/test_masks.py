@@ -336,6 +336,29 @@ def test_a_step_may_take_the_mask_for_its_own(key):
     assert output.elapsed.samples == int(output.state) == len(output.outputs["rows"]) == SAMPLES
 
 
+_donating = jax.jit(lambda batch, mask: (jax.tree.map(lambda leaf: leaf + 1, batch), ~mask), donate_argnums=(0, 1))
+
+
+@pytest.mark.parametrize("kind", ["arrays", "host", "iterable", "mesh"])
+def test_a_step_may_donate_batch_and_mask(key, kind):
+    data = {"x": np.arange(40, dtype=np.float32)}
+    sources = {
+        "arrays": ms.ArraySampleSource(data),
+        "host": ms.HostArraySource(data),
+        "iterable": ms.sources.IterableSource(lambda: ({"x": x} for x in data["x"])),
+        "mesh": ms.HostArraySource(data),
+    }
+    mesh = jax.make_mesh((1,), ("data",)) if kind == "mesh" else None
+    loader = ms.DataLoader([sources[kind], ms.BatchTransform(8)], sharding=mesh)
+    seen = []
+    for _ in range(2):
+        for batch, mask in loader.iterate(loader.init_state(key)):
+            values, without = _donating(batch, mask)
+            assert mask.is_deleted() and not without.any()
+            seen += values["x"].tolist()
+    assert sorted(seen) == sorted([*range(1, 41)] * 2)
+
+
 def test_a_test_without_any_real_row_does_not_weigh(key):
     flags = np.arange(SAMPLES) < 5
     loader = ms.DataLoader([ms.ArraySampleSource(data_of(flags), ordering="sequential"), *BEFORE])

@@ -67,7 +67,6 @@ class Finish:
             self._large = {out: row for out, row in self._passing.items() if self._layout.places[row][1] >= _LARGE}
             finished = finishing(static, tuple(self._large))
             self._finished = functools.partial(call_and_wait, finished) if program.effects else finished
-            self._full_mask = self._on_device(np.ones(self._layout.axes, bool))
 
     def __call__(self, key: Any, numbers: np.ndarray | None, filled: ReadBatch) -> tuple[PyTree, Any]:
         """The batch that was read, and its mask.
@@ -97,13 +96,17 @@ class Finish:
 
     def _pass_through(self, rows: list[Any], filled: ReadBatch) -> list[Any]:
         """The leaves of a batch that has no compiled stages."""
+        if self._placement is not None:
+            return [*rows, self._on_device(self.mask(filled))]
         large = [isinstance(leaf, jax.Array) or leaf.nbytes >= _LARGE for leaf in rows]
-        small = iter(
-            () if all(large) else _copy_small([leaf for leaf, whole in zip(rows, large, strict=True) if not whole])
+        # Every batch gets a mask of its own, since a step may donate it.
+        copied, mask = _copy_small(
+            [leaf for leaf, whole in zip(rows, large, strict=True) if not whole], self._layout.axes
         )
+        small = iter(copied)
         leaves = [_whole(leaf) if whole else next(small) for leaf, whole in zip(rows, large, strict=True)]
         full = filled.samples == self._layout.rows and not filled.report.failed
-        return [*leaves, self._full_mask if full else self._on_device(self.mask(filled))]
+        return [*leaves, mask if full else self._on_device(self.mask(filled))]
 
     def _run_stages(self, key: Any, numbers: np.ndarray | None, rows: list[Any], filled: ReadBatch) -> list[Any]:
         """The leaves of a batch that goes through compiled stages."""
@@ -179,10 +182,13 @@ def _trace(pipeline: Pipeline) -> tuple[Any, dict[int, int]]:
     return shape, passing
 
 
-@jax.jit
-def _copy_small(leaves: list[Any]) -> list[Any]:
-    """Small arrays, all at once: for them a compiled program that copies is the fastest way to the device."""
-    return leaves
+@functools.partial(jax.jit, static_argnums=1)
+def _copy_small(leaves: list[Any], axes: tuple[int, ...]) -> tuple[list[Any], jax.Array]:
+    """Small arrays, all at once, and the mask of a batch with these axes in which all rows count.
+
+    For small arrays a compiled program that copies is the fastest way to the device.
+    """
+    return leaves, jnp.ones(axes, bool)
 
 
 def as_placed(tree: PyTree, device: Any) -> PyTree:
