@@ -503,3 +503,25 @@ def test_an_iterator_that_is_pickled_or_copied_says_what_to_keep_instead(copying
         TypeError, match=r"A BatchIterator cannot be pickled or copied: it reads ahead\. Keep its `state`"
     ):
         copying(batches)
+
+
+def test_run_steps_waits_for_no_program_before_it(key, monkeypatch):
+    loader = ms.DataLoader([ms.ArraySampleSource({"x": np.ones((10, 1), np.float32)}), ms.BatchTransform(4)])
+    state, total = loader.init_state(key), jnp.float32(0)
+    state, total, _ = loader.run_steps(state, total, _count_real, 1, width=2)  # which compiles
+    with monkeypatch.context() as patch:
+        for name in ("__int__", "__array__", "__index__", "item", "tolist", "block_until_ready"):
+            patch.setattr(type(total), name, _refuse_to_wait)
+        for _ in range(20):
+            state, total, _ = loader.run_steps(state, total, _count_real, 2, width=2)
+    assert int(state.step) == 41
+    expected = sum([4, 4, 2][step % 3] for step in range(41))
+    assert (loader.stats().batches, loader.stats().samples, int(total)) == (41, expected, expected)
+
+
+def _count_real(total, batch, mask):
+    return total + jnp.sum(mask, dtype=jnp.float32), None
+
+
+def _refuse_to_wait(array, *_, **__):
+    pytest.fail("a program that may still run was waited for")

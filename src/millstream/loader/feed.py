@@ -72,8 +72,12 @@ class Feed(Protocol):
         """Leave threads and worker processes running until `close`."""
         ...
 
-    def begin_programs(self, state: PyTree, steps: int) -> None:
-        """A compiled program is about to draw `steps` batches from a state on."""
+    def begin_program(self) -> None:
+        """A compiled program is about to draw batches."""
+        ...
+
+    def count_program(self, first: PyTree, steps: int, after: PyTree) -> None:
+        """A compiled program draws `steps` batches from one state to another; it may still be at it."""
         ...
 
     def settle(self) -> None:
@@ -98,7 +102,10 @@ class _Unread:
 
     stats: LoaderStats
 
-    def begin_programs(self, state: PyTree, steps: int) -> None:
+    def begin_program(self) -> None:
+        """Nothing has to be made ready."""
+
+    def count_program(self, first: PyTree, steps: int, after: PyTree) -> None:
         """Count the batches that a program makes."""
         self.stats.batches += steps
 
@@ -232,10 +239,10 @@ class GraphFeed(_Unread):
             return jax.tree.map(placement.hand_over, made) if placement.hands_over else made
         return made if self._device is None else as_placed(made, self._device)
 
-    def begin_programs(self, state: LoaderState, steps: int) -> None:
+    def count_program(self, first: LoaderState, steps: int, after: LoaderState) -> None:
         """Count the batches that a program makes; their samples later, since its first step may still be computed."""
-        super().begin_programs(state, steps)
-        self.stats.samples += self.sources.add_program(state, steps)
+        super().count_program(first, steps, after)
+        self.stats.samples += self.sources.add_program(first, steps, after)
 
     def settle(self) -> None:
         """Count what is drawn but not counted yet; it may wait for the first step of a program."""
@@ -339,10 +346,13 @@ class HostFeed:
         """Leave threads and worker processes running until `close`."""
         self.reader.keep()
 
-    def begin_programs(self, state: LoaderState, steps: int) -> None:
+    def begin_program(self) -> None:
         """Count the batches that a program has read as this loader's."""
         self.reader.stats = self.stats
-        self.sources.add_program(state, steps)
+
+    def count_program(self, first: LoaderState, steps: int, after: LoaderState) -> None:
+        """Count the samples of each source that a program draws."""
+        self.sources.add_program(first, steps, after)
 
     def settle(self) -> None:
         """Count what is drawn but not counted yet; it may wait for the first step of a program."""

@@ -128,9 +128,12 @@ class IterableFeed:
         """Leave the thread of an iterator that has come to its end running until `close`."""
         self._kept = True
 
-    def begin_programs(self, state: PyTree, steps: int) -> None:
+    def begin_program(self) -> None:
         """Compiled programs do not get here."""
         self.pipeline.refuse_program("A compiled program")
+
+    def count_program(self, first: PyTree, steps: int, after: PyTree) -> None:
+        """Compiled programs do not get here."""
 
     def settle(self) -> None:
         """Everything is counted when it is drawn."""

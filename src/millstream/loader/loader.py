@@ -563,11 +563,12 @@ class DataLoader(Generic[B, S]):
             return self._run_phases("scan_epoch", state, carry, body_fn, steps)
         if isinstance(self._source, SeekablePipeline) and not self._has_scanned_to(state):
             check_run("scan_epoch", self._source, state, 0)
-        self._feed.begin_programs(state, self.steps_per_epoch)
+        self._feed.begin_program()
         try:
             run = self._scan_carry(compiled_scan, state, carry, body_fn, unroll)
         finally:
             self.end_steps()
+        self._feed.count_program(state, self.steps_per_epoch, run[0])
         self._scanned_to = run[0] if isinstance(self._source, Pipeline) else None
         return run
 
@@ -642,9 +643,11 @@ class DataLoader(Generic[B, S]):
         if isinstance(self._source, PhasedPipeline):
             return self._run_phases(caller, state, carry, body_fn, count, width, before_fn)
         static, carried = self._settled(state, carry, body_fn, before_fn)
-        self._feed.begin_programs(state, count)
-        given = state, static, carried, np.int32(count), body_fn, before_fn, width
+        self._feed.begin_program()
+        number = _count_on_device(count) if self._program.mesh is None else np.int32(count)
+        given = state, static, carried, number, body_fn, before_fn, width
         run = self._run(compiled_steps, self._program.static, self._program.arrays, *given)
+        self._feed.count_program(state, count, run[0])
         return run[0], static.join(run[1]), run[2]
 
     def _run_phases(
@@ -844,6 +847,13 @@ def _loader_of(
     loader._made_of = None
     loader._set(source, device, prefetch, program)
     return loader
+
+
+@functools.lru_cache(maxsize=1024)
+def _count_on_device(count: int) -> jax.Array:
+    """A count as an argument of a program, put there once: a number of the host is put there at every call."""
+    with jax.ensure_compile_time_eval():
+        return jnp.asarray(count, jnp.int32)
 
 
 def _register(kind: type[DataLoader[Any, Any]]) -> None:

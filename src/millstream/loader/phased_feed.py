@@ -65,8 +65,11 @@ class PhasedFeed:
         for feed in self._feeds.values():
             feed.keep()
 
-    def begin_programs(self, state: PyTree, steps: int) -> None:
+    def begin_program(self) -> None:
         """Nothing: the loaders of the phases run the programs."""
+
+    def count_program(self, first: PyTree, steps: int, after: PyTree) -> None:
+        """Nothing: the loaders of the phases count theirs."""
 
     def settle(self) -> None:
         """Count what is drawn but not counted yet; it may wait for the first step of a program."""

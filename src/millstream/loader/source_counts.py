@@ -1,6 +1,7 @@
 """How many samples of each source of a mixture a loader has drawn: found from the plan, many steps at a time."""
 
 import collections
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,16 @@ from millstream.plan.mixture import Mixed
 from millstream.plan.plan import Plan
 from millstream.plan.planned import AnyPlan
 
-_PROGRAMS = 8  # that have begun before the first step of one is looked at: it may still be computed
+_CHAINS = 8  # of programs that are under way before the first step of one is looked at: it may still be computed
+
+
+@dataclasses.dataclass
+class _Chain:
+    """Programs of which each began where the one before it ended."""
+
+    first: LoaderState
+    after: LoaderState
+    steps: int
 
 
 class SourceCounts:
@@ -38,7 +48,7 @@ class SourceCounts:
         self._plan = plan
         self._of_programs = of_programs
         self._first = self._stop = 0
-        self._programs: collections.deque[tuple[LoaderState, int]] = collections.deque()
+        self._chains: collections.deque[_Chain] = collections.deque()
 
     def add(self, step: int) -> None:
         """A step is drawn."""
@@ -47,15 +57,21 @@ class SourceCounts:
             self._first = step
         self._stop = step + 1
 
-    def add_program(self, state: LoaderState, steps: int) -> int:
-        """A compiled program draws `steps` steps from a state on, which may still be computed.
+    def add_program(self, first: LoaderState, steps: int, after: LoaderState) -> int:
+        """A compiled program draws `steps` steps from one state to another, which may both still be computed.
+
+        Nothing waits for them while each program begins where the last one ended.
 
         Returns:
             How many samples programs have drawn that began long ago and are counted now.
         """
-        if (self._of_programs or self._counts is not None) and not is_traced(state):
-            self._programs.append((state, steps))
-        return self._count_programs(_PROGRAMS)
+        if self._chains and self._chains[-1].after is first:
+            self._chains[-1].after = after
+            self._chains[-1].steps += steps
+            return 0
+        if (self._of_programs or self._counts is not None) and not is_traced(first):
+            self._chains.append(_Chain(first, after, steps))
+        return self._count_programs(_CHAINS)
 
     def settle(self) -> int:
         """Count all that is drawn; it may wait for the first step of a program.
@@ -72,13 +88,13 @@ class SourceCounts:
 
     def _count_programs(self, most_left: int) -> int:
         samples = 0
-        while len(self._programs) > most_left:
-            state, count = self._programs.popleft()
-            first = int(state.step)
-            steps = range(first, first + count)
+        while len(self._chains) > most_left:
+            chain = self._chains.popleft()
+            first = int(chain.first.step)
+            steps = range(first, first + chain.steps)
             self._count(steps)
             if self._of_programs:
-                samples += sum(self._plan.real_samples_of(np.asarray(state.key), steps))
+                samples += sum(self._plan.real_samples_of(np.asarray(chain.first.key), steps))
         return samples
 
     def _count_drawn(self) -> None:
