@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-WORKERS = 2
+WORKERS, AT_ONCE = 2, 1_000
 _WORDS, _VOCABULARY = 20_000, 8_000
 _LETTERS = np.frombuffer(b"etaoinshrdlucmfwypvbgkjqxz", np.uint8)
 
@@ -53,12 +53,13 @@ def by_prepare(folder: str) -> None:
 
     tokenizer = load_tokenizer(folder)
 
-    def fn(sample: dict[str, str]) -> dict[str, list[int]]:
-        return {"ids": tokenizer.encode(sample["text"]).ids}
+    def fn(samples: list[dict[str, str]]) -> list[dict[str, list[int]]]:
+        return [{"ids": encoding.ids} for encoding in tokenizer.encode_batch([sample["text"] for sample in samples])]
 
     begun = time.perf_counter()
     source = ms.sources.JsonlSource(f"{folder}/texts.jsonl", ordering="sequential")
-    made = ms.prepare(source, f"{folder}/prepared", fn, executor=ms.Processes(WORKERS), version="1")
+    out = f"{folder}/prepared"
+    made = ms.prepare(source, out, fn, at_once=AT_ONCE, executor=ms.Processes(WORKERS), version="1")
     _told(begun, sum(int(part) for part in made.lengths["ids"]), folder)
 
 
@@ -75,7 +76,9 @@ def by_map(folder: str) -> None:
     cache = f"{folder}/datasets"
     given = datasets.Dataset.from_json(f"{folder}/texts.jsonl", cache_dir=cache)
     begun = time.perf_counter()
-    made = given.map(fn, batched=True, num_proc=WORKERS, remove_columns=["text"], load_from_cache_file=False)
+    made = given.map(
+        fn, batched=True, batch_size=AT_ONCE, num_proc=WORKERS, remove_columns=["text"], load_from_cache_file=False
+    )
     seconds = time.perf_counter()
     tokens = sum(map(len, made.with_format("numpy")["ids"]))
     _told(begun + time.perf_counter() - seconds, tokens, folder)

@@ -116,12 +116,21 @@ def oracle(numbers, unique):
     size=st.integers(1, 12),
     parts=st.integers(1, 4),
     unique=st.booleans(),
+    at_once=st.none() | st.integers(1, 5),
 )
-def test_any_size_of_shards_and_any_parts_give_the_samples_of_an_oracle(memory_folder, numbers, size, parts, unique):
+def test_any_size_of_shards_and_any_parts_give_the_samples_of_an_oracle(
+    memory_folder, numbers, size, parts, unique, at_once
+):
     numbers = [*numbers, 1]
     folder = memory_folder()
-    options = {"samples_per_shard": size, "deduplicate": True if unique else None}
-    *before, made = [ms.prepare(source(numbers), folder, grown, **options, part=(part, parts)) for part in range(parts)]
+    options = {"samples_per_shard": size, "deduplicate": True if unique else None, "at_once": at_once}
+
+    def all_grown(numbers):
+        assert 0 < len(numbers) <= at_once
+        return [grown(number) for number in numbers]
+
+    fn = grown if at_once is None else all_grown
+    *before, made = [ms.prepare(source(numbers), folder, fn, **options, part=(part, parts)) for part in range(parts)]
     assert made is not None
     ranges = -(-len(numbers) // size)
     assert [one is None for one in before] == [part < ranges - 1 for part in range(parts - 1)]
@@ -503,6 +512,7 @@ def test_finished_shards_are_kept_and_a_damaged_one_is_made_again(folder):
         (lambda a: a | {"source": source([*TEXTS[:4], "other"])}, "contents: "),
         (lambda a: a | {"fn": lambda text: {"length": len(text)}}, "functions: "),
         (lambda a: a | {"samples_per_shard": 3}, "samples_per_shard: 256 there, 3 now"),
+        (lambda a: a | {"at_once": 3}, "at_once: None there, 3 now"),
         (lambda a: a | {"format": "parquet"}, "format: arrow there, parquet now"),
         (lambda a: a | {"deduplicate": True}, "deduplicate: None there, True now"),
         (lambda a: a | {"version": "2"}, "version: None there, 2 now"),
@@ -569,12 +579,17 @@ def test_a_function_may_use_its_memory_again(folder):
 
 
 def test_an_error_of_the_function_keeps_its_type_and_names_the_sample(folder):
-    def fails(text):
-        raise LookupError(text) if text == "barley" else ValueError(text)
+    def checked(text):
+        if text == "barley":
+            raise LookupError(text)
+        return text
 
     with pytest.raises(LookupError) as caught:
-        ms.prepare(source(TEXTS), folder, lambda text: fails(text) if text == "barley" else text, version="1")
-    assert "This came from prepare(<lambda>) at sample 2." in caught.value.__notes__
+        ms.prepare(source(TEXTS), folder, checked, version="1")
+    assert "This came from prepare(checked) at sample 2." in caught.value.__notes__
+    with pytest.raises(LookupError) as caught:
+        ms.prepare(source(TEXTS), folder / "two", lambda texts: list(map(checked, texts)), at_once=2, version="1")
+    assert "This came from prepare(<lambda>) at samples 2 to 3." in caught.value.__notes__
 
 
 def test_views_and_random_stages_are_prepared_in_the_order_of_positions(folder):
@@ -601,6 +616,11 @@ def test_views_and_random_stages_are_prepared_in_the_order_of_positions(folder):
         ({"fn": 3}, "needs fn to be a function"),
         ({"format": "zip"}, "needs format 'arrow', 'npy'"),
         ({"samples_per_shard": 0}, "needs samples_per_shard to be an int of at least 1"),
+        ({"fn": len, "at_once": 0}, "needs at_once to be an int of at least 1"),
+        ({"at_once": 3}, "takes at_once= with a function"),
+        ({"fn": lambda: 0, "at_once": 3}, "calls fn\\(samples\\)"),
+        ({"fn": lambda texts: {"text": texts}, "at_once": 3}, r"Got .*dict.*Make a dict of each: \[{...}"),
+        ({"fn": lambda texts: texts[1:], "at_once": 3}, "one result for each of 3 samples .* Got 2. Return None for"),
         ({"executor": 4}, "needs executor to be one such as ms.Threads"),
         ({"executor": ms.Threads(1), "ray": "auto"}, "takes executor= or ray=, not both"),
         ({"part": 3}, "needs part to be a pair such as \\(3, 64\\)"),

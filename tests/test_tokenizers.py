@@ -50,6 +50,13 @@ def hugging_face(size=320):
     return tokenizers.Tokenizer.from_str(hugging_face_json(size))
 
 
+def padded(length=None):
+    model = hugging_face()
+    model.enable_padding(length=length, pad_id=1)
+    model.enable_truncation(12)
+    return model
+
+
 def encoding(*merges, ends=ENDS):
     ranks = {bytes([number]): number for number in range(256)}
     ranks |= {merge: 256 + number for number, merge in enumerate((b"th", b"mi", b"ll", b"mill", *merges))}
@@ -102,6 +109,12 @@ LIBRARIES = {
         hugging_face,
         lambda model: lambda text: model.encode(text, add_special_tokens=False).ids,
         {"add_special_tokens": False},
+    ),
+    "tokenizers, padded to the longest": (padded, lambda model: lambda text: model.encode(text).ids, {}),
+    "tokenizers, of one length": (
+        functools.partial(padded, length=12),
+        lambda model: lambda text: model.encode(text).ids,
+        {},
     ),
     "like transformers": (LikeTransformers, lambda model: model.encode, {}),
     "tiktoken": (encoding, lambda model: model.encode_ordinary, {}),
@@ -358,13 +371,17 @@ def test_every_executor_gives_the_same_batches(name, key, capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_batches_of_texts_in_a_worker_are_those_of_the_library(key):
-    tokenizer, own = made("tokenizers")
-    together = lambda sample: {"tokens": np.concatenate(tokenizer.encode_batch([sample["text"], "mill"]))}  # noqa: E731
-    source = ms.DatasetSource([{"text": "stream"}] * 4).map(together)
-    with ms.DataLoader([source, ms.BatchTransform(4)], executor=ms.Processes(1)) as loader:
-        batch, _ = next(loader.iterate(loader.init_state(key)))
-    assert batch["tokens"][0].tolist() == own("stream") + own("mill")
+@pytest.mark.parametrize("name", [name for name in LIBRARIES if name.startswith("tokenizers")])
+def test_texts_in_a_worker_are_those_of_the_library(name, key):
+    tokenizer, own = made(name)
+    words = ["stream", "mill and stream", "<eos> über"]
+    together = lambda sample: {"tokens": np.concatenate(tokenizer.encode_batch(words))}  # noqa: E731
+    alone = lambda sample: {"tokens": np.concatenate([tokenizer(word) for word in words])}  # noqa: E731
+    for fn in (together, alone):
+        source = ms.DatasetSource([{"text": "stream"}] * 4).map(fn)
+        with ms.DataLoader([source, ms.BatchTransform(4)], executor=ms.Processes(1)) as loader:
+            batch, _ = next(loader.iterate(loader.init_state(key)))
+        assert batch["tokens"][0].tolist() == [number for word in words for number in own(word)]
 
 
 @pytest.mark.parametrize("name", ["tokenizers", "tiktoken", "sentencepiece"])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import pathlib
@@ -36,11 +37,14 @@ class Inputs:
         source: The samples.
         fn: What is made of each: a sample, a list of samples, or None for nothing; None to keep them as they are.
         per_range: How many samples a range has.
+        at_once: How many samples of a range the function gets as a list, for a list of what is made of each; None for
+            one sample after the other.
     """
 
     source: HostSource
     fn: Callable[[PyTree], PyTree] | None
     per_range: int
+    at_once: int | None = None
 
     @property
     def count(self) -> int:
@@ -68,16 +72,46 @@ class Inputs:
 
     def results(self, positions: np.ndarray) -> Iterator[tuple[int, PyTree]]:
         """What the function makes of samples, each with the position of the sample that it is made of."""
-        for position, sample in self.read(positions):
-            if self.fn is None:
-                yield position, sample
-                continue
-            try:
-                made = self.fn(sample)
-            except Exception as error:
-                raise noted(error, f"This came from {self.name} at sample {position}.")  # noqa: B904
+        if self.fn is None:
+            yield from self.read(positions)
+            return
+        for position, made in self._calls(self.fn, self.read(positions)):
             for one in made if type(made) is list else [] if made is None else [made]:
                 yield position, one
+
+    def _calls(
+        self, fn: Callable[[PyTree], PyTree], samples: Iterator[tuple[int, PyTree]]
+    ) -> Iterator[tuple[int, PyTree]]:
+        """What a function returns for each sample."""
+        if self.at_once is None:
+            for position, sample in samples:
+                try:
+                    made = fn(sample)
+                except Exception as error:
+                    raise noted(error, f"This came from {self.name} at sample {position}.")  # noqa: B904
+                yield position, made
+            return
+        while group := list(itertools.islice(samples, self.at_once)):
+            positions, given = [position for position, _ in group], [sample for _, sample in group]
+            try:
+                made = fn(given)
+                self._check_results(made, len(given))
+            except Exception as error:
+                where = f"samples {positions[0]} to {positions[-1]}"
+                raise noted(error, f"This came from {self.name} at {where}.")  # noqa: B904
+            yield from zip(positions, made, strict=True)
+
+    def _check_results(self, made: Any, count: int) -> None:
+        """Refuse what is not a list with a result for each of the samples that a function got at once."""
+        rule = f"{self.name} needs a list with one result for each of {count:,} samples from a function with at_once="
+        if not isinstance(made, list | tuple):
+            fix = " Make a dict of each: [{...} for value in values]." if isinstance(made, dict) else ""
+            raise TypeError(f"{rule}. Got {describe_value(made)}.{fix}")
+        if len(made) != count:
+            raise ValueError(
+                f"{rule}. Got {len(made):,}. Return None for a sample that is left out, and a list of samples for one "
+                "that becomes several."
+            )
 
 
 def _rows_at_once(spec: SampleSpec | ObjectSpec) -> int:

@@ -6,6 +6,7 @@ tokens as threads.
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -139,16 +140,27 @@ class HuggingFace:
         return getattr(getattr(self._inner, "model", None), "dropout", None)
 
     def encode(self, text: str) -> Ids:
+        if is_worker() and self._encodes_together:  # a quarter faster: it does not look for the place of each token
+            return next(iter(self.encode_batch([text])))
         found = self.model.encode(text, add_special_tokens=self.add_special_tokens)
         return getattr(found, "ids", found)
 
     def encode_batch(self, texts: Sequence[str]) -> Iterable[Ids]:
-        # Threads of its own beside those of other workers would only get in each other's way.
-        if is_worker() or not hasattr(self.model, "encode_batch_fast"):
+        if not self._encodes_together:
             return map(self.encode, texts)
+        if is_worker():
+            # Threads beside those of other workers would only get in each other's way. It looks at this every time.
+            os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         return (
             one.ids for one in self.model.encode_batch_fast(list(texts), add_special_tokens=self.add_special_tokens)
         )
+
+    @property
+    def _encodes_together(self) -> bool:
+        """Whether it takes texts at once, with the ids that each has alone: not if it pads to the longest of them."""
+        if not hasattr(self.model, "encode_batch_fast"):
+            return False
+        return self.model.padding is None or self.model.padding["length"] is not None
 
     def decode(self, ids: list[int]) -> str:
         return self.model.decode(ids)
