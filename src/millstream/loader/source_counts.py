@@ -13,7 +13,7 @@ from millstream.plan.mixture import Mixed
 from millstream.plan.plan import Plan
 from millstream.plan.planned import AnyPlan
 
-_CHAINS = 8  # of programs that are under way before the first step of one is looked at: it may still be computed
+_CHAINS = 8  # of running programs before the first step of one is looked at: it may still be computed
 
 
 @dataclasses.dataclass
