@@ -619,8 +619,18 @@ def test_views_and_random_stages_are_prepared_in_the_order_of_positions(folder):
         ({"fn": len, "at_once": 0}, "needs at_once to be an int of at least 1"),
         ({"at_once": 3}, "takes at_once= with a function"),
         ({"fn": lambda: 0, "at_once": 3}, "calls fn\\(samples\\)"),
-        ({"fn": lambda texts: {"text": texts}, "at_once": 3}, r"Got .*dict.*Make a dict of each: \[{...}"),
-        ({"fn": lambda texts: texts[1:], "at_once": 3}, "one result for each of 3 samples .* Got 2. Return None for"),
+        (
+            {"fn": lambda texts: {"text": texts}, "at_once": 3},
+            r"For 1 sample it returned .*dict.*Make a dict of each: \[{...}",
+        ),
+        (
+            {"fn": lambda texts: texts[1:], "at_once": 3},
+            "one result for each sample .* For 1 sample it returned 0. Return None for",
+        ),
+        (
+            {"fn": lambda texts: texts[: max(1, len(texts) - 1)], "at_once": 3},
+            "one result for each sample .* For 3 samples it returned 2. Return None for",
+        ),
         ({"executor": 4}, "needs executor to be one such as ms.Threads"),
         ({"executor": ms.Threads(1), "ray": "auto"}, "takes executor= or ray=, not both"),
         ({"part": 3}, "needs part to be a pair such as \\(3, 64\\)"),

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from millstream.integrations._table import cells
+from millstream.integrations.arrow_memory import array_of, numbers_of
 from millstream.reading.host_source import Spans
 
 
@@ -51,13 +52,13 @@ class ArrowCells:
 
     def copy(self) -> "ArrowCells":
         """The same in memory of its own."""
-        return ArrowCells(self._column.take(_arrow_indices(np.arange(len(self)))))
+        return ArrowCells(self._column.take(array_of(np.arange(len(self)))))
 
     def take(self, indices: np.ndarray, *, axis: int = 0) -> np.ndarray:
         """The values at `indices`, as an array of objects."""
         kind = self._column.type
         convert = _number_cell if is_numbers(kind) else _python_cell
-        return cells(map(convert, self._column.take(_arrow_indices(indices))))
+        return cells(map(convert, self._column.take(array_of(indices))))
 
     @functools.cached_property
     def lists(self) -> tuple[np.ndarray, np.ndarray] | None:
@@ -71,7 +72,7 @@ class ArrowCells:
         if types.is_boolean(_inner(kind)):  # which are packed, and would have to be unpacked and kept
             return None
         try:
-            return to_numpy(column.values), column.offsets.to_numpy()
+            return to_numpy(column.values), numbers_of(column.offsets)
         except Unreadable:
             return None
 
@@ -85,12 +86,6 @@ def find_list_spans(column: "np.ndarray | ArrowCells | None", indices: np.ndarra
         size = column.shape[1]  # all lists of a chunk are as long, by chance or by their type
         return column.reshape(-1, *column.shape[2:]), indices * size, (indices + 1) * size
     return None
-
-
-def _arrow_indices(indices: np.ndarray) -> Any:
-    import pyarrow as pa
-
-    return pa.array(indices)
 
 
 def _python_cell(scalar: Any) -> Any:
@@ -140,7 +135,7 @@ def _values(array: Any, per_row: int) -> np.ndarray:
     import pyarrow as pa
 
     if array.null_count:
-        raise Unreadable(int(np.argmax(array.is_null().to_numpy(zero_copy_only=False))) // per_row)
+        raise Unreadable(int(np.argmax(numbers_of(array.is_null()))) // per_row)
     kind = array.type
     if isinstance(kind, pa.FixedShapeTensorType):
         inner = _values(array.storage, per_row).reshape(len(array), *kind.shape)
@@ -149,11 +144,11 @@ def _values(array: Any, per_row: int) -> np.ndarray:
     if pa.types.is_dictionary(kind):
         return _values(array.dictionary_decode(), per_row)
     if not _is_list(kind):
-        return array.to_numpy(zero_copy_only=not pa.types.is_boolean(kind))
+        return numbers_of(array)
     if pa.types.is_fixed_size_list(kind):
         size = kind.list_size
     else:
-        sizes = np.diff(array.offsets.to_numpy())
+        sizes = np.diff(numbers_of(array.offsets))
         size = int(sizes[0]) if len(sizes) > 0 else 0  # there are none inside empty lists
         if (sizes != size).any():
             odd = int(np.argmax(sizes != size))

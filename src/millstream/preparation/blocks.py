@@ -11,6 +11,7 @@ import numpy as np
 
 from millstream.files.changed import file_unreadable
 from millstream.files.data_files import File, FileStream, LocalFile, at_once, expect, forget, is_staging, open_file
+from millstream.integrations.arrow_memory import array_of, numbers_of
 from millstream.preparation.index import FileEntry, Index, Shard, joined
 from millstream.preparation.sample_form import Leaf
 from millstream.preparation.shard_files import arrow_schema, npy_header
@@ -139,9 +140,7 @@ class _Cells:
         """The values at `indices`."""
         if len(indices) == 1:
             return [self._column[int(indices[0])].as_py()]
-        import pyarrow as pa
-
-        return self._column.take(pa.array(indices)).to_pylist()
+        return self._column.take(array_of(indices)).to_pylist()
 
 
 class _Records:
@@ -478,10 +477,10 @@ def _column(leaf: Leaf, array: Any) -> Column:
     if not leaf.is_numbers:
         return _Cells(array)
     if not leaf.axes:
-        return _Rows(array.to_numpy(zero_copy_only=False))
+        return _Rows(numbers_of(array))
     lists = array if leaf.axes == 1 else array.field("data")
-    values, ends = lists.values.to_numpy(zero_copy_only=False), lists.offsets.to_numpy()
+    values, ends = numbers_of(lists.values), numbers_of(lists.offsets)
     if leaf.axes == 1:
         return RaggedColumn(values, ends)
     shapes = array.field("shape")
-    return RaggedColumn(values, ends, shapes.values.to_numpy().reshape(-1, leaf.axes))
+    return RaggedColumn(values, ends, numbers_of(shapes.values).reshape(-1, leaf.axes))

@@ -1,6 +1,7 @@
 """Preparing data: any samples through a function into shards with an index."""
 
 import contextlib
+import dataclasses
 import errno
 import hashlib
 import os
@@ -230,7 +231,8 @@ class _Job:
         """What samples are made of, by the first that is kept."""
         form = self._folder.form()
         if form is None:
-            results = self._inputs.results(np.arange(len(self._inputs.source)))
+            one_by_one = dataclasses.replace(self._inputs, at_once=self._inputs.at_once and 1)  # only one is needed
+            results = one_by_one.results(np.arange(len(self._inputs.source)))
             form = find_form(self._inputs.name, results, fixed=self._kind == "npy")
             if form is None:
                 raise ValueError(

@@ -4,6 +4,7 @@ What is written depends on the samples alone, down to the last byte. It loads no
 """
 
 import contextlib
+import itertools
 import pathlib
 import re
 import struct
@@ -13,6 +14,7 @@ from typing import IO, Any, Protocol
 import numpy as np
 
 from millstream.files.atomic import written
+from millstream.integrations.arrow_memory import array_of, bytes_array_of, ends_of
 from millstream.preparation.sample_form import BYTES, TEXT, Leaf, SampleForm
 from millstream.text.errors import needs
 
@@ -197,23 +199,40 @@ class _Column:
 
         leaf, kind = self._leaf, arrow_type(self._leaf)
         if not leaf.is_numbers:
-            return pa.array(self._values, kind)
+            return self._texts(kind)
         if not leaf.axes:
-            return pa.array(np.array(self._values, leaf.dtype))
+            return array_of(np.array(self._values, leaf.dtype))
         shapes = np.array(self._shapes, np.int64)
-        ends = np.concatenate([[0], np.cumsum(np.prod(shapes, axis=1, dtype=np.int64))])
-        if ends[-1] >= 1 << 31:
-            raise ValueError(
-                f"a sample has an array of {max(np.prod(shapes, axis=1)):,} numbers in sample{leaf.path}, and a list "
-                "of Arrow holds fewer than 2,147,483,648. Have the function return it in several samples."
-            )
-        lists = pa.ListArray.from_arrays(
-            pa.array(ends.astype(np.int32)), pa.array(np.frombuffer(bytes(self._data), leaf.dtype))
-        )
+        sizes = np.prod(shapes, axis=1, dtype=np.int64)
+        numbers = array_of(np.frombuffer(self._data, leaf.dtype))
+        lists = pa.ListArray.from_arrays(array_of(self._ends(sizes, "an array", "numbers")), numbers)
         if leaf.axes == 1:
             return lists
-        sizes = pa.FixedSizeListArray.from_arrays(pa.array(shapes.ravel().astype(np.int32)), leaf.axes)
+        sizes = pa.FixedSizeListArray.from_arrays(array_of(shapes.ravel().astype(np.int32)), leaf.axes)
         return pa.StructArray.from_arrays([lists, sizes], fields=list(kind))
+
+    def _texts(self, kind: Any) -> Any:
+        """Text or bytes, or lists of them."""
+        import pyarrow as pa
+
+        values = list(itertools.chain.from_iterable(self._values)) if self._leaf.axes else self._values
+        found = [value.encode() for value in values] if self._leaf.of == TEXT else values
+        ends = self._ends([len(value) for value in found], "a value", "bytes")
+        inner = bytes_array_of(found, ends, kind.value_type if self._leaf.axes else kind)
+        if not self._leaf.axes:
+            return inner
+        counts = [len(value) for value in self._values]
+        return pa.ListArray.from_arrays(array_of(self._ends(counts, "a list", "values")), inner)
+
+    def _ends(self, sizes: Any, what: str, of: str) -> np.ndarray:
+        """Where values with these sizes begin and end."""
+        try:
+            return ends_of(sizes)
+        except OverflowError:
+            raise ValueError(
+                f"a sample has {what} of {max(sizes):,} {of} in sample{self._leaf.path}, and a list of Arrow holds "
+                "fewer than 2,147,483,648. Have the function return it in several samples."
+            ) from None
 
 
 def arrow_type(leaf: Leaf) -> Any:

@@ -103,14 +103,15 @@ class Inputs:
 
     def _check_results(self, made: Any, count: int) -> None:
         """Refuse what is not a list with a result for each of the samples that a function got at once."""
-        rule = f"{self.name} needs a list with one result for each of {count:,} samples from a function with at_once="
+        rule = f"{self.name} needs a list with one result for each sample from a function with at_once="
+        returned = f"For {'1 sample' if count == 1 else f'{count:,} samples'} it returned"
         if not isinstance(made, list | tuple):
             fix = " Make a dict of each: [{...} for value in values]." if isinstance(made, dict) else ""
-            raise TypeError(f"{rule}. Got {describe_value(made)}.{fix}")
+            raise TypeError(f"{rule}. {returned} {describe_value(made)}.{fix}")
         if len(made) != count:
             raise ValueError(
-                f"{rule}. Got {len(made):,}. Return None for a sample that is left out, and a list of samples for one "
-                "that becomes several."
+                f"{rule}. {returned} {len(made):,}. Return None for a sample that is left out, and a list of samples "
+                "for one that becomes several."
             )
 
 

@@ -110,7 +110,9 @@ class CachedBackend:
         """The batch; one that was read is stored in the background."""
         if job.entry is not None:
             extras = {row: extra for row, extra in enumerate(job.entry.additional or []) if extra is not None}
-            return ReadBatch(job.entry.leaves, Report(extras=extras), 0.0, int(job.request.real.sum()), cached=True)
+            return ReadBatch(
+                job.entry.leaves, Report(extras=extras), 0.0, int(np.count_nonzero(job.request.real)), cached=True
+            )
         filled = self._reader.collect(job.inner)
         if not filled.report.failed:  # what failed today may be there tomorrow
             self._store(job.request, filled)

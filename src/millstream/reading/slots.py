@@ -1,7 +1,7 @@
 """Memory that batches are read into and handed out from, used again as soon as nothing holds it.
 
 JAX uses aligned NumPy memory without a copy, and releases it some time after the last array over it is gone. So a
-slot that has been handed out has an owner, which the arrays over it keep alive; when the owner dies, the slot is free.
+slot that has been handed out is a loan, which the arrays over it keep alive; when the loan dies, the slot is free.
 Nothing ever waits for that: where no slot is free there will be one more, or, past the limit of memory, a copy.
 """
 
@@ -107,12 +107,14 @@ class Slot:
         offset: Its place in all the memory of its `Slots`.
         chunk: Offset and size of the chunk of memory it lies in.
         memory: Its bytes.
+        interface: Where these are, for NumPy.
     """
 
     def __init__(self, layout: Layout, offset: int, chunk: tuple[int, int], memory: np.ndarray) -> None:
         self.offset = offset
         self.chunk = chunk
         self.memory = memory
+        self.interface = memory.__array_interface__
         self._layout = layout
         self._leaves: dict[int, list[np.ndarray]] = {}  # by bucket
 
@@ -150,7 +152,7 @@ class Slots:
         self._limit = limit
         self._on_limit = on_limit
         self._free: collections.deque[Slot] = collections.deque()  # its operations are atomic: no lock
-        self._owners: weakref.WeakSet[_Owner] = weakref.WeakSet()
+        self._loans: weakref.WeakSet[_Loan] = weakref.WeakSet()
         self._next_search = 0.0
         self.count = 0
         try:
@@ -164,7 +166,7 @@ class Slots:
     @property
     def n_held(self) -> int:
         """Batches that have been handed out and are still held."""
-        return len(self._owners)
+        return len(self._loans)
 
     @property
     def nbytes(self) -> int:
@@ -197,10 +199,9 @@ class Slots:
             copies = [leaf.copy() for leaf in slot.leaves(bucket)[: self._n_leaves]]
             self.give_back(slot)
             return layout.with_axes(copies)
-        owner = _Owner()
-        weakref.finalize(owner, self._free.append, slot).atexit = False
-        self._owners.add(owner)
-        memory = np.asarray(_Lent(owner, slot.memory))
+        loan = _Loan(slot, self._free)
+        self._loans.add(loan)
+        memory = np.asarray(loan)
         return [np.ndarray(shape, dtype, memory, start) for shape, dtype, start in layout.views[: self._n_leaves]]
 
     def _has_another(self) -> bool:
@@ -240,14 +241,17 @@ class Slots:
         self.count += count
 
 
-class _Owner:
-    """Lives as long as anything that uses a slot."""
+class _Loan:
+    """A slot that is handed out: arrays of NumPy and JAX over its memory hold on to this object.
 
+    It is made for every batch, so it has no finalizer, which takes as long as all the rest of it.
+    """
 
-class _Lent:
-    """A slot's memory, which keeps the owner alive: arrays of NumPy and JAX over it hold on to this object."""
+    __slots__ = ("__array_interface__", "__weakref__", "_free", "_slot")
 
-    def __init__(self, owner: _Owner, memory: np.ndarray) -> None:
-        self._owner = owner
-        self._memory = memory
-        self.__array_interface__ = memory.__array_interface__
+    def __init__(self, slot: Slot, free: "collections.deque[Slot]") -> None:
+        self._slot, self._free = slot, free
+        self.__array_interface__ = slot.interface
+
+    def __del__(self) -> None:
+        self._free.append(self._slot)

@@ -147,7 +147,7 @@ class ThreadBackend:
         else:
             assert self._slots is not None
             rows = self._slots.lend(job.slot, job.request.bucket)
-        return ReadBatch(rows, job.report, job.seconds, int(job.request.real.sum()))
+        return ReadBatch(rows, job.report, job.seconds, int(np.count_nonzero(job.request.real)))
 
     def is_done(self, job: _ThreadJob) -> bool:
         """Whether a batch can be collected without waiting."""

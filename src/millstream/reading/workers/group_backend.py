@@ -166,7 +166,7 @@ class GroupBackend(Generic[J]):
             while self._group.news:
                 warnings.warn(self._group.news.pop(), stacklevel=2)
         restarts, self._group.restarts = self._group.restarts, 0
-        return ReadBatch(rows, job.report, job.seconds, int(job.request.real.sum()), restarts)
+        return ReadBatch(rows, job.report, job.seconds, int(np.count_nonzero(job.request.real)), restarts)
 
     def is_done(self, job: J) -> bool:
         """Whether a batch can be collected without waiting, as far as is known."""
