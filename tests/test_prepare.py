@@ -527,6 +527,36 @@ def test_a_folder_of_something_else_is_refused_with_what_differs(folder, change,
     assert said in str(caught.value) and "Give a new folder, or remove this one" in str(caught.value)
 
 
+def test_a_folder_in_which_nothing_was_made_yet_is_free_for_a_corrected_function(folder):
+    def fn(text):
+        return text.undefined
+
+    with pytest.raises(AttributeError):
+        ms.prepare(source(TEXTS), folder, fn)
+    assert len(ms.prepare(source(TEXTS), folder, tokens, samples_per_shard=2)) == 5
+    with pytest.raises(ValueError, match="was prepared from something else"):
+        ms.prepare(source(TEXTS), folder, fn)
+
+
+def test_a_folder_with_a_finished_shard_or_a_process_at_work_is_not_free(folder):
+    def fails_later(text):
+        if text == "barley":
+            raise LookupError
+        return tokens(text)
+
+    with pytest.raises(LookupError):
+        ms.prepare(source(TEXTS), folder / "shard", fails_later, samples_per_shard=2)
+    with pytest.raises(ValueError, match="was prepared from something else"):
+        ms.prepare(source(TEXTS), folder / "shard", tokens, samples_per_shard=2)
+
+    def begins_another(text):
+        with pytest.raises(ValueError, match="was prepared from something else"):
+            ms.prepare(source(TEXTS), folder / "busy", lambda text: text)
+        return tokens(text)
+
+    assert len(ms.prepare(source(TEXTS), folder / "busy", begins_another, version="1")) == 5
+
+
 def test_a_changed_map_of_the_source_is_seen(folder):
     ms.prepare(source(TEXTS).map(lambda text: text or "none"), folder)
     with pytest.raises(ValueError, match="functions: "):

@@ -97,7 +97,7 @@ class Inputs:
                 made = fn(given)
                 self._check_results(made, len(given))
             except Exception as error:
-                where = f"samples {positions[0]} to {positions[-1]}"
+                where = f"sample {positions[0]}" if len(group) == 1 else f"samples {positions[0]} to {positions[-1]}"
                 raise noted(error, f"This came from {self.name} at {where}.")  # noqa: B904
             yield from zip(positions, made, strict=True)
 

@@ -46,13 +46,26 @@ class WorkFolder:
         if self.is_finished:
             self._require_same(read_index(self._caller, self.path)[0].made_from)
             return True
+        with locked(self.path / ".prepare-job.lock", _PATIENCE) as alone:
+            return self._claim(alone)
+
+    def _claim(self, alone: bool) -> bool:
+        """Make the folder that of this preparation, unless it is that of another; whether it is finished now.
+
+        Args:
+            alone: Whether no other process is in here.
+        """
         others = sorted(name for name in os.listdir(self.path) if not name.startswith("."))
         known = _read(self._work / "job.json")  # it is there before any shard is, so it is looked for after these
+        if known is not None and alone and self._is_untouched(others) and differences(known, self._made_from):
+            shutil.rmtree(self._work)  # such as after an error of the function at the first sample
+            known = None
         if known is not None:
             self._require_same(known)
             return False
         if self.is_finished:  # by another process, just now
-            return self.open()
+            self._require_same(read_index(self._caller, self.path)[0].made_from)
+            return True
         if others:
             raise ValueError(
                 f"{self._caller} needs a folder of its own. {self.path} has other files in it: "
@@ -61,6 +74,11 @@ class WorkFolder:
         self._work.mkdir(exist_ok=True)
         self._store("job.json", self._made_from)
         return False
+
+    def _is_untouched(self, shards: list[str]) -> bool:
+        """Whether nothing has been made here yet, and nobody is at it: a process that is holds the lock of its part."""
+        at_work = [name for name in os.listdir(self.path) if name.endswith(".lock") and "-of-" in name]
+        return not shards and not at_work and {*os.listdir(self._work)} <= {"job.json", "form.json"}
 
     @property
     def is_finished(self) -> bool:
