@@ -393,7 +393,7 @@ def test_files_of_a_history_that_cannot_be_are_refused(tmp_path):
     for call, word in ((made.to_csv, "to_csv"), (made.to_jsonl, "to_jsonl"), (made.plot, "plot")):
         with pytest.raises(IsADirectoryError, match=rf"History\.{word} needs the path of a file\. .* is a folder\."):
             call(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"History\.from_jsonl needs a file that is there\. .*none does not"):
+    with pytest.raises(FileNotFoundError, match=r"History\.from_jsonl: .*none does not exist"):
         History.from_jsonl(tmp_path / "none")
     with pytest.raises(ValueError, match=r"History\.from_jsonl reads from this machine alone.*s3://x") as caught:
         History.from_jsonl("s3://x?SECRET")

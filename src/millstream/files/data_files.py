@@ -139,7 +139,7 @@ def require_file(caller: str, path: str | os.PathLike[str]) -> pathlib.Path:
     """The path, if a plain file is there: a pipe or a device would block or never end."""
     found = require_path(caller, "a path", path)
     if not found.exists():
-        raise FileNotFoundError(f"{caller} needs a file that is there. {found} does not exist.")
+        raise FileNotFoundError(f"{caller}: {found} does not exist.")
     if not found.is_file():
         raise ValueError(f"{caller} needs a plain file. {found} is a folder, a pipe or a device.")
     return found
