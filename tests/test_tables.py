@@ -29,8 +29,8 @@ from test_bad_input import refuses
 
 import millstream as ms
 from millstream.errors import FileChanged
-from millstream.files import remote_options
-from millstream.integrations import arrow_memory, cloud
+from millstream.files import arrow_memory, remote_options
+from millstream.integrations import cloud
 from millstream.integrations.arrow import ArrowSource
 from millstream.integrations.pandas import PandasRows, PandasSource
 from millstream.integrations.parquet import ParquetSource

@@ -96,6 +96,49 @@ def test_a_test_behind_the_last_epoch_is_not_done_twice(loader, key):
         assert output.history.collect("steps", "state_test") == ([3, 6], [3, 6])
 
 
+@pytest.mark.parametrize(
+    ("when", "steps"),
+    [
+        (2, [2, 4, 6, 7]),
+        (ms.every(5), [5, 7]),
+        (ms.every(samples=8), [2, 5, 7]),
+        (ms.at(4), [4, 7]),
+        (lambda elapsed: elapsed.steps in (1, 7), [1, 7]),
+        (ms.every(1_000), [7]),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"fuse": 3}])
+def test_the_model_is_tested_whenever_it_is_asked_for_and_at_the_end_of_the_run(when, steps, options, loader, key):
+    ends = []
+    tasks = {**TASKS, ms.on_epoch_end: lambda state, batch, elapsed: ends.append(elapsed.steps)}
+    options = {"test_dataset": loader, "test_every": when, "stop": 7, "key": key, **options}
+    output = ms.train_loop(jnp.int32(0), loader, tasks, **options)
+    assert output.history.collect("steps", "state_test") == (steps, steps)
+    assert ends == [3, 6]
+
+
+def test_a_resumed_run_is_tested_at_the_same_steps(folder, loader, key):
+    def run(stop, folder):
+        callbacks = [ms.checkpoint(folder)]
+        options = {"test_dataset": loader, "test_every": 2, "callbacks": callbacks, "resume": True, "key": key}
+        return ms.train_loop(jnp.int32(0), loader, TASKS, stop=stop, **options).history.collect("steps", "mean_test")
+
+    run(5, folder / "two")
+    steps, means = run(9, folder / "two")
+    assert steps == [2, 4, 5, 6, 8, 9]
+    steps_at_once, means_at_once = run(9, folder / "one")
+    assert steps_at_once == [2, 4, 6, 8, 9] and means == pytest.approx(
+        [*means_at_once[:2], means[2], *means_at_once[2:]]
+    )
+
+
+def test_data_without_epochs_can_be_tested_on_by_steps():
+    calls = []
+    tasks = {ms.on_train_step: lambda state: state + 1, ms.on_test_step: lambda state, batch: calls.append(state)}
+    ms.train_loop(0, BATCHES, tasks, test_dataset=BATCHES[:2], test_every=4)
+    assert calls == [4, 4, 6, 6]
+
+
 @pytest.mark.parametrize("make", [lambda: loader_of(10), lambda: [*BATCHES], lambda: lambda: iter(BATCHES)])
 def test_a_test_dataset_may_be_a_loader_an_iterable_or_a_function(make, key):
     calls = []
@@ -251,6 +294,10 @@ def test_a_callback_that_would_never_be_called_is_refused():
         (TASKS, {"test_dataset": BATCHES}, r"needs epoch_duration \(such as steps per epoch\) for test_dataset"),
         ({ms.on_epoch_end: train_step}, {}, "for on_epoch_end"),
         (TASKS, {"epoch_duration": 2}, "got on_test_step and no test_dataset"),
+        (TASKS, {"test_every": 2}, "got test_every and no test_dataset"),
+        (TASKS, {"test_dataset": BATCHES}, "Or say when to test: test_every=1_000"),
+        (TASKS, {"test_dataset": BATCHES, "test_every": 0}, "needs test_every to be an int of at least 1"),
+        (TASKS, {"test_dataset": BATCHES, "test_every": "epoch"}, r"needs a schedule such as every\(10\)"),
         ({}, {"test_dataset": BATCHES, "epoch_duration": 2}, "nothing to do with it"),
         (TASKS, {"test_dataset": iter(BATCHES), "epoch_duration": 2}, "used up after one test"),
         ({"on_trian_step": train_step}, {}, "no named schedule 'on_trian_step'. It has: on_train_begin"),

@@ -31,7 +31,7 @@ from millstream.loader.train_stream import TrainStream
 from millstream.loops import Overview, overview
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.loop_state import LoopState
-from millstream.loops.schedules import EpochBegins, EpochEnds
+from millstream.loops.schedules import EpochBegins, EpochEnds, OrFinal
 from millstream.loops.signatures import Every
 from millstream.pipeline.compose import SeekablePipeline
 from millstream.pipeline.state import IterableState, LoaderState
@@ -131,6 +131,8 @@ def _planned_mixture(loop_state: LoopState) -> dict[str, Any] | None:
 def _when(schedule: Any) -> str:
     if schedule is None:
         return "every step"
+    if isinstance(schedule, OrFinal):
+        return _when(schedule.schedule)
     if isinstance(schedule, EpochBegins | EpochEnds):
         return "beginning of an epoch" if isinstance(schedule, EpochBegins) else "end of an epoch"
     return repr(schedule)

@@ -24,8 +24,7 @@ from millstream.loops.elapsed import Elapsed
 from millstream.loops.log_entries import Name
 from millstream.loops.loop_state import LoopState, is_nested_in
 from millstream.loops.media_log import Kept
-from millstream.loops.schedules import Schedule, as_schedule
-from millstream.loops.schedules import every as every_so_many
+from millstream.loops.schedules import as_every
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import require_int
 from millstream.text.summaries import value_text
@@ -412,7 +411,7 @@ class Writer(Observer):
     def __init__(self, sink: Sink, every: Any = None) -> None:
         self.__name__ = sink.caller
         self._sink = sink
-        self._every = None if every is None else _as_every(sink.caller, every)
+        self._every = None if every is None else as_every(sink.caller, "every", every)
         self._owner: LoopState | None = None  # whose rows are written
         self._unwritten: list[int] = []  # steps whose rows an earlier process did not come to write
 
@@ -520,10 +519,3 @@ def _end(rows: RowCursor, thread: WriterThread) -> None:
 def writes_here() -> bool:
     """Whether this process is the one that writes."""
     return jax.process_index() == 0
-
-
-def _as_every(caller: str, every: Any) -> Schedule:
-    if not isinstance(every, int):
-        return as_schedule(caller, every)
-    require_int(caller, "every", every, least=1)
-    return every_so_many(every)

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from millstream.files.arrow_memory import array_of, numbers_of
 from millstream.integrations._table import cells
-from millstream.integrations.arrow_memory import array_of, numbers_of
 from millstream.reading.host_source import Spans
 
 

@@ -20,8 +20,8 @@ from millstream.loops._test_loop import run_test
 from millstream.loops.elapsed import Elapsed
 from millstream.loops.loop_state import LoopOutput, S
 from millstream.loops.named import NamedTasks
-from millstream.loops.schedules import EpochBegins, EpochEnds, Period, always, as_stop
-from millstream.loops.signatures import Dataset, Point, Stop, Table, Tasks
+from millstream.loops.schedules import EpochBegins, EpochEnds, OrFinal, Period, Schedule, always, as_every, as_stop
+from millstream.loops.signatures import Dataset, Every, Point, Stop, Table, Tasks
 from millstream.plan.phases import EpochLengths
 from millstream.reading.contracts import PyTree
 from millstream.text.errors import describe_value, require_int
@@ -37,6 +37,7 @@ def train_loop(
     callbacks: Sequence[object] | None = None,
     test_dataset: Dataset[PyTree] | None = None,
     epoch_duration: Point | None = None,
+    test_every: Every | None = None,
     test_duration: Point | None = None,
     test_name: str = "test",
     stop: Stop | None = None,
@@ -56,7 +57,7 @@ def train_loop(
     metadata: object = None,
     policy: Policy = None,
 ) -> LoopOutput[S]:
-    """Train a model, and test it at the end of every epoch and of the run.
+    """Train a model, and test it at the end of every epoch, or whenever `test_every` says, and of the run.
 
     Example:
         >>> def train_step(state, batch):
@@ -74,7 +75,7 @@ def train_loop(
         ([3, 6], [0.25, 0.14285714285714285])
 
     At a step this order holds: on_epoch_begin and on_reset_step (at the first step of an epoch), on_train_batch_begin,
-    on_train_step, testing and on_epoch_end (at the last step of an epoch), on_train_batch_end, all other tasks.
+    on_train_step, testing, on_epoch_end (at the last step of an epoch), on_train_batch_end, all other tasks.
 
     Args:
         state: The model; its methods `train_step`, `test_step` and `reset_step`, if it has them, are used.
@@ -83,6 +84,8 @@ def train_loop(
         tasks: Callbacks by named schedule (`on_train_step` and its like) or by any other.
         callbacks: Objects with methods called like a named schedule, bars and loggers.
         test_dataset: What to test on: a `DataLoader`, an iterable, or a function that returns one.
+        test_every: When to test, instead of at the end of every epoch: a number of steps, or a schedule such as
+            `ms.every(time=600)`. The end of the run is always tested.
         epoch_duration: How long an epoch is, in steps or as `at(samples=...)`; a `DataLoader` says it itself.
         stop: When to end: a number of steps, `at(epochs=...)`, or a function of the elapsed.
         key: The key of a loader's run; also that of a test loader, which goes through the same batches every time.
@@ -133,7 +136,8 @@ def train_loop(
     common = LoopOptions(
         key=key, batch_size_fn=batch_size_fn, metadata=metadata, catch_keyboard_interrupt=catch_keyboard_interrupt
     )
-    _require_sense(given, test_dataset, epoch)
+    tested: Schedule = EpochEnds() if test_every is None else as_every("train_loop", "test_every", test_every)
+    _require_sense(given, test_dataset, test_every, epoch)
     _require_policy(policy, dataset, test_dataset)
     evaluation, trial = [], []
     if test_dataset is not None:
@@ -165,15 +169,15 @@ def train_loop(
         policy=policy if has_policy(dataset) else None,
         name="train",
     )
-    return Run(state, dataset, list(_training_tasks(given, evaluation)), options).run()
+    return Run(state, dataset, list(_training_tasks(given, OrFinal(tested), evaluation)), options).run()
 
 
-def _training_tasks(tasks: NamedTasks, evaluation: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
+def _training_tasks(tasks: NamedTasks, tested: Schedule, evaluation: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
     """What is done at a step, in order."""
     yield EpochBegins(), [*tasks[named.on_epoch_begin], *tasks[named.on_reset_step]]
     yield always(), tasks[named.on_train_batch_begin]
     yield always(), tasks[named.on_train_step]
-    yield EpochEnds(last=True), evaluation
+    yield tested, evaluation
     yield EpochEnds(), tasks[named.on_epoch_end]
     yield always(), tasks[named.on_train_batch_end]
     yield from tasks.others
@@ -187,9 +191,11 @@ def _test(
     return run_test(state, dataset, tasks, dataclasses.replace(options, stop=duration, policy=policy))
 
 
-def _require_sense(tasks: NamedTasks, test_dataset: Any, epoch_duration: Any) -> None:
+def _require_sense(tasks: NamedTasks, test_dataset: Any, test_every: Any, epoch_duration: Any) -> None:
     """Refuse a test that would never run, and a dataset that could be tested on only once."""
     if test_dataset is None:
+        if test_every is not None:
+            raise ValueError("train_loop got test_every and no test_dataset to test on. Give it test_dataset=...")
         unused = [name for name in named.TEST if name != named.on_reset_step and tasks.is_given(name)]
         if unused:
             raise ValueError(
@@ -208,10 +214,12 @@ def _require_sense(tasks: NamedTasks, test_dataset: Any, epoch_duration: Any) ->
         )
     if epoch_duration is None:
         waiting = [name for name in (named.on_epoch_begin, named.on_epoch_end) if tasks[name]]
-        if test_dataset is not None or waiting:
+        untold = test_dataset is not None and test_every is None
+        if untold or waiting:
+            fix = " Or say when to test: test_every=1_000." if untold and not waiting else ""
             raise ValueError(
                 f"train_loop needs epoch_duration (such as steps per epoch) for {', '.join(waiting) or 'test_dataset'}"
-                ": these data do not say how long an epoch is."
+                f": these data do not say how long an epoch is.{fix}"
             )
 
 

@@ -245,6 +245,14 @@ def _now_and_before(elapsed: Elapsed, unit: str) -> tuple[Any, Any]:
     return elapsed.epochs, elapsed.epochs_before
 
 
+def as_every(caller: str, name: str, value: Any) -> Schedule:
+    """A schedule, any function of the elapsed, or a number of steps."""
+    if not isinstance(value, int):
+        return as_schedule(caller, value)
+    require_int(caller, name, value, least=1)
+    return every(value)
+
+
 def as_stop(caller: str, stop: Any, name: str = "stop") -> Period | Schedule:
     """Where to stop: a point, or a function of the elapsed."""
     if callable(stop) and not isinstance(stop, Period):
@@ -365,16 +373,33 @@ class EpochBegins(Schedule):
 
 
 class EpochEnds(Schedule):
-    """Due at the last step of every epoch, and of the run if `last`."""
-
-    def __init__(self, last: bool = False) -> None:
-        self._last = last
+    """Due at the last step of every epoch."""
 
     def __call__(self, elapsed: Elapsed) -> bool:
-        return elapsed.ends_epoch or (self._last and elapsed.final)
+        return elapsed.ends_epoch
 
     def next_due(self, steps: int, epochs: Epochs | None) -> float | None:
         return None if epochs is None else epochs.end(epochs.count(steps) + 1)
+
+
+class OrFinal(Schedule):
+    """Due when another schedule is, and at the last step of the run.
+
+    Args:
+        schedule: The other one.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+
+    def __call__(self, elapsed: Elapsed) -> bool:
+        return self.schedule(elapsed) or elapsed.final
+
+    def next_due(self, steps: int, epochs: Epochs | None) -> float | None:
+        return self.schedule.next_due(steps, epochs)
+
+    def __repr__(self) -> str:
+        return repr(self.schedule)
 
 
 class _First(Schedule):

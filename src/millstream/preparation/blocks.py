@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from millstream.files.arrow_memory import array_of, numbers_of
 from millstream.files.changed import file_unreadable
 from millstream.files.data_files import File, FileStream, LocalFile, at_once, expect, forget, is_staging, open_file
-from millstream.integrations.arrow_memory import array_of, numbers_of
 from millstream.preparation.index import FileEntry, Index, Shard, joined
 from millstream.preparation.sample_form import Leaf
 from millstream.preparation.shard_files import arrow_schema, npy_header

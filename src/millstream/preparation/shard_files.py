@@ -13,8 +13,8 @@ from typing import IO, Any, Protocol
 
 import numpy as np
 
+from millstream.files.arrow_memory import array_of, bytes_array_of, ends_of
 from millstream.files.atomic import written
-from millstream.integrations.arrow_memory import array_of, bytes_array_of, ends_of
 from millstream.preparation.sample_form import BYTES, TEXT, Leaf, SampleForm
 from millstream.text.errors import needs
 
