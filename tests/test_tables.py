@@ -717,3 +717,8 @@ def test_numbers_share_memory_with_arrow_and_are_those_of_pyarrow(values, data):
     np.testing.assert_array_equal(
         arrow_memory.numbers_of(part.filter(pa.array([True] * len(part), pa.bool_()))), theirs
     )
+
+
+def test_what_is_missing_in_an_arrow_array_is_no_number():
+    with refuses(pa.ArrowInvalid, "1 of 3 values of int64 are missing"):
+        arrow_memory.numbers_of(pa.array([1, None, 3]))

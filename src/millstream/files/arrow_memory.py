@@ -18,6 +18,8 @@ def numbers_of(array: Any) -> np.ndarray:
     dtype = np.dtype(bool if is_bits else array.type.to_pandas_dtype())
     if not count:
         return np.empty(0, dtype)
+    if array.null_count:
+        raise pa.ArrowInvalid(f"{array.null_count:,} of {count:,} values of {array.type} are missing")
     needed = -(-(start + count) // 8) if is_bits else (start + count) * dtype.itemsize
     if memory is None or memory.size < needed:
         raise pa.ArrowInvalid(f"{count:,} values of {array.type} need {needed:,} bytes, and there are fewer")
