@@ -57,7 +57,7 @@ def train_loop(
     metadata: object = None,
     policy: Policy = None,
 ) -> LoopOutput[S]:
-    """Train a model, and test it at the end of every epoch, or whenever `test_every` says, and of the run.
+    """Train a model, and test it at the end of every epoch and of the run.
 
     Example:
         >>> def train_step(state, batch):

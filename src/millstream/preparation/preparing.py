@@ -231,7 +231,8 @@ class _Job:
         """What samples are made of, by the first that is kept."""
         form = self._folder.form()
         if form is None:
-            one_by_one = dataclasses.replace(self._inputs, at_once=self._inputs.at_once and 1)  # only one is needed
+            # Only one is needed, and a thousand may take a second.
+            one_by_one = dataclasses.replace(self._inputs, at_once=None if self._inputs.at_once is None else 1)
             results = one_by_one.results(np.arange(len(self._inputs.source)))
             form = find_form(self._inputs.name, results, fixed=self._kind == "npy")
             if form is None:

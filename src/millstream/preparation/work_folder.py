@@ -50,15 +50,15 @@ class WorkFolder:
             return self._claim(alone)
 
     def _claim(self, alone: bool) -> bool:
-        """Make the folder that of this preparation, unless it is that of another; whether it is finished now.
+        """Take the folder for this preparation, unless it belongs to another one; whether that is finished.
 
         Args:
-            alone: Whether no other process is in here.
+            alone: Whether no other process can be in this method.
         """
         others = sorted(name for name in os.listdir(self.path) if not name.startswith("."))
         known = _read(self._work / "job.json")  # it is there before any shard is, so it is looked for after these
         if known is not None and alone and self._is_untouched(others) and differences(known, self._made_from):
-            shutil.rmtree(self._work)  # such as after an error of the function at the first sample
+            shutil.rmtree(self._work)  # the function may have failed at its first sample, and been corrected
             known = None
         if known is not None:
             self._require_same(known)
@@ -76,9 +76,9 @@ class WorkFolder:
         return False
 
     def _is_untouched(self, shards: list[str]) -> bool:
-        """Whether nothing has been made here yet, and nobody is at it: a process that is holds the lock of its part."""
-        at_work = [name for name in os.listdir(self.path) if name.endswith(".lock") and "-of-" in name]
-        return not shards and not at_work and {*os.listdir(self._work)} <= {"job.json", "form.json"}
+        """Whether nothing was made here yet, and no process makes shards: it would hold the lock of its part."""
+        busy = any(map(_LOCK.fullmatch, os.listdir(self.path)))
+        return not shards and not busy and {*os.listdir(self._work)} <= {"job.json", "form.json"}
 
     @property
     def is_finished(self) -> bool:
