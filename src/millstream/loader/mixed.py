@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
@@ -20,7 +19,15 @@ from millstream.loader.batch_info import BatchInfo
 from millstream.loader.feed import Drawn, state_at
 from millstream.loader.iterator import BatchIterator
 from millstream.loader.loader import DataLoader
-from millstream.pipeline.state import LoaderState, Origin, check_origin, check_position, checked_step, key_words
+from millstream.pipeline.state import (
+    LoaderState,
+    Origin,
+    check_origin,
+    check_position,
+    checked_step,
+    key_words,
+    step_array,
+)
 from millstream.plan.keys import named_key
 from millstream.plan.plan import STEP_LIMIT
 from millstream.reading.contracts import B
@@ -212,7 +219,7 @@ class MixedLoader(Generic[B]):
         """
         words = key_words("init_state", key)
         step = checked_step("init_state", step, self._step_limit - 1)
-        return LoaderState(words, jnp.asarray(step, np.uint32), self._origin)
+        return LoaderState(words, step_array(step), self._origin)
 
     @overload
     def iterate(

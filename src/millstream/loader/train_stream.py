@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from millstream.loader._part_checks import crosses_epochs, require_indexed, step_limit
@@ -17,7 +16,7 @@ from millstream.loader.feed import Drawn, state_at
 from millstream.loader.iterator import BatchIterator
 from millstream.loader.loader import DataLoader
 from millstream.loader.mixed import MixedLoader
-from millstream.pipeline.state import LoaderState, Origin, check_origin, check_position, key_words
+from millstream.pipeline.state import LoaderState, Origin, check_origin, check_position, key_words, step_array
 from millstream.plan.keys import named_key
 from millstream.plan.plan import STEP_LIMIT
 from millstream.reading.contracts import B
@@ -265,7 +264,7 @@ class TrainStream(Generic[B]):
             require_int("init_state", f"the {name} of start_at", number, least=0)
         batch = start_at[0] * self.batches_per_epoch + start_at[1]
         self._require_reachable("init_state", batch + 1)
-        return LoaderState(words, jnp.asarray(self._schedule.step_of(batch), np.uint32), self._origin)
+        return LoaderState(words, step_array(self._schedule.step_of(batch)), self._origin)
 
     def iterate(
         self, state: LoaderState, *, end_at: Period | None = None, with_info: bool = False

@@ -134,8 +134,12 @@ def checked_step(caller: str, step: Any, most: int) -> Any:
 def first_state(key: Any, step: Any, limit: int, origin: Origin) -> LoaderState:
     """The state of the run with this key before batch number `step`, of a pipeline that can count to `limit`."""
     words = key_words("init_state", key)
-    step = checked_step("init_state", step, limit - 1)
-    return LoaderState(words, jnp.asarray(step, np.uint32), origin)
+    return LoaderState(words, step_array(checked_step("init_state", step, limit - 1)), origin)
+
+
+def step_array(step: Any) -> jax.Array:
+    """A step as states have it, without the program that `jnp.asarray` compiles for a number."""
+    return jnp.asarray(step, np.uint32) if isinstance(step, Tracer) else jax.device_put(np.uint32(step))
 
 
 def from_step(start: int, what: str) -> str:

@@ -14,7 +14,7 @@ from types import ModuleType
 
 import numpy as np
 
-from millstream.plan.keys import Array, Key, fold, named_key, threefry2x32
+from millstream.plan.keys import Array, Key, fold, named_key, threefry2x32, traced_once
 
 VERSION = 1
 MAX_SAMPLES = 1 << 60
@@ -48,6 +48,11 @@ def shuffled(
         which: Which of several keys, along one axis, each position has.
         ends: A length for each position, at most `n`; positions below it are permuted among themselves.
     """
+    found = _shuffled if xp is np else traced_once(_shuffled, static=(0, 2))
+    return found(xp, positions, n, key, which, ends)
+
+
+def _shuffled(xp: ModuleType, positions: Array, n: int, key: Key, which: Array | None, ends: Array | None) -> Array:
     rows, columns = _grid(n)
     width = positions.dtype.type(columns)
 

@@ -192,6 +192,10 @@ def _place(leaf: Any) -> "jax.Array":
 
     if isinstance(leaf, jax.Array):
         return leaf
-    if isinstance(leaf, np.ndarray) and leaf.flags.writeable:
-        return jnp.array(leaf)  # device_put would share the user's memory
-    return jax.device_put(leaf)
+    placed = jax.device_put(leaf)
+    if not (isinstance(leaf, np.ndarray) and leaf.flags.writeable):
+        return placed
+    # Where the device is the host, JAX may use the memory as it is, if that happens to be aligned. A program that
+    # copies is for these arrays alone: compiling one takes 10 ms, and running it as long as placing the array.
+    is_shared = placed.block_until_ready().unsafe_buffer_pointer() == leaf.ctypes.data
+    return jnp.array(placed).block_until_ready() if is_shared else placed
