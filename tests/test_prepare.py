@@ -527,6 +527,15 @@ def test_a_folder_of_something_else_is_refused_with_what_differs(folder, change,
     assert said in str(caught.value) and "Give a new folder, or remove this one" in str(caught.value)
 
 
+def test_an_input_file_that_changed_is_named(folder):
+    path = folder / "words.jsonl"
+    path.write_text('{"word": "oat"}\n')
+    ms.prepare(ms.sources.JsonlSource(path), folder / "out")
+    path.write_text('{"word": "barley"}\n')
+    with pytest.raises(ValueError, match=r"file words\.jsonl: 16 bytes, \w+ there, 19 bytes, \w+ now"):
+        ms.prepare(ms.sources.JsonlSource(path), folder / "out")
+
+
 def test_a_folder_in_which_nothing_was_made_yet_is_free_for_a_corrected_function(folder):
     def fn(text):
         return text.undefined

@@ -14,6 +14,7 @@ import numpy as np
 
 from millstream.files import plain
 from millstream.files.atomic import written
+from millstream.files.changed import FileStamp
 from millstream.files.data_files import is_remote
 from millstream.files.urls import shown
 from millstream.loader.loader import DataLoader
@@ -47,6 +48,7 @@ from millstream.text.errors import (
 _CALLER = "prepare"
 _SHARDS = 64  # many enough to share, and little is lost with one
 _LEAST, _MOST = 1 << 8, 1 << 16  # samples of a shard
+_NAMED = 8  # files
 _FIX = "Give what stands for it, and change that when it changes: prepare(..., version='1')."
 Format = Literal["arrow", "npy", "parquet", "megatron", "array_record"]
 
@@ -404,15 +406,26 @@ def _made_from(
         "functions": functions,
         "deduplicate": seen(unique),
         "version": version,
+        **_files(found.pop("files")),
         **found,
     }
     return {name: _short(value) for name, value in facts.items()}
+
+
+def _files(stamps: Sequence[FileStamp]) -> dict[str, Any]:
+    """The files of the input: a fact each, so that an error names the one that changed; of many, one of them all."""
+    names = [name for name, *_ in stamps]
+    if not 0 < len(set(names)) == len(names) <= _NAMED:
+        return {"files": stamps}
+    return {f"file {name}": f"{size:,} bytes, {_hash(rest)[:8]}" for name, size, *rest in stamps}
 
 
 def _short(value: Any) -> Any:
     """A value as it is, if it is short; otherwise a hash of it."""
     if value is None or (isinstance(value, str | int | bool) and len(str(value)) <= 40):
         return value
-    if value in ([], [0]):
-        return "none"
+    return "none" if value in ([], [0]) else _hash(value)
+
+
+def _hash(value: Any) -> str:
     return hashlib.sha256(plain.encode(value, _CALLER)).hexdigest()[:32]
