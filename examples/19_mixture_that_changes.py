@@ -21,7 +21,7 @@ import numpy as np
 import millstream as ms
 from millstream.report.page import write_report
 
-LENGTH, STEPS_PER_EPOCH = 24, 20
+LENGTH, TEST_EVERY = 24, 20
 SUBJECTS, VERBS = ["the miller", "a mill wheel", "the river", "old grain"], ["turns", "carries", "waits for", "feeds"]
 NAMES = ["flour", "water", "wheel", "stone"]
 
@@ -70,7 +70,7 @@ def train(folder, epochs, kill_at):
     parts = {"train": 0.9, "test": 0.1}
     prose_train, prose_test = ms.views.split(corpus(prose, 3000, seed=0), parts)
     code_train, code_test = ms.views.split(corpus(code, 1000, seed=1), parts)
-    steps = epochs * STEPS_PER_EPOCH
+    steps = epochs * TEST_EVERY
     sizes = {0: 16, steps // 3: 32}  # small batches at first
     samples = 16 * (steps // 3) + 32 * (steps - steps // 3)
     mixture = ms.views.mix(
@@ -102,7 +102,7 @@ def train(folder, epochs, kill_at):
         loader,
         tasks,
         test_dataset=tests,
-        epoch_duration=STEPS_PER_EPOCH,  # test that often
+        test_every=TEST_EVERY,
         callbacks=[ms.record(folder)],
         stop=steps,
         key=jax.random.key(1),
@@ -119,7 +119,7 @@ def train(folder, epochs, kill_at):
 def main(epochs, folder):
     with tempfile.TemporaryDirectory() as name:
         left_alone, disturbed = pathlib.Path(name) / "left alone", pathlib.Path(folder or name) / "disturbed"
-        kill_at = epochs * STEPS_PER_EPOCH // 2 + 3
+        kill_at = epochs * TEST_EVERY // 2 + 3
         print("undisturbed")
         start(left_alone, epochs)
         print(f"killed at step {kill_at}")

@@ -27,7 +27,7 @@ import millstream as ms
 from millstream.report.page import write_report
 
 LENGTH, BATCH, WIDTH, HEADS, LAYERS = 64, 16, 64, 4, 2
-STEPS_PER_EPOCH, SAVE_EVERY = 20, 10
+TEST_EVERY, SAVE_EVERY = 20, 10
 TOKENIZER = ms.tokenizers.byte_tokenizer()
 WHO, WHAT = ["the miller", "a wheel", "the river", "old grain", "the baker"], ["turns", "carries", "waits for", "feeds"]
 NAMES = ["flour", "water", "wheel", "stone"]
@@ -163,7 +163,7 @@ def tokens_per_second():
 
 
 def train(folder, run, epochs, kill_at):
-    mesh, steps = jax.make_mesh((8,), ("data",)), epochs * STEPS_PER_EPOCH
+    mesh, steps = jax.make_mesh((8,), ("data",)), epochs * TEST_EVERY
     loader, tests = make_data(folder, steps, mesh)
     state, model_of = new_state(mesh)
     train_step, test_step = make_steps(model_of)
@@ -182,7 +182,7 @@ def train(folder, run, epochs, kill_at):
         loader,
         tasks,
         test_dataset=tests,
-        epoch_duration=STEPS_PER_EPOCH,  # test that often
+        test_every=TEST_EVERY,
         callbacks=[ms.record(run)],
         stop=steps,
         key=jax.random.key(1),
@@ -222,7 +222,7 @@ def main(epochs, folder):
         write_text(folder)
         for name, source in prepare(folder).items():
             print(f"{name}: {len(source):,} documents, {source.lengths['tokens'].sum():,} tokens")
-        kill_at = epochs * STEPS_PER_EPOCH // 2 + 3
+        kill_at = epochs * TEST_EVERY // 2 + 3
         digests = []
         for name, run, more in (
             ("undisturbed", "left alone", []),
