@@ -89,7 +89,7 @@ def our_rounds(documents: Documents, executor: Any, steps: int) -> Run:
 
 
 def reading(options: Options) -> Table:
-    count, steps = options.size(DOCUMENTS, 3_000), options.size(60, 3)
+    count, steps = options.size(DOCUMENTS, 3_000), options.size(240, 3)
     documents = Documents(count)
     with Libraries(options.also) as libraries:
         executors = {THREADS: ms.Threads(2), PROCESSES: ms.Processes(2)}

@@ -100,6 +100,18 @@ def test_rows_that_are_copied_from_arrays_are_those_of_documents(
     assert_same_rows(source, length=length, rule=rule, leaves=leaves, eos=eos, fill=fill, unscored=unscored, **options)
 
 
+def test_long_documents_are_copied_by_workers_as_by_threads(key):
+    lengths = np.random.default_rng(0).integers(200, 900, 24)
+    view = ms.views.pack(Flat(lengths), 1024, leaves=["tokens", "vectors"], eos={"tokens": 7, "vectors": 8})
+    found = {}
+    for executor in (ms.Processes(1), ms.Threads(1)):
+        loader = ms.DataLoader([view, ms.BatchTransform(4)], executor=executor)
+        found[executor] = [jax.device_get(batch) for batch, _ in loader.iterate(loader.init_state(key))]
+    by_workers, by_threads = found.values()
+    assert len(by_workers) > 2
+    assert_trees_equal(by_workers, by_threads)
+
+
 def test_documents_that_are_too_long_are_left_out_of_arrays():
     assert_same_rows(Flat(LENGTHS, arrays=2), too_long="drop", eos={"tokens": 0, "vectors": 0})
 
