@@ -77,7 +77,12 @@ def test_what_python_reads_when_it_starts_is_read_by_a_new_nursery(key, monkeypa
 
 
 def test_what_a_worker_prints_goes_where_this_process_prints(key, capfd):
-    values(loader_of(lambda index: print(f"sample {index} of a worker", flush=True) or 0, samples=8), key)
+    def say(index):  # by one call: where Python does not buffer, print writes the end of the line by another one
+        sys.stdout.write(f"sample {index} of a worker\n")
+        sys.stdout.flush()
+        return 0
+
+    values(loader_of(say, samples=8), key)
     assert sorted(capfd.readouterr().out.splitlines()) == [f"sample {index} of a worker" for index in range(8)]
 
 

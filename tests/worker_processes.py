@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import time
 
 
 def _children(process: int) -> list[int]:
@@ -15,8 +16,12 @@ def _children(process: int) -> list[int]:
 
 def _is_nursery(process: int) -> bool:
     """Whether workers are forked from it, or will be as soon as it has loaded what they need."""
+    place = pathlib.Path(f"/proc/{process}")
     with contextlib.suppress(OSError):
-        return b"nursery_process" in pathlib.Path(f"/proc/{process}/cmdline").read_bytes()
+        # One that is being started has no words yet, and one that has ended has none any more.
+        while not (words := (place / "cmdline").read_bytes()) and ") Z " not in (place / "stat").read_text():
+            time.sleep(0.001)
+        return b"nursery_process" in words
     return False
 
 
