@@ -5,6 +5,7 @@ import os
 import pathlib
 import resource
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -47,14 +48,30 @@ def load_tokenizer(folder: str) -> Any:
 
 def by_prepare(folder: str) -> None:
     """From JSON Lines to shards of Arrow with an index, verified."""
+    tokenizer = load_tokenizer(folder)
+
+    def fn(samples: list[dict[str, str]]) -> list[dict[str, Any]]:
+        return [{"ids": encoding.ids} for encoding in tokenizer.encode_batch([sample["text"] for sample in samples])]
+
+    _by_prepare(folder, fn)
+
+
+def by_prepare_and_adapter(folder: str) -> None:
+    """The same with the tokenizer as docs/text.md has it: ids are arrays of 16 bits."""
+    import millstream as ms
+
+    tokenizer = ms.tokenizers.Tokenizer(load_tokenizer(folder))
+
+    def fn(samples: list[dict[str, str]]) -> list[dict[str, Any]]:
+        return [{"ids": ids} for ids in tokenizer.encode_batch([sample["text"] for sample in samples])]
+
+    _by_prepare(folder, fn)
+
+
+def _by_prepare(folder: str, fn: Callable[[list[dict[str, str]]], list[dict[str, Any]]]) -> None:
     import jax  # noqa: F401 (which millstream loads; datasets is loaded before its clock runs, too)
 
     import millstream as ms
-
-    tokenizer = load_tokenizer(folder)
-
-    def fn(samples: list[dict[str, str]]) -> list[dict[str, list[int]]]:
-        return [{"ids": encoding.ids} for encoding in tokenizer.encode_batch([sample["text"] for sample in samples])]
 
     begun = time.perf_counter()
     source = ms.sources.JsonlSource(f"{folder}/texts.jsonl", ordering="sequential")

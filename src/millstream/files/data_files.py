@@ -21,6 +21,7 @@ from millstream.text.errors import require_path, require_posix
 _AT_ONCE = 128  # files of other machines that are opened at a time: 1,000 of them at 30 ms take a quarter of a second
 _GAP = 64 << 10  # bytes between two wanted pieces that are rather thrown away than asked around
 _TOGETHER = 8 << 20  # bytes that are asked for together
+_NEAR, _RUN = 4 << 10, 1 << 20  # the same of a file of this machine
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _GONE = (FileNotFoundError, NotADirectoryError)  # other failures, such as too many open files, say what they are
@@ -103,16 +104,24 @@ class LocalFile:
             raise self._changed() from None
         try:
             self._require(handle)
-            for start, size in ranges:
-                data = os.pread(handle, size, start)
-                while len(data) < size and (more := os.pread(handle, size - len(data), start + len(data))):
-                    data += more  # the kernel gives 2 GB at most
-                self._require(handle)  # after it, too: what is written in between is noticed
-                if len(data) != size:
-                    raise self._changed()
-                yield data
+            for run in _runs(ranges):
+                begin, end = run[0][0], sum(run[-1])
+                data = self._read(handle, begin, end - begin)
+                if len(run) == 1:
+                    yield data
+                else:
+                    yield from (data[start - begin : start - begin + size] for start, size in run)
         finally:
             os.close(handle)
+
+    def _read(self, handle: int, start: int, size: int) -> bytes:
+        data = os.pread(handle, size, start)
+        while len(data) < size and (more := os.pread(handle, size - len(data), start + len(data))):
+            data += more  # the kernel gives 2 GB at most
+        self._require(handle)  # after it, too: what is written in between is noticed
+        if len(data) != size:
+            raise self._changed()
+        return data
 
     def check(self) -> None:
         """Raise `FileChanged` if the file has changed; for code that reads it by other means."""
@@ -133,6 +142,18 @@ class LocalFile:
 
     def _changed(self) -> FileChanged:
         return file_changed(self._caller, self.name)
+
+
+def _runs(ranges: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """Ranges that follow each other in a file, together: reading 64 lines of 1.5 kB at once takes a fifth."""
+    run: list[tuple[int, int]] = []
+    for start, size in ranges:
+        if run and not (0 <= start - sum(run[-1]) <= _NEAR and start + size - run[0][0] <= _RUN):
+            yield run
+            run = []
+        run.append((start, size))
+    if run:
+        yield run
 
 
 def require_file(caller: str, path: str | os.PathLike[str]) -> pathlib.Path:

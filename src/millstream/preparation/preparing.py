@@ -33,7 +33,9 @@ from millstream.reading.fingerprint import identity
 from millstream.reading.host_source import as_host_source
 from millstream.reading.interrupts import interruptible
 from millstream.reading.made_of import seen_value
+from millstream.reading.processes import Processes
 from millstream.reading.view import View
+from millstream.reading.workers.nursery import get_ready
 from millstream.text.bar_line import ProgressLine
 from millstream.text.errors import (
     describe_value,
@@ -151,6 +153,8 @@ def prepare(
         if fn is None:
             raise ValueError(f"{_CALLER} takes at_once= with a function: it says how many samples fn gets. Pass fn=.")
     _check_division(executor, ray, part)
+    if isinstance(executor, Processes):
+        get_ready([RangeMaker.__module__, type(samples).__module__])  # while others look at the first sample
     _check_unique(deduplicate)
     if version is not None:
         require_text(_CALLER, "version", version)

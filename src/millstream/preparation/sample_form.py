@@ -102,10 +102,16 @@ def _numbers(found: Any) -> np.ndarray | None:
         return None
     try:
         array = np.asarray(found)
-        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        if not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
     except Exception:  # a list of lists of different lengths; a key of JAX
         return None
-    return array if _NUMBERS.fullmatch(array.dtype.str) else None
+    return array if _is_kept(array.dtype) else None
+
+
+@functools.cache
+def _is_kept(dtype: np.dtype) -> bool:
+    return _NUMBERS.fullmatch(dtype.str) is not None
 
 
 _Keys = tuple[str | int, ...]

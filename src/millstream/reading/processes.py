@@ -66,8 +66,7 @@ class Processes:
 
     def open(self, source: HostSource, layout: Layout, ahead: int, tolerant: bool) -> GroupBackend[Job]:
         """Worker processes for one stream."""
-        modules = {type(part).__module__ for _, part in named_parts(source)}
-        get_ready(sorted(name for name in modules if name.startswith("millstream.")))
+        get_ready(type(part).__module__ for _, part in named_parts(source))
         limit = self.memory_limit
         if limit is None:
             limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4

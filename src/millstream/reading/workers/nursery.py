@@ -250,10 +250,10 @@ def get_ready(modules: Iterable[str] = ()) -> None:
     """Start loading what workers need; there is other work until the first of them is asked for.
 
     Args:
-        modules: Those of this package that the workers will need besides, which are loaded once for all if it is early.
+        modules: What the workers will need besides; those of this package are loaded once for all if it is early.
     """
     if can_fork():
-        _nursery(modules)
+        _nursery(sorted({name for name in modules if name.startswith("millstream.")}))
 
 
 def start_worker(fds: list[int], number: int) -> Forked | subprocess.Popen[bytes]:
