@@ -197,6 +197,22 @@ def test_integers_past_32_bits_in_one_sample(key):
         list(loader.iterate(loader.init_state(key)))
 
 
+@pytest.mark.parametrize("shape", [(600,), (30, 40), (40_000,)])
+@pytest.mark.parametrize(
+    "dtype", ["uint8", "bool", "int16", ">i2", "float16", "bfloat16", "float32", "float64", "complex64"]
+)
+def test_arrays_are_copied_bit_for_bit_whatever_their_memory_looks_like(dtype, shape):
+    values = np.random.default_rng(0).integers(0, 250, (3, *shape)).astype(jnp.dtype(dtype))
+    apart = np.repeat(values, 2, axis=-1)[..., ::2]  # every second number in memory
+    for rows in (values, apart, np.asfortranarray(values)):
+        source = ms.DiskSampleSource(3, lambda index, rows=rows: {"x": rows[index]})
+        for order in ("C", "F"):
+            out = {"x": np.zeros((3, *shape), values.dtype, order=order)}
+            source.read(np.array([2, 0]), jax.tree.map(lambda leaf: leaf[:2], out))
+            np.testing.assert_array_equal(out["x"][:2], values[[2, 0]])
+            assert not out["x"][2].any()
+
+
 def test_nan_is_left_alone(key):
     loader = ms.DataLoader([ms.DiskSampleSource(4, lambda i: np.float32(np.nan if i == 2 else i)), BATCH])
     batch, _, _ = loader.next_batch(loader.init_state(key))

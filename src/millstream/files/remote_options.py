@@ -52,7 +52,7 @@ class CloudOptions:
     deadline: float = 100.0
     retries: int = 8
     backoff: float = 0.25
-    connections: int = 32
+    connections: int = 64
     hedge: float | None = None
     read_ahead: int = 512 << 20
     cache_folder: str | os.PathLike[str] | None = None
