@@ -2,16 +2,19 @@
 
 A batch of 38 MB is 256 items of 150 kB, a small one 128 items of 784 bytes; they cost little more than their memory.
 What is measured is how long a loop without work of its own waits for a batch, in the median of a round. Starting is
-left out. On one machine Ray can only lose: the figures say what its way costs, not what other machines bring. Ray runs
-its workers with a niceness of 15; here it is 0, as that of the processes.
+left out. On one machine Ray can only lose: the figures say what its way costs, not what other machines bring. By hand,
+two actors of Ray fill and return the same arrays, two calls each in flight, and nothing else is done. Ray runs its
+workers with a niceness of 15; here it is 0, as that of the processes.
 """
 
+import collections
 import contextlib
 import functools
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -23,7 +26,7 @@ from _result import Table
 import millstream as ms
 from millstream.integrations.ray import RayActors
 
-ACTORS, PROCESSES = "Millstream, Ray actors", "Millstream, processes"
+ACTORS, PROCESSES, BY_HAND = "Millstream, Ray actors", "Millstream, processes", "Ray, by hand"
 
 
 def measure(options: Options) -> list[Table]:
@@ -38,9 +41,11 @@ def measure(options: Options) -> list[Table]:
                 Entry(name, functools.partial(_stream, stack, executor, items, shape, batches), "millstream")
                 for name, executor in ((ACTORS, RayActors(2)), (PROCESSES, ms.Processes(2)))
             ]
+            entries.append(Entry(BY_HAND, functools.partial(_by_hand, stack, items, shape, batches)))
             tables.append(measured(f"Batches of {title}", "ms per batch", ACTORS, entries, options.rounds(7)))
     large, small = tables
     large.hold("times as long as processes, 38 MB", large.ratio(ACTORS, PROCESSES), at_most=1.5)
+    large.hold("times as long as Ray by hand, 38 MB", large.ratio(ACTORS, BY_HAND), at_most=1.5)
     small.hold("ms for a small batch", small.median(ACTORS), at_most=2)
     return tables
 
@@ -69,15 +74,48 @@ def _stream(
     loader = stack.enter_context(ms.DataLoader([source, ms.BatchTransform(items)], executor=executor))
     stream = stack.enter_context(loader.iterate(loader.init_state(jax.random.key(0))))
 
+    return _waits(functools.partial(next, stream), batches)
+
+
+def _waits(draw: Callable[[], Any], batches: int) -> Run:
+    """A round of that many batches."""
+
     def run() -> Reading:
         waits, cpu = [], time.process_time()
         for _ in range(batches):
             begun = time.perf_counter()
-            jax.block_until_ready(next(stream))
+            jax.block_until_ready(draw())
             waits.append(time.perf_counter() - begun)
         return Reading(statistics.median(waits), (time.process_time() - cpu) / batches)
 
     return run
+
+
+class _Filler:
+    """An actor that fills batches."""
+
+    def __init__(self, items: int, shape: tuple[int, ...]) -> None:
+        self._batch = np.empty((items, *shape), np.uint8)
+
+    def fill(self, first: int) -> np.ndarray:
+        for row in range(len(self._batch)):
+            self._batch[row] = np.full(self._batch.shape[1:], (first + row) % 251, np.uint8)
+        return self._batch
+
+
+def _by_hand(stack: contextlib.ExitStack, items: int, shape: tuple[int, ...], batches: int) -> Run:
+    actors: list[Any] = [ray.remote(_Filler).remote(items, shape) for _ in range(2)]
+    for actor in actors:
+        stack.callback(ray.kill, actor)
+    calls = collections.deque((actor, actor.fill.remote(0)) for actor in (*actors, *actors))
+
+    def draw() -> np.ndarray:
+        actor, call = calls.popleft()
+        batch = ray.get(call)
+        calls.append((actor, actor.fill.remote(len(calls) * items)))
+        return batch
+
+    return _waits(draw, batches)
 
 
 if __name__ == "__main__":

@@ -113,8 +113,16 @@ def test_legacy_and_typed_keys_of_one_seed_are_the_same_run(loader):
     assert_trees_equal(loader.init_state(jax.random.PRNGKey(3)), loader.init_state(jax.random.key(3)))
 
 
-def test_changing_the_users_array_does_not_change_the_stream(key):
-    mine = data()
+@pytest.mark.parametrize("offset", [0, 4])  # JAX uses aligned memory as it is
+def test_changing_the_users_array_does_not_change_the_stream(offset, key):
+    def at_offset(leaf):
+        memory = np.zeros(leaf.nbytes + 128, np.uint8)
+        start = -memory.ctypes.data % 64 + offset
+        moved = memory[start : start + leaf.nbytes].view(leaf.dtype).reshape(leaf.shape)
+        moved[...] = leaf
+        return moved
+
+    mine = jax.tree.map(at_offset, data())
     loader = ms.DataLoader([ms.ArraySampleSource(mine), BATCH])
     before = loader.next_batch(loader.init_state(key))[0]
     mine["image"][:] = 0

@@ -153,8 +153,6 @@ def prepare(
         if fn is None:
             raise ValueError(f"{_CALLER} takes at_once= with a function: it says how many samples fn gets. Pass fn=.")
     _check_division(executor, ray, part)
-    if isinstance(executor, Processes):
-        get_ready([RangeMaker.__module__, type(samples).__module__])  # while others look at the first sample
     _check_unique(deduplicate)
     if version is not None:
         require_text(_CALLER, "version", version)
@@ -199,6 +197,8 @@ class _Job:
             try:
                 if alone:
                     folder.clean(numbers, self._part)
+                if isinstance(self._executor, Processes):  # while this process looks at the first sample
+                    get_ready([RangeMaker.__module__, type(self._inputs.source).__module__])
                 form = self._form()
                 maker = ShardMaker(self._inputs, folder.path, self._kind, form, self._kept())
                 self._make(maker, numbers, "shards")

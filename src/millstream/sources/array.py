@@ -197,5 +197,6 @@ def _place(leaf: Any) -> "jax.Array":
         return placed
     # Where the device is the host, JAX may use the memory as it is, if that happens to be aligned. A program that
     # copies is for these arrays alone: compiling one takes 10 ms, and running it as long as placing the array.
-    is_shared = placed.block_until_ready().unsafe_buffer_pointer() == leaf.ctypes.data
+    [device] = placed.block_until_ready().devices()
+    is_shared = device.platform == "cpu" and placed.unsafe_buffer_pointer() == leaf.ctypes.data
     return jnp.array(placed).block_until_ready() if is_shared else placed
