@@ -129,7 +129,8 @@ def test_a_nursery_that_can_never_be_loaded_is_an_error_that_says_so(key, monkey
     monkeypatch.setenv("PYTHONNOUSERSITE", "1")  # so that it is a new one
     with pytest.raises(ConnectionResetError, match="has ended 3 times in a row before there was one"):
         values(loader_of(int), key)
-    assert capfd.readouterr().err.count("no such nursery_process") == 3
+    # One more is started while others are got ready: it may have ended before the first try, and not count.
+    assert capfd.readouterr().err.count("no such nursery_process") in (3, 4)
     monkeypatch.undo()
     assert len(values(loader_of(int), key)) == 16
 
