@@ -130,6 +130,25 @@ def test_changing_the_users_array_does_not_change_the_stream(offset, key):
     assert_trees_equal(loader.next_batch(loader.init_state(key))[0], before)
 
 
+def test_a_loader_may_be_built_where_a_program_is_traced(key):
+    def first_batch(key):
+        loader = ms.DataLoader([ms.ArraySampleSource(data()), BATCH])
+        return loader.next_batch(loader.init_state(key))[0]
+
+    assert_trees_equal(jax.jit(first_batch)(key), first_batch(key))
+
+
+def test_no_program_is_compiled_to_place_arrays_or_to_make_a_state(key, count_compilations):
+    loader = ms.DataLoader([ms.ArraySampleSource(data()), BATCH])
+    loader.init_state(key)
+    arrays = {f"{size}": np.arange(size * 17, dtype=np.float32).reshape(17, size) for size in range(1, 20)}
+    with count_compilations() as compiled:
+        source = ms.ArraySampleSource(arrays)
+        jax.block_until_ready(source.arrays)
+        ms.DataLoader([source, BATCH]).init_state(key, step=3)
+    assert compiled == [0]
+
+
 def test_reading_on_the_host_gives_the_rows_that_are_gathered_in_the_graph():
     array = source()
     indices = np.array([3, 0, 10])

@@ -682,6 +682,9 @@ def page(memory):
     train([record(folder)], tasks=tasks, test_dataset=make_loader(8), stop=200)
     with (folder / "record.jsonl").open("a") as file:
         elapsed = {"steps": 201, "samples": 804, "epochs": 20, "time": 1e3}
+        # A window without compiling, from which its speed is known: fast machines are done before there is one.
+        spent = {"seconds": 0.5, "steps": 1, "samples": 4, "data": 0.1, "compiling": 0.0, "evaluation": 0.1}
+        file.write(json.dumps(elapsed | {"spent": spent | {"callbacks": 0.0, "host_memory": 2e8}}) + "\n")
         file.write(json.dumps(elapsed | {"logged": {"loss": float("nan"), NASTY: 1.0}}) + "\n")
     return write_report(folder)
 

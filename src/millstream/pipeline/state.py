@@ -139,7 +139,10 @@ def first_state(key: Any, step: Any, limit: int, origin: Origin) -> LoaderState:
 
 def step_array(step: Any) -> jax.Array:
     """A step as states have it, without the program that `jnp.asarray` compiles for a number."""
-    return jnp.asarray(step, np.uint32) if isinstance(step, Tracer) else jax.device_put(np.uint32(step))
+    if isinstance(step, Tracer):
+        return step.astype(np.uint32)
+    with jax.ensure_compile_time_eval():
+        return jax.device_put(np.uint32(step))
 
 
 def from_step(start: int, what: str) -> str:

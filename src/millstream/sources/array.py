@@ -188,15 +188,15 @@ def _sample_list_advice(caller: str, data: PyTree) -> str | None:
 
 def _place(leaf: Any) -> "jax.Array":
     import jax
-    import jax.numpy as jnp
 
     if isinstance(leaf, jax.Array):
         return leaf
-    placed = jax.device_put(leaf)
-    if not (isinstance(leaf, np.ndarray) and leaf.flags.writeable):
-        return placed
-    # Where the device is the host, JAX may use the memory as it is, if that happens to be aligned. A program that
-    # copies is for these arrays alone: compiling one takes 10 ms, and running it as long as placing the array.
-    [device] = placed.block_until_ready().devices()
-    is_shared = device.platform == "cpu" and placed.unsafe_buffer_pointer() == leaf.ctypes.data
-    return jnp.array(placed).block_until_ready() if is_shared else placed
+    with jax.ensure_compile_time_eval():  # a loader may be built where a program is traced
+        placed = jax.device_put(leaf)
+        if not (isinstance(leaf, np.ndarray) and leaf.flags.writeable):
+            return placed
+        # Where the device is the host, JAX uses memory as it is if that happens to be aligned. Then NumPy copies it: a
+        # program that does would take 10 ms to compile, for every shape.
+        [device] = placed.block_until_ready().devices()
+        is_shared = device.platform == "cpu" and placed.unsafe_buffer_pointer() == leaf.ctypes.data
+        return jax.device_put(leaf.copy()) if is_shared else placed
