@@ -1,6 +1,7 @@
 """Packed rows that are copied from arrays (`find_spans`): the same as those of documents that are read one by one."""
 
 from typing import Any
+from unittest import mock
 
 import hypothesis.strategies as st
 import jax
@@ -10,6 +11,7 @@ from conftest import assert_trees_equal
 from hypothesis import given, settings
 
 import millstream as ms
+from millstream.reading import span_copy
 
 ROW = 8
 LENGTHS = [5, 0, 9, 3, 3, 1, 8, 2, 21, 4, 7, 6, 1, 1, 2, 12, 5, 3, 0, 8, 2, 2, 4]
@@ -89,15 +91,19 @@ def assert_same_rows(source: Any, **options: Any) -> None:
     dtype=st.sampled_from([np.int32, np.int64, np.uint16]),
     arrays=st.integers(1, 3),
     leaves=st.sampled_from([["tokens"], ["tokens", "vectors"], ["vectors"]]),
+    by_worker=st.booleans(),
 )
 def test_rows_that_are_copied_from_arrays_are_those_of_documents(
-    sizes, length, rule, too_long, has_eos, unscored, dtype, arrays, leaves
+    sizes, length, rule, too_long, has_eos, unscored, dtype, arrays, leaves, by_worker
 ):
     options: dict[str, Any] = {} if rule == "concat" else {"too_long": too_long}
     eos = dict.fromkeys(leaves, 7) if has_eos else None
     source = Flat(sizes, dtype, arrays)
     fill = dict.fromkeys(leaves, 9)
-    assert_same_rows(source, length=length, rule=rule, leaves=leaves, eos=eos, fill=fill, unscored=unscored, **options)
+    with mock.patch.multiple(span_copy, is_worker=lambda: by_worker, _SHORT=0):
+        assert_same_rows(
+            source, length=length, rule=rule, leaves=leaves, eos=eos, fill=fill, unscored=unscored, **options
+        )
 
 
 def test_long_documents_are_copied_by_workers_as_by_threads(key):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import numpy as np
 
@@ -41,16 +42,15 @@ class WantedPieces:
         return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
-_LONG = 256  # tokens of a piece, on average
+_SHORT = 32  # tokens of a piece, on average
 
 
 class SpanCopy:
     """Copies pieces of documents from arrays of one kind into a leaf of whole rows.
 
-    Those of one array are gathered by their numbers, mostly without the GIL: 110 µs for 160 pieces of 420 tokens, where
-    a slice for each piece takes 85, all with the GIL. In a worker process nothing else wants it, so long pieces are
-    slices there; in threads, batches would take a quarter longer. For 1,600 pieces, slices take seven times as long.
-    Those of several arrays are slices: an array has few of them.
+    Those of one array are gathered by their numbers, mostly without the GIL: 115 µs for 210 pieces of 310 tokens. In a
+    worker process nothing else wants it, so bytes are joined there, unless they are few: 45 µs. Slices take 120. Those
+    of several arrays are slices: an array has few of them.
 
     Args:
         name: The leaf, for errors.
@@ -79,16 +79,11 @@ class SpanCopy:
         (array, begins, ends), wanted = spans, self._wanted
         if wanted.differ(ends - begins).any():
             return False
-        pieces, length = wanted.pieces, copied.shape[1]
-        if is_worker() and copied.flags.c_contiguous and len(pieces.rows) * _LONG <= copied.shape[0] * length:
-            flat = copied.reshape(-1, *copied.shape[2:])
-            targets, starts = pieces.rows * length + pieces.places, begins + pieces.starts
-            bounds = targets, targets + wanted.counts, starts, starts + wanted.counts
-            for first, stop, start, end in zip(*(bound.tolist() for bound in bounds), strict=True):
-                flat[first:stop] = array[start:end]
+        starts, shape = begins + wanted.pieces.starts, copied.shape[:2]
+        if is_worker() and len(starts) * _SHORT <= math.prod(shape) and _join(copied, array, starts, wanted.sizes):
             return True
-        tokens = np.repeat(begins + pieces.starts - pieces.places, wanted.sizes).reshape(copied.shape[:2])
-        tokens += np.arange(length)
+        tokens = np.repeat(starts - wanted.pieces.places, wanted.sizes).reshape(shape)
+        tokens += np.arange(shape[1])
         np.take(array, tokens, axis=0, out=copied, mode="clip")  # "raise" would go through a buffer
         return True
 
@@ -109,3 +104,16 @@ class SpanCopy:
             except ValueError:
                 return False
         return True
+
+
+def _join(out: np.ndarray, array: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> bool:
+    """Fill an array with pieces of another one, in their order; False if the other one does not have them all."""
+    if not (out.flags.c_contiguous and array.flags.c_contiguous):
+        return False
+    size = array.dtype.itemsize * math.prod(array.shape[1:])
+    data, begins = np.asarray(array).reshape(-1).view(np.uint8).data, starts * size
+    found = b"".join([data[a:b] for a, b in zip(begins.tolist(), (begins + sizes * size).tolist(), strict=True)])
+    if len(found) != out.nbytes:
+        return False
+    out.reshape(-1).view(np.uint8)[:] = np.frombuffer(found, np.uint8)
+    return True
