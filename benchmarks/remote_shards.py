@@ -206,7 +206,7 @@ def reading_table(
             Entry(by_hand(name), functools.partial(alone, store, shards, kind, ROWS[kind]), steps=shards * SAMPLES)
             for kind, name in kinds.items()
         ]
-    table = measured(title, "µs per sample", "Parquet", [*entries, *peers, floor], options.rounds(1))
+    table = measured(title, "µs per sample", "Parquet", [*entries, *peers, floor], options.rounds(3))
     for kind, name in kinds.items():
         counts, median = counted[kind], table.median(name)
         text = f"{title.lower()}, {name}"
