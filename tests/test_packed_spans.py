@@ -1,5 +1,6 @@
 """Packed rows that are copied from arrays (`find_spans`): the same as those of documents that are read one by one."""
 
+import mmap
 from typing import Any
 from unittest import mock
 
@@ -91,16 +92,16 @@ def assert_same_rows(source: Any, **options: Any) -> None:
     dtype=st.sampled_from([np.int32, np.int64, np.uint16]),
     arrays=st.integers(1, 3),
     leaves=st.sampled_from([["tokens"], ["tokens", "vectors"], ["vectors"]]),
-    by_worker=st.booleans(),
+    are_joined=st.booleans(),
 )
 def test_rows_that_are_copied_from_arrays_are_those_of_documents(
-    sizes, length, rule, too_long, has_eos, unscored, dtype, arrays, leaves, by_worker
+    sizes, length, rule, too_long, has_eos, unscored, dtype, arrays, leaves, are_joined
 ):
     options: dict[str, Any] = {} if rule == "concat" else {"too_long": too_long}
     eos = dict.fromkeys(leaves, 7) if has_eos else None
     source = Flat(sizes, dtype, arrays)
     fill = dict.fromkeys(leaves, 9)
-    with mock.patch.multiple(span_copy, is_worker=lambda: by_worker, _SHORT=0):
+    with mock.patch.object(span_copy, "_SHORT", 0 if are_joined else 1 << 60):
         assert_same_rows(
             source, length=length, rule=rule, leaves=leaves, eos=eos, fill=fill, unscored=unscored, **options
         )
@@ -116,6 +117,17 @@ def test_long_documents_are_copied_by_workers_as_by_threads(key):
     by_workers, by_threads = found.values()
     assert len(by_workers) > 2
     assert_trees_equal(by_workers, by_threads)
+
+
+def test_the_gil_is_held_only_while_memory_is_copied(tmp_path):
+    path = tmp_path / "tokens"
+    path.write_bytes(bytes(range(64)))
+    with open(path, "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    owned = np.arange(64)
+    assert all(map(span_copy._is_owned, [owned, owned[3:], owned.reshape(8, 8)[:, 2].view(np.uint64)]))
+    files = [np.memmap(path, np.uint8, "r"), np.frombuffer(mapped, np.uint16)]
+    assert not any(span_copy._is_owned(array[1:].view(np.uint8)) for array in [*files, *map(np.asarray, files)])
 
 
 def test_documents_that_are_too_long_are_left_out_of_arrays():
