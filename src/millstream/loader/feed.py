@@ -3,6 +3,7 @@
 A feed opens a cursor for every iterator. A cursor draws the batches of one run, in order.
 """
 
+import math
 from typing import Any, Protocol
 
 import jax
@@ -18,6 +19,7 @@ from millstream.pipeline.compose import IndexedPipeline, SeekablePipeline
 from millstream.pipeline.iterable import IterablePipeline
 from millstream.pipeline.pipeline import Pipeline
 from millstream.pipeline.placement import readable
+from millstream.pipeline.rows import RowTouch
 from millstream.pipeline.state import LoaderState, check_origin, check_position
 from millstream.pipeline.static_part import split
 from millstream.plan.planned import PlannedSteps
@@ -208,6 +210,9 @@ class GraphFeed(_Unread):
         self._device = device
         self._placement = pipeline.placement
         self._is_keyed = pipeline.is_keyed
+        self._rows = math.prod(pipeline.plan.axes)
+        far_apart = pipeline.plan.is_random and self._placement is None
+        self._touch = RowTouch(pipeline.arrays, self._rows) if far_apart else None
         self._in_use = _RunInUse(pipeline)  # of `next`
         self.sources = SourceCounts(pipeline.plan, of_programs=True)
 
@@ -234,6 +239,8 @@ class GraphFeed(_Unread):
             key = None
         elif placement is not None:
             key = words
+        if self._touch is not None and numbers is not None:
+            self._touch(numbers[: self._rows])
         made = self._gathered(self._arrays, key, numbers)
         if placement is not None:
             return jax.tree.map(placement.hand_over, made) if placement.hands_over else made

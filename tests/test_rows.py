@@ -1,0 +1,62 @@
+"""Rows of large arrays, which NumPy reads before a program copies them: the same batches, and only where it helps."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import millstream as ms
+from millstream.pipeline.rows import RowTouch
+
+LARGE = 9 << 20  # bytes
+
+
+def rows_of(nbytes: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    dtype = jnp.dtype(dtype)
+    count = nbytes // (int(np.prod(shape)) * dtype.itemsize)
+    return np.random.default_rng(0).integers(0, 2**8, (count, *shape)).astype(dtype)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [("uint8", (28, 28)), ("float32", ()), ("bfloat16", (3,)), ("bool", (500,)), ("int8", (0, 4))]
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_rows_of_large_arrays_are_the_rows_that_were_planned(key, dtype, shape, nested):
+    data = {"x": np.zeros((50, *shape), dtype) if 0 in shape else rows_of(LARGE, dtype, shape)}
+    data["y"] = np.arange(len(data["x"]), dtype=np.int32)
+    source = ms.views.select(ms.ArraySampleSource(data), np.arange(len(data["y"]))[-3_001:][::-1])
+    stages = [ms.BatchTransform(50), ms.BatchTransform(2)] if nested else [ms.BatchTransform(100)]
+    loader = ms.DataLoader([source, *stages])
+    seen = []
+    for batch, mask in loader.iterate(loader.init_state(key)):
+        batch, mask = jax.device_get((batch, mask))
+        seen.append(batch["y"][mask])
+        np.testing.assert_array_equal(batch["x"][mask], data["x"][seen[-1]])
+        assert not batch["x"][~mask].any()
+    assert len(np.unique(np.concatenate(seen))) == sum(map(len, seen)) == len(source)
+
+
+def touched(arrays, count=100) -> list[int]:
+    """The sizes of the arrays of which rows are read before."""
+    return [view.nbytes for view, _ in RowTouch(arrays, count)._arrays]
+
+
+def test_only_large_arrays_in_the_memory_of_the_host_are_touched():
+    large, small = jnp.zeros((LARGE // 100, 100), jnp.uint8), jnp.zeros((100, 100), jnp.uint8)
+    assert touched({"large": large, "small": small}) == [large.nbytes]
+    assert touched(large, count=10_000) == []  # 1 MB, which threads copy
+    assert touched([large] + [small] * 12) == []  # so many are not copied by a loop
+    assert touched(jax.random.split(jax.random.key(0), LARGE // 8)) == []
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,))
+    over_a_mesh = jax.device_put(large, NamedSharding(mesh, PartitionSpec("data")))
+    assert touched(over_a_mesh) == [large.nbytes]  # of one device
+
+
+def test_what_is_touched_is_the_memory_of_the_array():
+    array = jnp.arange(LARGE // 4).reshape(-1, 4)
+    touch = RowTouch(array, 2)
+    [(view, room)] = touch._arrays
+    assert view.ctypes.data == array.unsafe_buffer_pointer()
+    touch(np.array([1, len(array) - 1], np.uint32))
+    np.testing.assert_array_equal(room, array[jnp.array([1, -1])])
