@@ -1,21 +1,26 @@
 """Rows of large arrays, which NumPy reads before a program copies them: the same batches, and only where it helps."""
 
+import math
+from typing import Any
+
+import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import millstream as ms
 from millstream.pipeline.rows import RowTouch
+from millstream.plan.mixture import Numbering
 
 LARGE = 9 << 20  # bytes
 
 
 def rows_of(nbytes: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    dtype = jnp.dtype(dtype)
-    count = nbytes // (int(np.prod(shape)) * dtype.itemsize)
-    return np.random.default_rng(0).integers(0, 2**8, (count, *shape)).astype(dtype)
+    count = nbytes // (math.prod(shape) * jnp.dtype(dtype).itemsize)
+    return np.random.default_rng(0).integers(0, 2**8, (count, *shape)).astype(jnp.dtype(dtype))
 
 
 @pytest.mark.parametrize(
@@ -60,3 +65,26 @@ def test_what_is_touched_is_the_memory_of_the_array():
     assert view.ctypes.data == array.unsafe_buffer_pointer()
     touch(np.array([1, len(array) - 1], np.uint32))
     np.testing.assert_array_equal(room, array[jnp.array([1, -1])])
+
+
+@given(
+    sizes=st.lists(st.integers(0, 5), min_size=1, max_size=6).filter(any),
+    offset=st.integers(0, 9),
+    dtype=st.sampled_from([np.uint32, np.int64, np.uint64]),
+)
+def test_rows_of_sources_one_after_the_other_are_the_same_without_their_numbers(sizes, offset, dtype):
+    firsts = tuple(int(first) for first in np.cumsum([0, *sizes[:-1]]))
+    numbering = Numbering(firsts, tuple(first + offset * at for at, first in enumerate(firsts)))
+    indices = np.arange(sum(sizes)).astype(dtype)
+    np.testing.assert_array_equal(numbering.rows_at(indices), numbering.at(np, indices)[1])
+
+
+def test_rows_of_a_mixture_are_touched_where_they_lie(key):
+    arrays = {"x": rows_of(LARGE, "uint8", (100,))}
+    sources = dict(zip("ab", ms.views.split(ms.ArraySampleSource(arrays), {"a": 0.5, "b": 0.5}), strict=True))
+    mixed = ms.views.mix(sources, {"a": 1, "b": 3}, source_field="source")
+    loader = ms.DataLoader([mixed, ms.BatchTransform(100)])
+    batch, _, _ = loader.next_batch(loader.init_state(key))
+    feed: Any = loader._feed
+    [(_, room)] = feed._touch._arrays
+    np.testing.assert_array_equal(room, batch["x"])

@@ -122,13 +122,17 @@ class RowTouch:
     """
 
     def __init__(self, arrays: PyTree, count: int) -> None:
-        leaves = [] if isinstance(arrays, WindowedArrays | NumberedArrays) else jax.tree.leaves(arrays)
+        self._numbering = arrays.numbering if isinstance(arrays, NumberedArrays) else None
+        arrays = arrays.arrays if isinstance(arrays, NumberedArrays) else arrays
+        leaves = [] if isinstance(arrays, WindowedArrays) else jax.tree.leaves(arrays)
         cold = [leaf for leaf in leaves if leaf.nbytes >= _UNCACHED] if _is_small(leaves, count) else []
         views = [view for view in map(_memory_of, cold) if view is not None]
         self._arrays = [(view, np.empty((count, *view.shape[1:]), view.dtype)) for view in views]
 
     def __call__(self, indices: np.ndarray) -> None:
         """Touch the rows at `indices`."""
+        if self._arrays and self._numbering is not None:
+            indices = self._numbering.rows_at(indices)
         for array, room in self._arrays:
             array.take(indices, 0, room, "clip")  # "raise" would go through a buffer
 

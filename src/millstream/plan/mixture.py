@@ -290,6 +290,13 @@ class Numbering:
         firsts, rows = (xp.asarray(np.array(part, indices.dtype)) for part in (self.firsts, self.rows))
         return number, indices - firsts[number] + rows[number]
 
+    def rows_at(self, indices: np.ndarray) -> np.ndarray:
+        """The rows at some indices, on the host."""
+        if self.rows == self.firsts:
+            return indices
+        number = np.searchsorted(self.firsts, indices, "right") - 1
+        return indices + np.subtract(self.rows, self.firsts)[number]
+
     def of(self, index: int) -> tuple[int, int]:
         """The same for one index."""
         number = bisect.bisect_right(self.firsts, index) - 1

@@ -376,7 +376,7 @@ class NumberedSource(SampleReader):
         return extra
 
     def expect(self, indices: np.ndarray | None) -> None:
-        self._inner.expect(None if indices is None else self._numbering.at(np, indices)[1])
+        self._inner.expect(None if indices is None else self._numbering.rows_at(indices))
 
     def _read_one(self, index: int, out: Sequence[np.ndarray], keys: np.ndarray | None) -> Any:
         return (self.read_rows(np.array([index]), out, keys) or {}).get(0)
