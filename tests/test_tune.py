@@ -223,6 +223,8 @@ def test_what_cannot_be_tuned_is_refused(key):
     for seconds in (0, -1, True, "ten", float("inf")):
         with pytest.raises(ValueError, match="tune needs seconds to be a number above 0"):
             loader.tune(seconds=seconds)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"^tune needs seconds to be at most 86,400, a day\. Got 1099511627776"):
+        loader.tune(seconds=2**40)
     with pytest.raises(TypeError, match="tune needs step to be a function"):
         loader.tune(step=3)  # pyright: ignore[reportArgumentType]
 

@@ -27,7 +27,7 @@ from millstream.reading.executor import InGraph
 from millstream.reading.processes import Processes
 from millstream.reading.threads import Threads, usable_cores
 from millstream.text.bar_line import ProgressLine
-from millstream.text.errors import require_bool, require_callable, require_positive
+from millstream.text.errors import describe_value, require_bool, require_callable, require_positive
 from millstream.text.tables import time_text
 
 Step = Callable[[PyTree, jax.Array], PyTree]
@@ -39,6 +39,7 @@ _ROUNDS = 3  # of batches in a turn: one alone says little
 _LONGEST_ROUND = 0.1  # of the time: a setting whose batches take longer is not tried
 _CLOSE = 0.07  # of the best: a rate nearer to it than this is as good
 _CLOSE_IN_GRAPH = 0.25  # a program that makes its batches itself can also run whole epochs, in `scan_epoch`
+_DAY = 86_400  # seconds
 _LOCKED = 1.25  # two threads that read less than this as much as one hold each other up
 
 
@@ -87,6 +88,8 @@ def _require_tunable(loader: DataLoader, seconds: Any, step: Any, progress: Any)
     require_loader("tune", loader, built=True)
     require_bool("tune", "progress", progress)
     require_positive("tune", "seconds", seconds)
+    if seconds > _DAY:
+        raise ValueError(f"tune needs seconds to be at most {_DAY:,}, a day. Got {describe_value(seconds)}.")
     if step is not None:
         require_callable("tune", "step", step)
     pipeline = loader.pipeline
@@ -148,8 +151,9 @@ class _Trial:
     def turn(self, seconds: float) -> None:
         """Draw batches for about this long."""
         before = self.result() if self._turns else self._draw(1, seconds)  # which starts workers, and compiles
-        per_round = self._round * math.prod(self.loader.pipeline.plan.axes)
-        self._turns.append(self._draw(max(_ROUNDS, round(seconds * _rate(before) / per_round)), seconds))
+        plan = self.loader.pipeline.plan
+        rounds = round(seconds * _rate(before) / (self._round * math.prod(plan.axes)))
+        self._turns.append(self._draw(max(_ROUNDS, min(rounds, plan.step_limit // self._round)), seconds))
 
     def _draw(self, rounds: int, seconds: float) -> TriedOptions:
         """Draw rounds of batches, from the first reading to the last; fewer if they take twice the time."""
