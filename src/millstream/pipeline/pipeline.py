@@ -6,6 +6,7 @@ The way of a batch: the plan turns the step into sample indices; one gather fetc
 
 import dataclasses
 import functools
+import itertools
 from typing import TYPE_CHECKING, Any, overload
 
 import jax
@@ -17,7 +18,7 @@ from millstream.pipeline.iterable import IterablePipeline
 from millstream.pipeline.placement import BatchPlacement, BatchShardings
 from millstream.pipeline.read_in_graph import read_in_graph
 from millstream.pipeline.rows import blank, sample_spec, take
-from millstream.pipeline.stages import apply_stage, element_key, keeps_mask, stage_names
+from millstream.pipeline.stages import apply_stage, element_keys, keeps_mask, stage_names
 from millstream.pipeline.state import LoaderState, Origin, check_origin, first_state, from_step, is_traced
 from millstream.plan import order
 from millstream.plan.keys import Array
@@ -388,7 +389,9 @@ class Pipeline:
         level = levels.pop()
         mask = keep = level.mask if intact is None else level.mask & intact
         untouched = self._blanks_rows
-        for name, stage in zip(stage_names(self.stages), self.stages, strict=True):
+        named = list(zip(stage_names(self.stages), self.stages, strict=True))
+        keys: dict[str, jax.Array] = {}
+        for number, (name, stage) in enumerate(named):
             if stage.batches:
                 if (next(batchings).pads or intact is not None) and not untouched:
                     value, mask = blank((value, mask), keep, apart=apart)
@@ -398,7 +401,12 @@ class Pipeline:
             untouched = False
             key = None
             if stage.keyed:
-                key = element_key(words, name, level.epoch, level.element, level.high)
+                if name not in keys:
+                    alike = itertools.takewhile(lambda one: not one[1].batches, named[number:])
+                    names = [name for name, stage in alike if stage.keyed]
+                    made = element_keys(words, names, level.epoch, level.element, level.high)
+                    keys.update(zip(names, made, strict=True))
+                key = keys[name]
             given = value, mask, key
             value, mask = apply_stage(name, stage, level.mask.ndim, *given)
             if masking is not None and not (mask is given[1] or keeps_mask(name, stage, level.mask.ndim, *given)):

@@ -13,7 +13,7 @@ epoch cannot alias.
 
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -89,13 +89,23 @@ def name_words(name: str) -> tuple[np.uint32, np.uint32]:
     return words[0], words[1]
 
 
-@np.errstate(over="ignore")
 def named_key(words: Array, name: str, cipher: Cipher = threefry2x32) -> Key:
     """The key that belongs to `name` in the run whose raw key data are `words` (uint32, last axis 2 or 4)."""
+    return _under(words, name_words(name), cipher)
+
+
+def named_keys(words: Array, names: Sequence[str], axes: int, cipher: Cipher) -> Key:
+    """The keys that belong to some names, along a first axis, with that many axes of length 1 after it."""
+    found = np.array([name_words(name) for name in names]).reshape(len(names), *[1] * axes, 2)
+    return _under(words, (found[..., 0], found[..., 1]), cipher)
+
+
+@np.errstate(over="ignore")
+def _under(words: Array, counter: Key, cipher: Cipher) -> Key:
     key = (words[..., 0], words[..., 1])
     for i in range(2, words.shape[-1], 2):
         key = cipher(key, (words[..., i], words[..., i + 1]))
-    return cipher(key, name_words(name))
+    return cipher(key, counter)
 
 
 @np.errstate(over="ignore")
