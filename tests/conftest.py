@@ -57,7 +57,11 @@ settings.load_profile("millstream")
 
 # What one process has compiled, no other one of this machine compiles again. JAX writes entries in place: a process
 # that a test kills could leave half of one, so it does not get these variables.
+_UNFINISHED = "ignore:Error reading persistent compilation cache entry"  # it is still written; then JAX compiles
+# Options of Python for programs that have a cache; Python drops one that is the same as in the environment.
+STRICT = ("-W", "error", "-W", f"{_UNFINISHED}:UserWarning")
 CACHE = {
+    "PYTHONWARNINGS": _UNFINISHED,  # for all others
     "JAX_COMPILATION_CACHE_DIR": str(_cache_folder()),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
@@ -253,7 +257,7 @@ def start_script(script: pathlib.Path, devices: int, *arguments: str) -> "subpro
     """A script of the tests on that many virtual devices; what it prints is one text."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     return subprocess.Popen(
-        [sys.executable, "-W", "error", str(script), *arguments],
+        [sys.executable, *STRICT, str(script), *arguments],
         env=os.environ | CACHE | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

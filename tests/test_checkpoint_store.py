@@ -19,6 +19,7 @@ import sys
 import textwrap
 import threading
 import time
+import traceback
 import warnings
 
 import checkpoint_store_script as script
@@ -27,7 +28,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import CACHE, folder_in_memory, free_address
+from conftest import CACHE, STRICT, folder_in_memory, free_address
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
@@ -667,6 +668,41 @@ def test_an_error_in_the_background_is_raised_once_at_the_next_call(store):
         assert os.listdir(store.directory) == [".lock"]
 
 
+def test_ctrl_c_while_a_save_is_waited_for_does_not_cut_it_short(store, monkeypatch):
+    sync, reached, free = os.fsync, threading.Event(), threading.Event()
+
+    def slow(handle):
+        reached.set()
+        assert free.wait(60)
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    store.save(1, {"w": jnp.ones(2)})
+    main, deadline = threading.get_ident(), time.monotonic() + 60
+
+    def interrupt():
+        assert reached.wait(60)
+        names = set()
+        while "finish" not in names and time.monotonic() < deadline:
+            names = {frame.name for frame in traceback.extract_stack(sys._current_frames()[main])}
+        time.sleep(0.05)  # it waits now
+        signal.pthread_kill(main, signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            store.wait()
+        # Python takes a thread for ended whose join is interrupted, and would not wait for it at exit.
+        assert "checkpoint 1" in {thread.name for thread in threading.enumerate()}
+        assert store.steps() == []
+    finally:
+        free.set()
+        interrupting.join()
+    store.wait()
+    assert store.steps() == [1]
+
+
 def open_descriptors():
     return len(os.listdir("/proc/self/fd"))
 
@@ -867,7 +903,7 @@ def run_together(folder):
     environment = os.environ | CACHE | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     started = [
         subprocess.Popen(
-            [sys.executable, "-W", "error", SCRIPT, "together", folder / "run", address, "2", str(number)],
+            [sys.executable, *STRICT, SCRIPT, "together", folder / "run", address, "2", str(number)],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import CACHE, assert_trees_equal
+from conftest import CACHE, STRICT, assert_trees_equal
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -622,7 +622,7 @@ def test_a_run_is_saved_and_resumes(key, folder):
 
 def test_a_run_that_is_killed_resumes_in_a_new_process(tmp_path):
     expected = iterable_script.outcome(iterable_script.run(tmp_path / "whole"))
-    command = [sys.executable, "-W", "error", iterable_script.__file__, str(tmp_path / "killed")]
+    command = [sys.executable, *STRICT, iterable_script.__file__, str(tmp_path / "killed")]
     killed = subprocess.run([*command, "11"], capture_output=True, text=True, timeout=180)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert os.listdir(tmp_path / "killed")

@@ -18,7 +18,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from conftest import CACHE, free_address
+from conftest import CACHE, STRICT, free_address
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding
@@ -58,7 +58,7 @@ def run_group(folder, count, first, last, killed_at, *parts):
     environment |= CACHE if killed_at < 0 else {}
     started, ended = [], {}
     for number in range(count):
-        command = [sys.executable, "-W", "error", SCRIPT, address, *map(str, (count, number, first, last, killed_at))]
+        command = [sys.executable, *STRICT, SCRIPT, address, *map(str, (count, number, first, last, killed_at))]
         with open(folder / f"{number}.out", "wb") as out, open(folder / f"{number}.err", "wb") as err:
             started.append(subprocess.Popen([*command, *parts], env=environment, cwd=folder, stdout=out, stderr=err))
     begun = time.monotonic()

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import resume_script as script
-from conftest import CACHE, free_address
+from conftest import CACHE, STRICT, free_address
 
 import millstream as ms
 from millstream.checkpoints import CheckpointStore
@@ -342,7 +342,7 @@ def test_fused_steps_are_saved_and_go_on(folder, loader):
 
 def test_a_program_that_is_terminated_ends_with_143_and_without_a_word(expected, folder, loader):
     words = ["place=evaluation", "count=2", f"number={int(signal.SIGTERM)}"]
-    command = [sys.executable, "-W", "error", SCRIPT, folder, *words]
+    command = [sys.executable, *STRICT, SCRIPT, folder, *words]
     environment = os.environ | CACHE | {"JAX_PLATFORMS": "cpu"}
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     assert (run.returncode, run.stdout, run.stderr) == (143, "", "")

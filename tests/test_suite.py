@@ -3,11 +3,13 @@
 import os
 import pathlib
 import signal
+import subprocess
+import sys
 
 import jax
 import numpy as np
 import pytest
-from conftest import CACHE, drop_bad_entries, require_interrupts
+from conftest import CACHE, STRICT, drop_bad_entries, require_interrupts
 
 cached = pytest.mark.skipif(not CACHE, reason="with this JAX, processes do not share what they compile")
 
@@ -48,6 +50,19 @@ def test_half_an_entry_is_compiled_again():
     for half in (whole[: len(whole) // 2], b""):
         entry.write_bytes(half)
         assert float(new_program("program_that_is_halved")(np.float32(1))) == 5
+
+
+@pytest.mark.parametrize("options", [(), STRICT])
+def test_a_program_says_nothing_of_an_entry_that_is_still_written(tmp_path, options):
+    run = [sys.executable, *options, "-c", "import jax; print(jax.jit(lambda x: x * 7 - 1)(5))"]
+    environment = os.environ | CACHE | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+    for _ in range(2):
+        done = subprocess.run(run, capture_output=True, text=True, env=environment, timeout=120)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "34\n", "")
+        found = list(tmp_path.glob("*-cache")) if CACHE else []
+        for entry in found:
+            entry.write_bytes(entry.read_bytes()[:-9])
+    assert bool(found) == bool(CACHE)
 
 
 def test_half_entries_and_old_ones_are_dropped(tmp_path):

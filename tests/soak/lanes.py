@@ -37,9 +37,13 @@ class Runner:
         self._answers, answer = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
-            os.close(self._ask)
-            os.close(self._answers)
-            os._exit(_serve(asked, answer, base, disk, self._said))
+            code = 1
+            try:
+                os.close(self._ask)
+                os.close(self._answers)
+                code = _serve(asked, answer, base, disk, self._said)
+            finally:
+                os._exit(code)
         os.close(asked)
         os.close(answer)
         self._reader = os.fdopen(self._answers)

@@ -88,9 +88,12 @@ class Program:
         self._folder, self._tag = folder, secrets.token_hex(8)
         self._pid = os.fork()
         if self._pid == 0:
-            code = _live(case, folder, files, disk, aside, self._tag)
-            threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue] # threads are waited for, as at any end
-            os._exit(code)
+            code = 130
+            try:
+                code = _live(case, folder, files, disk, aside, self._tag)
+                threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue] # threads are waited for, as always
+            finally:
+                os._exit(code)  # also if Ctrl-C comes last: what follows here is the lane's, which goes on
 
     def wait_until(self, chance: random.Random) -> None:
         """Wait for a random moment: after some batches, or any time from the beginning on."""

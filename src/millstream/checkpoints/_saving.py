@@ -161,9 +161,9 @@ class PendingSave:
 
     def start(self) -> None:
         """Begin, and return when the arrays are copied."""
-        self._number, self._copied = _peers.next_save(), threading.Event()
+        self._number, self._copied, self._over = _peers.next_save(), threading.Event(), threading.Event()
         self._linked: dict[str, tuple[int, str]] = {}
-        self._thread = threading.Thread(target=self._run, name=f"checkpoint {self.step}")
+        self._thread = threading.Thread(target=self._work, name=f"checkpoint {self.step}")
         self._thread.start()
         _under_way.add(self)
         self._copied.wait()
@@ -171,15 +171,22 @@ class PendingSave:
     @property
     def is_over(self) -> bool:
         """Whether it has come to an end."""
-        return not self._thread.is_alive()
+        return self._over.is_set() or self._thread.ident is None
 
     def finish(self) -> None:
         """Wait for the end, and raise the error if it is a bad one."""
         if self._thread.ident is not None:  # there may have been no thread to be had
+            self._over.wait()  # no join: Python takes a thread for ended whose join Ctrl-C has cut short
             self._thread.join()
         _under_way.discard(self)
         if self.error is not None:
             raise self.error
+
+    def _work(self) -> None:
+        try:
+            self._run()
+        finally:
+            self._over.set()
 
     def _run(self) -> None:
         try:

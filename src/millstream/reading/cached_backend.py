@@ -4,8 +4,8 @@ import collections
 import dataclasses
 import hashlib
 import pathlib
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,19 @@ class CacheOf:
         description = {**dict(self.origin), "key": np.frombuffer(run, np.uint32).astype(">u4").tobytes().hex()}
         contents = CacheContents(description, spec.names, shapes, layout.dtypes, layout.axes)
         return open_cache("BatchCache", self.folder, self.mode, contents)
+
+
+def end_pool(pool: ThreadPoolExecutor, futures: Collection[Future[None]]) -> None:
+    """Wait for what a pool still does, and end it.
+
+    `shutdown` alone joins its threads, and Python takes a thread for ended whose join Ctrl-C has cut short. The process
+    would then end while that thread is writing.
+    """
+    try:
+        wait(futures)
+        pool.shutdown()
+    finally:
+        pool.shutdown(wait=False)
 
 
 @dataclasses.dataclass
@@ -140,7 +153,7 @@ class CachedBackend:
         self.closed = True
         try:
             if self._writer is not None:
-                self._writer.shutdown()
+                end_pool(self._writer, self._storing)
         finally:  # also if Ctrl-C ends the waiting
             if self._inner is not None:
                 self._inner.close()

@@ -11,6 +11,7 @@ from millstream.dialects.hydrax._data_group import DataGroup
 from millstream.files.safe_path import open_plain, plain_reader
 from millstream.reading.batch_cache import Mode, OpenCache, open_cache
 from millstream.reading.cache_contents import CacheContents
+from millstream.reading.cached_backend import end_pool
 
 if TYPE_CHECKING:
     from millstream.loader.batch_info import BatchInfo
@@ -106,7 +107,7 @@ class Cachers:
     def close(self) -> None:
         """Wait until all is stored."""
         if self._threads is not None:
-            self._threads.shutdown()
+            end_pool(self._threads, self._pending)
         while self._pending:
             self._pending.pop().result()
 
