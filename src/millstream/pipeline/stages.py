@@ -86,7 +86,7 @@ def element_key(words: Array, name: str, epoch: Array, element: Array, high: Arr
 def element_keys(
     words: Array, names: Sequence[str], epoch: Array, element: Array, high: Array = None
 ) -> list[jax.Array]:
-    """The same for several stages, made together: 20 random stages compile in half of the time."""
+    """The same for several stages, made together: 5 or 20 random stages compile in nine tenths of the time."""
     key = named_keys(words, [f"millstream stage 1 {name}" for name in names], jnp.ndim(element), _threefry2x32)
     high = None if high is None else high[None]
     key = fold(jnp, key, jnp.asarray(epoch)[None], _threefry2x32)
