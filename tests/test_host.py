@@ -848,3 +848,18 @@ def test_functions_get_copies(key):
         batch, _ = next(loader.iterate(loader.init_state(key)))
         assert batch["sum"].tolist() == [1, 2, 3, 4]
     assert not any(row["x"].any() for row in rows)
+
+
+def test_the_error_of_the_first_sample_is_told_also_if_a_later_one_raises_first():
+    def read(index):
+        raise ValueError(f"sample {index}")
+
+    source = ms.DiskSampleSource(4, read, sample_spec=np.int32(0))
+    readers = ThreadBackend(source, Layout((2,), ((),), (np.dtype(np.int32),)), 2, 0)
+    job = readers.prepare(Request(0, np.arange(2), np.ones(2, bool)))
+    job.started, job.left = True, 2
+    readers._work._read(job, 1, 2)
+    readers._work._read(job, 0, 1)  # whose thread has waited
+    with pytest.raises(ValueError, match="sample 0"):
+        readers.collect(job)
+    readers.close()

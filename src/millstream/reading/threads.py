@@ -213,7 +213,8 @@ class _Work:
 
     def _read(self, job: _ThreadJob, first: int, stop: int) -> None:
         with self.changed:
-            if job.ended or job.dropped or job.errors:
+            # Only the error of the first row is told, and its thread may have begun later.
+            if job.ended or job.dropped or (job.errors and min(job.errors) < first):
                 return self._part_is_over(job)
             job.running[first] = threading.get_ident(), None
         begun, own = time.perf_counter(), threading.get_ident()
