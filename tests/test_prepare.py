@@ -201,8 +201,17 @@ assert prepare_script.contents(folder + "/ray") == prepare_script.contents(folde
 def test_the_tasks_of_a_ray_cluster_write_the_same_files(tmp_path):
     pytest.importorskip("ray")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-c", RAY, str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, start_new_session=True, timeout=300)
+
+    def run(folder):
+        folder.mkdir()
+        command = [sys.executable, "-c", RAY, str(folder)]
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, start_new_session=True, timeout=300
+        )
+
+    done = run(tmp_path / "first")
+    if "likely discovered a bug in Ray" in done.stderr:  # seldom: "Tried to complete task that was not pending"
+        done = run(tmp_path / "second")
     assert done.returncode == 0, done.stderr
 
 
