@@ -55,11 +55,12 @@ def _cache_folder() -> pathlib.Path:
 settings.register_profile("millstream", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("millstream")
 
-# What one process has compiled, no other one of this machine compiles again. JAX writes entries in place: a process
-# that a test kills could leave half of one, so it does not get these variables.
 _UNFINISHED = "ignore:Error reading persistent compilation cache entry"  # it is still written; then JAX compiles
 # Options of Python for programs that have a cache; Python drops one that is the same as in the environment.
 STRICT = ("-W", "error", "-W", f"{_UNFINISHED}:UserWarning")
+
+# What one process has compiled, no other one of this machine compiles again. JAX writes entries in place: a process
+# that a test kills could leave half of one, so it does not get these variables.
 CACHE = {
     "PYTHONWARNINGS": _UNFINISHED,  # for all others
     "JAX_COMPILATION_CACHE_DIR": str(_cache_folder()),

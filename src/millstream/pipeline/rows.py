@@ -192,7 +192,7 @@ def _take_flat(arrays: PyTree, rows: jax.Array, keep: jax.Array | None) -> PyTre
 
 
 def _is_small(leaves: list[jax.Array], count: int) -> bool:
-    """Whether so many rows of some arrays are copied by a loop."""
+    """Whether that many rows of some arrays are copied by a loop."""
     size = sum(count * math.prod(leaf.shape[1:]) * leaf.dtype.itemsize for leaf in leaves)
     return size <= _SMALL_BATCH and len(leaves) <= _FEW_ARRAYS
 
